@@ -1,0 +1,66 @@
+# `make help` lists the tasks. Needs Python >= 3.11 (with venv and pip), make and git; nothing else.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+UV     := requirements/uv.sh $(VENV)
+LOCKS  := requirements/run.txt requirements/spark.txt requirements/dev.txt
+ARGS   ?=
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help env check test test-unit demo bench lock clean
+
+help: ## list the tasks
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo.'
+
+env: $(STAMP) ## make .venv with everything that the tasks below need
+	@echo "env: $(VENV) is up to date ($$($(BIN)/python --version))"
+
+check: $(STAMP) ## format, lint, types, import contracts
+	@echo "check: format"
+	@$(BIN)/ruff format --check --quiet . || { echo "check: run '$(BIN)/ruff format .'"; exit 1; }
+	@echo "check: lint"
+	@$(BIN)/ruff check --quiet .
+	@echo "check: types"
+	@$(BIN)/mypy --no-error-summary
+	@echo "check: import contracts"
+	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+
+test: check ## check, then every test (Java tests skip, with the reason, where Java is missing)
+	@echo "test: pytest"
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-unit: $(STAMP) ## the tests that need only Python
+	@$(BIN)/python -m pytest -m "not interop and not spark" $(ARGS)
+
+demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+bench: $(STAMP) ## measure this machine
+	@$(BIN)/rmq bench start $(ARGS)
+
+lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
+	@for name in uv run spark dev; do \
+	  echo "lock: requirements/$$name.txt"; \
+	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \
+	done
+
+clean: ## remove the environment and every cache
+	@echo "clean: removing $(VENV) and caches"
+	@rm -rf $(VENV) .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml requirements/uv.txt $(LOCKS)
+	@command -v $(PYTHON) >/dev/null || { echo "env: $(PYTHON) not found; rmqkit needs Python >= 3.11: make env PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "env: $(PYTHON) is Python %d.%d; rmqkit needs >= 3.11: make env PYTHON=python3.11" % v[:2])'
+	@[ -x $(BIN)/python ] || { echo "env: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@[ -x $(BIN)/uv ] || { echo "env: installing uv"; $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt; }
+	@echo "env: installing packages (1 GB with Spark, the first time takes a minute)"
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes $(LOCKS)
+	@echo "env: installing rmqkit itself, editable"
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@

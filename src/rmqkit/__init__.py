@@ -1,0 +1,1 @@
+"""RocketMQ-compatible messaging in Python."""

@@ -1,0 +1,189 @@
+"""The exception tree; every class carries fields, and its text is derived from them.
+
+::
+
+    RmqError
+    ├── ProtocolError            a peer or a file broke a format
+    │   ├── FrameError             the byte stream is not a sequence of frames: close the connection
+    │   ├── HeaderError            a command header or one of its fields cannot be read
+    │   ├── BodyError              a JSON, batch or compressed body cannot be read
+    │   └── RecordCorrupt          bytes are not a stored record
+    ├── SettingsError            a configuration value cannot be used
+    ├── StoreError               the disk side cannot do what was asked
+    │   ├── StoreLocked            another process owns the directory
+    │   ├── StoreMismatch          files do not have the shape the settings promise
+    │   └── StoreUnavailable       the log refuses writes (failed flush, shut down, disk full)
+    ├── RemotingError            a call over a socket did not get an answer
+    │   ├── ConnectFailed
+    │   ├── ConnectionLost
+    │   └── RequestTimedOut
+    ├── PeerRefused              the peer answered with a code other than success
+    └── ClientError              the client cannot do what was asked
+        ├── NoRoute                no broker is known for a topic
+        ├── MessageIllegal         a message breaks a rule before it is sent
+        └── SendFailed             every try of a send failed
+
+A programmer's mistake is an ``assert`` instead. Source: style.md §9.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BodyError",
+    "ClientError",
+    "ConnectFailed",
+    "ConnectionLost",
+    "FrameError",
+    "HeaderError",
+    "MessageIllegal",
+    "NoRoute",
+    "PeerRefused",
+    "ProtocolError",
+    "RecordCorrupt",
+    "RemotingError",
+    "RequestTimedOut",
+    "RmqError",
+    "SendFailed",
+    "SettingsError",
+    "StoreError",
+    "StoreLocked",
+    "StoreMismatch",
+    "StoreUnavailable",
+]
+
+
+class RmqError(Exception):
+    """Base of everything rmqkit raises on purpose."""
+
+
+class ProtocolError(RmqError):
+    """Bytes from a peer or a file do not follow their format."""
+
+
+class FrameError(ProtocolError):
+    """The byte stream of a connection is not a sequence of frames; the connection has to be closed."""
+
+
+class HeaderError(ProtocolError):
+    """A command header, or a field of it, cannot be read."""
+
+
+class BodyError(ProtocolError):
+    """The body of a command or of a message cannot be read."""
+
+
+class RecordCorrupt(ProtocolError):
+    """Bytes at a position are not a whole stored record.
+
+    Args:
+        position: where the record was expected, in bytes from the start of the buffer.
+        reason: which check failed.
+        size: the record's announced size in bytes if the check came after it was read, else 0.
+    """
+
+    def __init__(self, position: int, reason: str, *, size: int = 0) -> None:
+        super().__init__(f"no valid record at byte {position}: {reason}")
+        self.position = position
+        self.reason = reason
+        self.size = size
+
+
+class SettingsError(RmqError):
+    """A configuration file, key or value cannot be used."""
+
+
+class StoreError(RmqError):
+    """The store cannot do what was asked."""
+
+
+class StoreLocked(StoreError):
+    """Another process has the store directory open."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"store {path} is in use by another process: stop that broker or choose another directory")
+        self.path = path
+
+
+class StoreMismatch(StoreError):
+    """A file of the store does not have the length or shape that the settings promise."""
+
+
+class StoreUnavailable(StoreError):
+    """The store refuses writes until an operator acts."""
+
+
+class RemotingError(RmqError):
+    """A call to a peer got no answer."""
+
+
+class ConnectFailed(RemotingError):
+    """No connection to an address could be made."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"cannot connect to {address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class ConnectionLost(RemotingError):
+    """The connection closed before the answer came."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"connection to {address} closed before the answer came: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class RequestTimedOut(RemotingError):
+    """No answer came within the budget of the call."""
+
+    def __init__(self, address: str, code: int, timeout_ms: float) -> None:
+        super().__init__(f"{address} did not answer request {code} within {timeout_ms:.0f} ms")
+        self.address = address
+        self.code = code
+        self.timeout_ms = timeout_ms
+
+
+class PeerRefused(RmqError):
+    """A peer answered with a code other than success.
+
+    Args:
+        code: the response code (remoting.md §5).
+        remark: the peer's own text, may be empty.
+        address: who answered.
+    """
+
+    def __init__(self, code: int, remark: str | None, address: str) -> None:
+        super().__init__(f"{address} answered with code {code}: {remark or 'no remark'}")
+        self.code = code
+        self.remark = remark or ""
+        self.address = address
+
+
+class ClientError(RmqError):
+    """The client cannot do what was asked."""
+
+
+class NoRoute(ClientError):
+    """No broker is known for a topic, or no name server could be asked."""
+
+
+class MessageIllegal(ClientError):
+    """A message breaks a rule that is checked before it is sent."""
+
+
+class SendFailed(ClientError):
+    """Every try of a send failed.
+
+    Args:
+        topic: where the message was meant to go.
+        brokers: broker names in the order they were tried.
+        cause: the error of the last try.
+    """
+
+    def __init__(self, topic: str, brokers: list[str], cause: Exception) -> None:
+        tries = len(brokers)
+        super().__init__(f"message for topic {topic} not stored after {tries} tries on {', '.join(brokers)}: {cause}")
+        self.topic = topic
+        self.brokers = brokers
+        self.cause = cause
