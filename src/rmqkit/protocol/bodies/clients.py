@@ -1,0 +1,119 @@
+"""Heartbeats and what clients and brokers tell each other about groups. Source: remoting.md §6.3, §6.4.4, §6.4.8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from rmqkit.protocol.bodies.topics import DataVersion
+
+__all__ = [
+    "CheckClientBody",
+    "ConsumerData",
+    "ConsumerIds",
+    "HeartbeatData",
+    "MessageQueue",
+    "ProducerData",
+    "SubscriptionData",
+    "SubscriptionGroupConfig",
+    "SubscriptionGroupTable",
+]
+
+
+class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
+    """One queue of a topic on one broker; sorts by topic, broker name, queue id as rebalancing needs it."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class SubscriptionData(Struct, rename="camel", kw_only=True):
+    """What a group wants of a topic.
+
+    Attributes:
+        sub_string: ``*``, ``A || B`` or an SQL92 text.
+        tags_set: the tags of a tag expression.
+        code_set: `java_hash` of each tag; what the broker filters by.
+        sub_version: ms since the epoch; a newer one replaces an older one.
+        expression_type: ``TAG`` or ``SQL92``.
+    """
+
+    class_filter_mode: bool = False
+    topic: str
+    sub_string: str = "*"
+    tags_set: list[str] = field(default_factory=list)
+    code_set: list[int] = field(default_factory=list)
+    sub_version: int = 0
+    expression_type: str | None = "TAG"
+
+
+class ConsumerData(Struct, rename="camel", kw_only=True):
+    """One consumer group of a client."""
+
+    group_name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscription_data_set: list[SubscriptionData] = field(default_factory=list)
+    unit_mode: bool = False
+
+
+class ProducerData(Struct, rename="camel"):
+    """One producer group of a client."""
+
+    group_name: str
+
+
+class HeartbeatData(Struct, kw_only=True):
+    """Body of HEART_BEAT (note the spelling ``clientID``)."""
+
+    clientID: str  # noqa: N815
+    producerDataSet: list[ProducerData] = field(default_factory=list)  # noqa: N815
+    consumerDataSet: list[ConsumerData] = field(default_factory=list)  # noqa: N815
+    heartbeatFingerprint: int = 0  # noqa: N815
+    withoutSub: bool = False  # noqa: N815
+
+
+class CheckClientBody(Struct, rename="camel", kw_only=True):
+    """Body of CHECK_CLIENT_CONFIG."""
+
+    client_id: str
+    group: str
+    namespace: str = ""
+    subscription_data: SubscriptionData
+
+
+class ConsumerIds(Struct, rename="camel"):
+    """Answer to GET_CONSUMER_LIST_BY_GROUP."""
+
+    consumer_id_list: list[str] = field(default_factory=list)
+
+
+class SubscriptionGroupConfig(Struct, rename="camel", kw_only=True):
+    """What a broker holds about a consumer group; defaults are the reference's."""
+
+    attributes: dict[str, str] | None = field(default_factory=dict)
+    broker_id: int = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_message_orderly: bool = False
+    consume_timeout_minute: int = 15
+    group_name: str = ""
+    group_retry_policy: dict[str, Any] | None = field(default_factory=lambda: {"type": "CUSTOMIZED"})
+    group_sys_flag: int = 0
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: int = 16
+    retry_queue_nums: int = 1
+    subscription_data_set: list[Any] | None = None
+    which_broker_when_consume_slowly: int = 1
+
+
+class SubscriptionGroupTable(Struct, rename="camel"):
+    """``subscriptionGroup.json``."""
+
+    data_version: DataVersion = field(default_factory=DataVersion)
+    forbidden_table: dict[str, dict[str, int]] = field(default_factory=dict)
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)

@@ -1,0 +1,109 @@
+"""Topics, routes and registration bodies. Source: remoting.md §6.4.1, §6.4.2, §6.4.3, §6.4.6, store.md §9.2."""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+__all__ = [
+    "BrokerData",
+    "ClusterInfo",
+    "DataVersion",
+    "Permission",
+    "QueueData",
+    "RegisterBrokerBody",
+    "TopicConfig",
+    "TopicConfigTable",
+    "TopicRoute",
+]
+
+
+class Permission(enum.IntFlag):
+    """Bits of ``perm`` on topics and brokers. Source: remoting.md §8.3."""
+
+    INHERIT = 1
+    WRITE = 2
+    READ = 4
+
+
+class DataVersion(Struct, rename="camel", gc=False):
+    """Version of a table; two are equal when all three numbers are. Source: remoting.md §6.2."""
+
+    counter: int = 0
+    state_version: int = 0
+    timestamp: int = 0
+
+    def advance(self, now_ms: int) -> None:
+        """Mark a change made now."""
+        self.counter += 1
+        self.timestamp = now_ms
+
+
+class TopicConfig(Struct, rename="camel"):
+    """One topic on one broker; absent fields have Java's defaults."""
+
+    topic_name: str = ""
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = Permission.READ | Permission.WRITE
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] | None = field(default_factory=dict)
+
+    @property
+    def is_batch_queue(self) -> bool:
+        """Whether its queues are BatchConsumeQueues."""
+        return (self.attributes or {}).get("queue.type") == "BatchCQ"
+
+
+class TopicConfigTable(Struct, rename="camel"):
+    """``topics.json`` and the topic part of a registration (``TopicConfigSerializeWrapper``)."""
+
+    data_version: DataVersion = field(default_factory=DataVersion)
+    topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
+
+
+class RegisterBrokerBody(Struct, rename="camel"):
+    """Body of REGISTER_BROKER."""
+
+    filter_server_list: list[str] = field(default_factory=list)
+    topic_config_serialize_wrapper: TopicConfigTable = field(default_factory=TopicConfigTable)
+
+
+class QueueData(Struct, rename="camel", gc=False):
+    """A topic's queues on one broker name. 4.x spells the flag ``topicSynFlag``."""
+
+    broker_name: str
+    read_queue_nums: int = 0
+    write_queue_nums: int = 0
+    perm: int = 0
+    topic_sys_flag: int = 0
+    topic_syn_flag: int | UnsetType = UNSET
+
+
+class BrokerData(Struct, rename="camel"):
+    """The addresses behind one broker name: broker id → ``ip:port``; id 0 is the master."""
+
+    cluster: str
+    broker_name: str
+    broker_addrs: dict[int, str] = field(default_factory=dict)
+    zone_name: str | UnsetType | None = UNSET
+    enable_acting_master: bool = False
+
+
+class TopicRoute(Struct, rename="camel"):
+    """Answer to GET_ROUTEINFO_BY_TOPIC (``TopicRouteData``)."""
+
+    queue_datas: list[QueueData] = field(default_factory=list)
+    broker_datas: list[BrokerData] = field(default_factory=list)
+    filter_server_table: dict[str, list[str]] = field(default_factory=dict)
+    order_topic_conf: str | UnsetType | None = UNSET
+
+
+class ClusterInfo(Struct, rename="camel"):
+    """Answer to GET_BROKER_CLUSTER_INFO."""
+
+    broker_addr_table: dict[str, BrokerData] = field(default_factory=dict)
+    cluster_addr_table: dict[str, list[str]] = field(default_factory=dict)

@@ -1,0 +1,331 @@
+"""Commands: the header of a frame, JSON or ROCKETMQ-binary, and the typed fields inside it (``RemotingCommand``).
+
+JSON header: ``{"code":…,"language":…,"version":…,"opaque":…,"flag":…,"remark":…,"extFields":{…}}``.
+Binary header::
+
+    i16 code | u8 language | i16 version | i32 opaque | i32 flag | i32 n, remark | i32 n, entries
+    entry: i16 n, key | i32 n, value
+
+Each request chooses its own serialisation and each side replies in its own, so both are always accepted. Codes above
+32767 do not fit the binary form. ``extFields`` stays undecoded until a header type asks for it: one msgspec call.
+Source: remoting.md §1.2–1.4.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from rmqkit.errors import HeaderError
+from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, ResponseCode
+from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, frame_start
+
+__all__ = [
+    "Body",
+    "Command",
+    "decode_command",
+    "decode_fields",
+    "decode_header",
+    "encode_command",
+    "header_fields",
+    "reply",
+    "request",
+]
+
+Body = bytes | bytearray | memoryview
+H = TypeVar("H", bound=Struct)
+
+_RESPONSE = 1
+_ONE_WAY = 2
+_BINARY_HEAD = struct.Struct(">hBhii")
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+_NO_FIELDS = Raw(b"")
+
+
+class Command(Struct, gc=False):
+    """One request or response.
+
+    Attributes:
+        code: request code, or response code when ``is_response``.
+        opaque: the number that pairs a response with its request.
+        flag: bit 0 response, bit 1 one-way.
+        fields: ``extFields``, undecoded when it came as JSON (`decode_header`, `decode_fields`), or None.
+        body: the bytes behind the header; several pieces are written without being joined.
+        remark: free text, an error's text in responses.
+        language: name of the peer's language, or None when unknown.
+        version: the peer's protocol version number.
+    """
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    fields: dict[str, str] | Raw | None = None
+    body: Body | list[Body] = b""
+    remark: str | None = None
+    language: str | None = "PYTHON"
+    version: int = CURRENT_VERSION
+
+    @property
+    def is_response(self) -> bool:
+        """Whether this answers a request of ours."""
+        return bool(self.flag & _RESPONSE)
+
+    @property
+    def payload(self) -> bytes:
+        """The body in one piece; a received command's body already is."""
+        body = self.body
+        if isinstance(body, bytes):
+            return body
+        return b"".join(body) if isinstance(body, list) else bytes(body)
+
+    @property
+    def is_one_way(self) -> bool:
+        """Whether no answer must be sent."""
+        return bool(self.flag & _ONE_WAY)
+
+
+class _JsonHeader(Struct, gc=False):
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    language: str | int | None = "JAVA"
+    version: int = 0
+    extFields: Raw = _NO_FIELDS  # noqa: N815 - the wire spelling
+
+
+class _JsonHeaderOut(Struct, kw_only=True, omit_defaults=True, gc=False):
+    """Field order is Java's: alphabetical."""
+
+    code: int
+    extFields: dict[str, str] | None = None  # noqa: N815
+    flag: int
+    language: str
+    opaque: int
+    remark: str | None = None
+    serializeTypeCurrentRPC: str  # noqa: N815
+    version: int
+
+
+_decode_json_header = msgspec.json.Decoder(_JsonHeader, strict=False).decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+def request(code: int, header: Struct | None = None, body: Body = b"", *, one_way: bool = False) -> Command:
+    """A request with a typed header; the connection gives it its opaque."""
+    fields = None if header is None else header_fields(header)
+    return Command(code, flag=_ONE_WAY if one_way else 0, fields=fields, body=body)
+
+
+def reply(
+    command: Command,
+    code: int = ResponseCode.SUCCESS,
+    remark: str | None = None,
+    *,
+    header: Struct | None = None,
+    fields: dict[str, str] | None = None,
+    body: Body | list[Body] = b"",
+) -> Command:
+    """The response to a request: its opaque, a code, and either a typed header or ready fields."""
+    if header is not None:
+        fields = header_fields(header) if fields is None else {**header_fields(header), **fields}
+    return Command(code, command.opaque, _RESPONSE, fields, body, remark)
+
+
+def decode_command(frame: Frame) -> Command:
+    """The command in a frame.
+
+    Raises:
+        HeaderError: the header is not JSON of the expected shape, or a binary header's lengths do not fit.
+    """
+    if frame.serialize_type == JSON:
+        return _decode_json(frame)
+    assert frame.serialize_type == ROCKETMQ, "the splitter lets no other type through"
+    return _decode_binary(frame)
+
+
+def encode_command(command: Command, serialize_type: int = JSON) -> list[Body]:
+    """The pieces to write for a command: frame start and header joined, then the body's pieces as they are.
+
+    Raises:
+        HeaderError: a binary header cannot carry the code.
+        FrameError: the command does not fit into a frame.
+    """
+    fields = command.fields
+    if isinstance(fields, Raw):
+        fields = decode_fields(command)
+    encode = _encode_json_header if serialize_type == JSON else _encode_binary_header
+    header = encode(command, fields)
+    body = command.body
+    if isinstance(body, list):
+        return [frame_start(serialize_type, len(header), sum(map(len, body))) + header, *body]
+    if len(body) <= 4096:
+        return [b"".join((frame_start(serialize_type, len(header), len(body)), header, body))]
+    return [frame_start(serialize_type, len(header), len(body)) + header, body]
+
+
+def decode_header(command: Command, header_type: type[H]) -> H:
+    """The typed header of a command, in one call from the raw bytes.
+
+    Peers send every value as a string; numbers and booleans in their place are taken too.
+
+    Raises:
+        HeaderError: a required field is missing or a value is not of its type; the text names the field.
+    """
+    fields = command.fields
+    try:
+        if isinstance(fields, Raw):
+            header: H = _header_decoder(header_type)(fields)
+            return header
+        return msgspec.convert(fields or {}, header_type, strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        if isinstance(fields, Raw):
+            return decode_header(_with_text_fields(command), header_type)
+        raise HeaderError(f"{header_type.__name__}: {error}") from None
+
+
+def decode_fields(command: Command) -> dict[str, str]:
+    """``extFields`` as text → text; empty when there are none.
+
+    Raises:
+        HeaderError: they are not a JSON object.
+    """
+    fields = command.fields
+    if fields is None:
+        return {}
+    if isinstance(fields, dict):
+        return fields
+    try:
+        decoded = msgspec.json.decode(fields) if fields else None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HeaderError(f"extFields cannot be read: {error}") from None
+    if decoded is None:
+        return {}
+    if not isinstance(decoded, dict):
+        raise HeaderError(f"extFields must be an object, not {type(decoded).__name__}")
+    return {name: _text(value) for name, value in decoded.items() if value is not None}
+
+
+def header_fields(header: Struct) -> dict[str, str]:
+    """A typed header as ``extFields``: every value a string, None left out."""
+    fields: dict[str, str] = {}
+    for attribute, name in _wire_names(type(header)):
+        value = getattr(header, attribute)
+        if value is not None:
+            fields[name] = value if type(value) is str else _text(value)
+    return fields
+
+
+@functools.cache
+def _wire_names(header_type: type[Struct]) -> tuple[tuple[str, str], ...]:
+    return tuple((info.name, info.encode_name) for info in msgspec.structs.fields(header_type))
+
+
+@functools.cache
+def _header_decoder(header_type: type[H]) -> Any:
+    return msgspec.json.Decoder(header_type, strict=False).decode
+
+
+def _with_text_fields(command: Command) -> Command:
+    return Command(command.code, fields=decode_fields(command))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value))  # an enum member is sent as its number
+    return _encode_json(value).decode()
+
+
+def _decode_json(frame: Frame) -> Command:
+    try:
+        header = _decode_json_header(frame.header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HeaderError(f"command header is not readable JSON: {error}") from None
+    language = header.language
+    if not isinstance(language, str) or language not in LANGUAGES:
+        language = _language(language)
+    fields = header.extFields or None
+    return Command(header.code, header.opaque, header.flag, fields, frame.body, header.remark, language, header.version)
+
+
+def _language(value: str | int | None) -> str | None:
+    """The name for an ordinal number; an unknown language is tolerated."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value[:4])
+    return LANGUAGES[value] if isinstance(value, int) and 0 <= value < len(LANGUAGES) else None
+
+
+def _encode_json_header(command: Command, fields: dict[str, str] | None) -> bytes:
+    return _encode_json(
+        _JsonHeaderOut(
+            code=int(command.code),
+            extFields=fields,
+            flag=command.flag,
+            language=command.language or "OTHER",
+            opaque=command.opaque,
+            remark=command.remark,
+            serializeTypeCurrentRPC="JSON",
+            version=command.version,
+        )
+    )
+
+
+def _decode_binary(frame: Frame) -> Command:
+    header = frame.header
+    if len(header) < _BINARY_HEAD.size:
+        raise HeaderError(f"binary header has {len(header)} bytes: it must have at least {_BINARY_HEAD.size}")
+    code, language, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
+    remark, position = _take(header, _BINARY_HEAD.size, len(header), _I32)
+    entries_bytes, position = _length(header, position, len(header), _I32)
+    end = position + entries_bytes
+    fields: dict[str, str] = {}
+    while position < end:
+        key, position = _take(header, position, end, _I16)
+        value, position = _take(header, position, end, _I32)
+        if key is not None and value is not None:
+            fields[key] = value
+    return Command(code, opaque, flag, fields or None, frame.body, remark, _language(language), version)
+
+
+def _length(header: bytes, position: int, end: int, packed: struct.Struct) -> tuple[int, int]:
+    after = position + packed.size
+    if after > end:
+        raise HeaderError(f"binary header ends inside a length at byte {position}")
+    length: int = packed.unpack_from(header, position)[0]
+    if length < 0 or after + length > end:
+        raise HeaderError(f"binary header: length {length} at byte {position} does not fit into {end} bytes")
+    return length, after
+
+
+def _take(header: bytes, position: int, end: int, packed: struct.Struct) -> tuple[str | None, int]:
+    """A text and the position behind it; length 0 means null."""
+    length, start = _length(header, position, end, packed)
+    try:
+        return (header[start : start + length].decode() if length else None), start + length
+    except UnicodeDecodeError:
+        raise HeaderError(f"binary header: text at byte {start} is not UTF-8") from None
+
+
+def _encode_binary_header(command: Command, fields: Mapping[str, str] | None) -> bytes:
+    if not -32768 <= command.code <= 32767:
+        raise HeaderError(f"code {command.code} does not fit the binary header: send it with a JSON header")
+    remark = (command.remark or "").encode()
+    entries = b"".join(
+        part
+        for name, value in (fields or {}).items()
+        for key, text in ((name.encode(), value.encode()),)
+        for part in (_I16.pack(len(key)), key, _I32.pack(len(text)), text)
+    )
+    language = LANGUAGES.index(command.language) if command.language in LANGUAGES else LANGUAGES.index("OTHER")
+    head = _BINARY_HEAD.pack(command.code, language, command.version, command.opaque, command.flag)
+    return b"".join((head, _I32.pack(len(remark)), remark, _I32.pack(len(entries)), entries))

@@ -1,0 +1,115 @@
+"""Message body compression: zlib, LZ4 frames and Zstandard, told apart by sysFlag bits 8–10.
+
+======  ===========  ==========================================
+bits    name         format
+======  ===========  ==========================================
+0x000   (none)       zlib, as clients before 5.0 mark it
+0x100   LZ4          LZ4 frame format; the level is ignored
+0x200   ZSTD         Zstandard frame
+0x300   ZLIB         zlib stream, RFC 1950
+======  ===========  ==========================================
+
+Only clients compress; a broker never looks inside a body. Bit 0 of sysFlag (COMPRESSED) must be set as well.
+lz4 and zstandard are imported when a body needs them. Source: remoting.md §7.5.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+
+from rmqkit.errors import BodyError
+from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
+
+__all__ = ["DECOMPRESSED_BYTES_MAX", "Compression", "compress", "decompress"]
+
+DECOMPRESSED_BYTES_MAX = 64 << 20
+"""A body that would grow beyond this is refused: sixteen times the largest message a default broker takes."""
+
+_ZSTD_STEP_BYTES = 1024
+
+
+class Compression(enum.IntEnum):
+    """The sysFlag value of each compression type."""
+
+    LZ4 = 0x100
+    ZSTD = 0x200
+    ZLIB = 0x300
+
+
+def compress(body: bytes, compression: Compression, level: int = 5) -> bytes:
+    """The compressed body; the sender sets ``COMPRESSED | compression`` in sysFlag."""
+    if compression is Compression.LZ4:
+        import lz4.frame
+
+        return bytes(lz4.frame.compress(body))
+    if compression is Compression.ZSTD:
+        import zstandard
+
+        return zstandard.ZstdCompressor(level=level).compress(body)
+    return zlib.compress(body, level)
+
+
+def decompress(body: bytes, sys_flag: int, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
+    """The body as its sender had it; returned as it is when sysFlag says that it is not compressed.
+
+    Raises:
+        BodyError: the compression type is unknown, the stream is damaged, or it would exceed ``bytes_max``.
+    """
+    if not sys_flag & COMPRESSED:
+        return body
+    match sys_flag & COMPRESSION_MASK:
+        case 0 | Compression.ZLIB:
+            return _decompress_zlib(body, bytes_max)
+        case Compression.LZ4:
+            return _decompress_lz4(body, bytes_max)
+        case Compression.ZSTD:
+            return _decompress_zstd(body, bytes_max)
+        case unknown:
+            raise BodyError(f"compression type {unknown >> 8} in sysFlag {sys_flag:#x} is not known: use 1, 2 or 3")
+
+
+def _decompress_zlib(body: bytes, bytes_max: int) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(body, bytes_max)
+    except zlib.error as error:
+        raise BodyError(f"zlib body of {len(body)} bytes is damaged: {error}") from None
+    return _whole(plain, stream.eof, "zlib", body, bytes_max)
+
+
+def _decompress_lz4(body: bytes, bytes_max: int) -> bytes:
+    import lz4.frame
+
+    stream = lz4.frame.LZ4FrameDecompressor()
+    try:
+        plain = stream.decompress(body, bytes_max)
+    except (RuntimeError, EOFError) as error:
+        raise BodyError(f"lz4 body of {len(body)} bytes is damaged: {error}") from None
+    return _whole(plain, stream.eof, "lz4", body, bytes_max)
+
+
+def _decompress_zstd(body: bytes, bytes_max: int) -> bytes:
+    import zstandard
+
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    parts: list[bytes] = []
+    plain_bytes = 0
+    try:
+        # Fed in small steps, because the library bounds its output only by its input.
+        for start in range(0, len(body), _ZSTD_STEP_BYTES):
+            parts.append(stream.decompress(body[start : start + _ZSTD_STEP_BYTES]))
+            plain_bytes += len(parts[-1])
+            if stream.eof or plain_bytes > bytes_max:
+                break
+    except zstandard.ZstdError as error:
+        raise BodyError(f"zstd body of {len(body)} bytes is damaged: {error}") from None
+    return _whole(b"".join(parts), stream.eof and plain_bytes <= bytes_max, "zstd", body, bytes_max)
+
+
+def _whole(plain: bytes, ended: bool, name: str, body: bytes, bytes_max: int) -> bytes:
+    if ended:
+        return plain
+    if len(plain) >= bytes_max:
+        raise BodyError(f"{name} body of {len(body)} bytes grows beyond the limit of {bytes_max} bytes")
+    raise BodyError(f"{name} body of {len(body)} bytes ends in the middle of its stream")

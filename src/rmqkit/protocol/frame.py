@@ -1,0 +1,105 @@
+"""Frames: how commands are cut out of a connection's byte stream.
+
+======  ============  =====================================================================
+offset  size          field
+======  ============  =====================================================================
+0       4             totalLength: bytes after this field = 4 + headerLength + bodyLength
+4       1             serializeType: 0 JSON header, 1 ROCKETMQ (binary) header
+5       3             headerLength, unsigned
+8       headerLength  header
+...     rest          body
+======  ============  =====================================================================
+
+The splitter keeps incomplete input and never waits. It holds at most one frame (16 MiB by default) plus what one read
+delivered; a larger announced frame is refused before its bytes arrive. Source: remoting.md §1.1.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from msgspec import Struct
+
+from rmqkit.errors import FrameError
+
+__all__ = ["FRAME_BYTES_MAX", "JSON", "ROCKETMQ", "Frame", "FrameSplitter", "frame_start"]
+
+FRAME_BYTES_MAX = 16 << 20
+"""Largest frame, its length field included (``com.rocketmq.remoting.frameMaxLength``)."""
+
+JSON = 0
+ROCKETMQ = 1
+
+_START = struct.Struct(">iI")
+_HEADER_BYTES_MAX = 0xFFFFFF
+
+
+class Frame(Struct, gc=False):
+    """One frame: header and body still as bytes."""
+
+    serialize_type: int
+    header: bytes
+    body: bytes
+
+
+class FrameSplitter:
+    """Cuts a byte stream into frames, one call per read.
+
+    Args:
+        frame_bytes_max: frames that announce more are refused.
+    """
+
+    __slots__ = ("_buffer", "_frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._buffer = b""
+        self._frame_bytes_max = frame_bytes_max
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much of an incomplete frame is held."""
+        return len(self._buffer)
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        """Take what one read delivered and return the frames it completes, in order.
+
+        Raises:
+            FrameError: lengths that cannot be, an unknown serialize type or a frame over the limit. Frames before
+                the broken one in the same chunk are lost with the connection, as the reference does.
+        """
+        buffer = self._buffer + chunk if self._buffer else chunk
+        frames: list[Frame] = []
+        position = 0
+        available = len(buffer)
+        while available - position >= 8:
+            length, word = _START.unpack_from(buffer, position)
+            header_bytes = word & _HEADER_BYTES_MAX
+            if length + 4 > self._frame_bytes_max or header_bytes > length - 4 or word >> 24 > ROCKETMQ:
+                raise self._refusal(length, word)
+            end = position + 4 + length
+            if end > available:
+                break
+            body_at = position + 8 + header_bytes
+            frames.append(Frame(word >> 24, buffer[position + 8 : body_at], buffer[body_at:end]))
+            position = end
+        self._buffer = buffer[position:] if position else buffer
+        return frames
+
+    def _refusal(self, length: int, word: int) -> FrameError:
+        if length + 4 > self._frame_bytes_max:
+            return FrameError(f"frame of {length + 4} bytes is over the limit of {self._frame_bytes_max}")
+        if word >> 24 > ROCKETMQ:
+            return FrameError(f"serialize type {word >> 24} is not known: it must be 0 (JSON) or 1 (ROCKETMQ)")
+        return FrameError(f"header of {word & _HEADER_BYTES_MAX} bytes does not fit into a frame of {length} bytes")
+
+
+def frame_start(serialize_type: int, header_bytes: int, body_bytes: int) -> bytes:
+    """The eight bytes before a header.
+
+    Raises:
+        FrameError: the header is over 16 MiB or the frame over 2 GiB, which the length fields cannot carry.
+    """
+    length = 4 + header_bytes + body_bytes
+    if header_bytes > _HEADER_BYTES_MAX or length > 0x7FFFFFFF:
+        raise FrameError(f"a header of {header_bytes} and a body of {body_bytes} bytes do not fit into one frame")
+    return _START.pack(length, serialize_type << 24 | header_bytes)

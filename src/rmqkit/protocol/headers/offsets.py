@@ -1,0 +1,60 @@
+"""Headers of offset requests: 14, 15, 29, 30, 31, 32. Source: remoting.md §4.3.3."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+__all__ = [
+    "OffsetResponse",
+    "QueryConsumerOffsetRequest",
+    "QueueRequest",
+    "SearchOffsetRequest",
+    "StoreTimeResponse",
+    "UpdateConsumerOffsetRequest",
+]
+
+
+class QueryConsumerOffsetRequest(Struct, rename="camel", gc=False):
+    """QUERY_CONSUMER_OFFSET."""
+
+    consumer_group: str
+    topic: str
+    queue_id: int
+    set_zero_if_not_found: bool | None = None
+
+
+class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
+    """UPDATE_CONSUMER_OFFSET; a missing queue or offset gets the reference's own remark."""
+
+    consumer_group: str
+    topic: str
+    queue_id: int | None = None
+    commit_offset: int | None = None
+
+
+class QueueRequest(Struct, rename="camel", gc=False):
+    """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME: one queue of a topic."""
+
+    topic: str
+    queue_id: int
+
+
+class SearchOffsetRequest(Struct, rename="camel", gc=False):
+    """SEARCH_OFFSET_BY_TIMESTAMP; ``boundary_type`` LOWER (default) or UPPER, case does not matter."""
+
+    topic: str
+    queue_id: int
+    timestamp: int
+    boundary_type: str | None = None
+
+
+class OffsetResponse(Struct, gc=False):
+    """One queue offset."""
+
+    offset: int
+
+
+class StoreTimeResponse(Struct, gc=False):
+    """A store time in ms since the epoch, -1 for an empty queue."""
+
+    timestamp: int

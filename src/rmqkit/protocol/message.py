@@ -1,0 +1,164 @@
+"""Messages as programs see them: what is sent (`Message`) and what comes out of stored records (`ReceivedMessage`).
+
+A stored record becomes one message, or several when it is an inner batch: message ``i`` has the envelope's fields and
+``queue_offset + i``. The body is decompressed by sysFlag, the id is UNIQ_KEY or else the offset message id.
+Source: remoting.md §7.1, spark.md §8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct, field
+
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.batch import decode_batch
+from rmqkit.protocol.compression import decompress
+from rmqkit.protocol.ids import offset_id
+from rmqkit.protocol.properties import RESERVED_NAMES, decode_properties
+from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, Record, host_text, iter_records
+
+__all__ = ["Message", "ReceivedMessage", "messages_of_record", "read_messages"]
+
+
+class Message(Struct, kw_only=True):
+    """A message to send.
+
+    Attributes:
+        topic: where to.
+        body: at least one byte; the limit is the broker's (4 MiB by default).
+        tags: one tag consumers can filter by.
+        keys: words the message can be found by.
+        properties: further names and values of the application's own.
+        flag: an application number carried along.
+        wait_store: False asks the broker to answer before the message is flushed and replicated.
+        sharding_key: what ordered sends choose the queue by.
+    """
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: Sequence[str] = ()
+    properties: dict[str, str] = field(default_factory=dict)
+    flag: int = 0
+    wait_store: bool = True
+    sharding_key: str | None = None
+
+    def wire_properties(self) -> dict[str, str]:
+        """All properties as they are sent, RocketMQ's own included.
+
+        Raises:
+            ValueError: a property of the application has a reserved name, or a key contains a blank.
+        """
+        taken = RESERVED_NAMES.intersection(self.properties)
+        if taken:
+            raise ValueError(f"property name {min(taken)} belongs to RocketMQ: choose another")
+        merged = dict(self.properties)
+        if self.keys:
+            keys = (self.keys,) if isinstance(self.keys, str) else self.keys
+            if any(not key or " " in key for key in keys):
+                raise ValueError(f"keys {list(keys)} must be words without blanks: a blank separates them")
+            merged[names.KEYS] = " ".join(keys)
+        if self.tags:
+            merged[names.TAGS] = self.tags
+        if self.sharding_key is not None:
+            merged[names.SHARDING_KEY] = self.sharding_key
+        merged[names.WAIT] = "true" if self.wait_store else "false"
+        return merged
+
+
+class ReceivedMessage(Struct, kw_only=True):
+    """One stored message.
+
+    Attributes:
+        msg_id: the sender's unique key, else the offset message id.
+        offset_msg_id: the broker's id: its address and the place in its log.
+        body: decompressed.
+        queue_offset: position in the queue, counted in messages.
+        physical_offset: place in the broker's log, in bytes; shared by the members of an inner batch.
+        store_size: bytes of the record in the log.
+        born_timestamp, store_timestamp: ms since the epoch.
+        born_host, store_host: ``ip:port``.
+        sys_flag: as stored, with the compressed bit cleared.
+    """
+
+    topic: str
+    broker_name: str | None
+    queue_id: int
+    queue_offset: int
+    msg_id: str
+    offset_msg_id: str
+    body: bytes
+    properties: dict[str, str]
+    flag: int
+    sys_flag: int
+    body_crc: int
+    store_size: int
+    physical_offset: int
+    born_timestamp: int
+    born_host: str
+    store_timestamp: int
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+
+    @property
+    def tags(self) -> str | None:
+        """The tag, or None."""
+        return self.properties.get(names.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        """The words the message can be found by."""
+        return [key for key in self.properties.get(names.KEYS, "").split(" ") if key]
+
+
+def read_messages(body: bytes | memoryview, broker_name: str | None = None) -> list[ReceivedMessage]:
+    """The messages in a pull, query or view body.
+
+    Raises:
+        BodyError: a body cannot be decompressed or an inner batch is damaged.
+    """
+    return [message for record in iter_records(body) for message in messages_of_record(record, broker_name)]
+
+
+def messages_of_record(record: Record, broker_name: str | None = None) -> Iterator[ReceivedMessage]:
+    """The message of a record, or each message of an inner batch.
+
+    Raises:
+        BodyError: as in `read_messages`.
+    """
+    body = decompress(record.body, record.sys_flag)
+    if record.sys_flag & INNER_BATCH and record.sys_flag & NEED_UNWRAP:
+        for i, entry in enumerate(decode_batch(body)):
+            yield _message(record, broker_name, i, entry.body, entry.properties, entry.flag)
+    else:
+        yield _message(record, broker_name, 0, body, record.properties, record.flag)
+
+
+def _message(
+    record: Record, broker_name: str | None, index: int, body: bytes, property_string: bytes, flag: int
+) -> ReceivedMessage:
+    properties = decode_properties(property_string)
+    offset_msg_id = offset_id(record.store_host, record.physical_offset)
+    return ReceivedMessage(
+        topic=record.topic,
+        broker_name=broker_name,
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset + index,
+        msg_id=properties.get(names.UNIQ_KEY) or offset_msg_id,
+        offset_msg_id=offset_msg_id,
+        body=body,
+        properties=properties,
+        flag=flag,
+        sys_flag=record.sys_flag & ~COMPRESSED,
+        body_crc=record.body_crc,
+        store_size=record.size,
+        physical_offset=record.physical_offset,
+        born_timestamp=record.born_timestamp,
+        born_host=host_text(record.born_host),
+        store_timestamp=record.store_timestamp,
+        store_host=host_text(record.store_host),
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_offset=record.prepared_transaction_offset,
+    )

@@ -1,0 +1,111 @@
+"""Names of topics and groups: what is allowed, what is reserved, how retry and dead-letter topics are called.
+
+Source: remoting.md §8.4, §8.5; behaviour.md §2.8.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = [
+    "AUTO_CREATE_TOPIC",
+    "DLQ_PREFIX",
+    "FORBIDDEN_TO_SEND",
+    "GROUP_CHARACTERS_MAX",
+    "RETRY_PREFIX",
+    "SCHEDULE_TOPIC",
+    "dlq_topic",
+    "group_fault",
+    "is_system_group",
+    "is_system_topic",
+    "retry_topic",
+    "topic_fault",
+]
+
+AUTO_CREATE_TOPIC = "TBW102"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+OFFSET_MOVED_EVENT = "OFFSET_MOVED_EVENT"
+BENCHMARK_TOPIC = "BenchmarkTest"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+
+TOPIC_CHARACTERS_MAX = 127
+RETRY_TOPIC_CHARACTERS_MAX = 255
+GROUP_CHARACTERS_MAX = 120
+
+FORBIDDEN_TO_SEND = frozenset(
+    (SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_EVENT)
+)
+"""Topics clients may never send to."""
+
+_SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC, "CHECKPOINT_TOPIC"}
+SYSTEM_GROUPS = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+"""Groups every broker has from the start."""
+
+_LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+_LEGAL_TEXT = "^[%|a-zA-Z0-9_-]+$"
+
+
+def retry_topic(group: str) -> str:
+    """The topic that holds a group's messages to be consumed again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """The topic that holds a group's messages that were given up."""
+    return DLQ_PREFIX + group
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether a topic belongs to the broker itself."""
+    return topic in _SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def is_system_group(group: str) -> bool:
+    """Whether a group belongs to the broker itself."""
+    return group.startswith(SYSTEM_GROUP_PREFIX) or group in SYSTEM_GROUPS
+
+
+def topic_fault(topic: str) -> str | None:
+    """The reference's text for what is wrong with a topic name, or None."""
+    if not topic.strip():
+        return "The specified topic is blank."
+    if not _LEGAL.fullmatch(topic):
+        return f"The specified topic: {topic}, contains illegal characters, allowing only {_LEGAL_TEXT}"
+    if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if len(topic) > RETRY_TOPIC_CHARACTERS_MAX:
+            return (
+                f"The specified topic is DLQ or Retry topic: {topic}, and it's longer than topic max length: "
+                f"{RETRY_TOPIC_CHARACTERS_MAX}"
+            )
+    elif len(topic) > TOPIC_CHARACTERS_MAX:
+        return f"The specified topic: {topic}, is longer than topic max length: {TOPIC_CHARACTERS_MAX}"
+    return None
+
+
+def group_fault(group: str) -> str | None:
+    """The reference's text for what is wrong with a group name, or None."""
+    if not group.strip():
+        return "The specified group is blank."
+    if len(group) > GROUP_CHARACTERS_MAX:
+        return f"The specified group: {group}, is longer than group max length: {GROUP_CHARACTERS_MAX}"
+    if not _LEGAL.fullmatch(group):
+        return f"The specified group: {group}, contains illegal characters, allowing only {_LEGAL_TEXT}"
+    return None

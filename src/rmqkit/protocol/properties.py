@@ -1,0 +1,110 @@
+"""The property string of a message: ``name 0x01 value 0x02`` repeated, UTF-8.
+
+Neither character can occur in a name or a value (there is no escaping). 5.x writers end the last entry with 0x02 and
+4.9 writers do not, so readers accept both. Pieces shorter than three characters, without 0x01, with an empty name or
+an empty value are dropped; of duplicates the last one wins. At most 32 767 bytes.
+Source: remoting.md §7.3 and §8.1, store.md §3.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "PROPERTIES_BYTES_MAX",
+    "RESERVED_NAMES",
+    "decode_properties",
+    "encode_properties",
+    "find_property",
+]
+
+PROPERTIES_BYTES_MAX = 32767
+_NAME_END = "\x01"
+_ENTRY_END = "\x02"
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+WAIT = "WAIT"
+DELAY = "DELAY"
+RETRY_TOPIC = "RETRY_TOPIC"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+TRANSACTION_PREPARED = "TRAN_MSG"
+PRODUCER_GROUP = "PGROUP"
+UNIQ_KEY = "UNIQ_KEY"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
+CONSUME_START_TIME = "CONSUME_START_TIME"
+MIN_OFFSET = "MIN_OFFSET"
+MAX_OFFSET = "MAX_OFFSET"
+MSG_REGION = "MSG_REGION"
+TRACE_ON = "TRACE_ON"
+CLUSTER = "CLUSTER"
+SHARDING_KEY = "__SHARDINGKEY"
+POP_CHECK_POINT = "POP_CK"
+INNER_NUM = "INNER_NUM"
+INNER_BASE = "INNER_BASE"
+INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+TIMER_DELAY_SECONDS = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+TIMER_OUT_MS = "TIMER_OUT_MS"
+PROPERTY_CRC = "__CRC32#"
+
+# fmt: off
+RESERVED_NAMES = frozenset((
+    "TRACE_ON", "MSG_REGION", "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG",
+    "PGROUP", "MIN_OFFSET", "MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID", "TRANSFER_FLAG", "CORRECTION_FLAG",
+    "MQ2_FLAG", "RECONSUME_TIME", "UNIQ_KEY", "EXTEND_UNIQ_INFO", "MAX_RECONSUME_TIMES", "CONSUME_START_TIME",
+    "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "TRAN_PREPARED_QUEUE_OFFSET", "DUP_INFO",
+    "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRANSACTION_CHECK_TIMES", "INSTANCE_ID", "CORRELATION_ID", "REPLY_TO_CLIENT",
+    "TTL", "ARRIVE_TIME", "PUSH_REPLY_TIME", "CLUSTER", "MSG_TYPE", "INNER_NUM", "INNER_BASE",
+    "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "TIMER_DELAY_LEVEL", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS",
+    "TIMER_ROLL_TIMES", "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS",
+    "TIMER_DELAY_MS", "__SHARDINGKEY", "__CRC32#", "REDIRECT", "PROPERTY_FORWARD_QUEUE_ID", "DLQ_ORIGIN_TOPIC",
+    "DLQ_ORIGIN_MESSAGE_ID", "TRACE_CONTEXT", "__BORNHOST", "BORN_TIMESTAMP", "__transactionId__",
+))
+# fmt: on
+"""Names that belong to RocketMQ itself; user properties may not use them. Source: remoting.md §8.1."""
+
+
+def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
+    """The property string of a mapping, in its order, every entry ended.
+
+    Raises:
+        ValueError: a name or value holds 0x01 or 0x02, which the format cannot carry.
+    """
+    pairs = list(properties.items() if isinstance(properties, Mapping) else properties)
+    encoded = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode("utf-8", "replace")
+    if encoded.count(b"\x01") != len(pairs) or encoded.count(b"\x02") != len(pairs):
+        raise ValueError("a property name or value contains the separator 0x01 or 0x02: remove it")
+    return encoded
+
+
+def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
+    """The properties in a property string; never fails (bytes that are not UTF-8 become U+FFFD)."""
+    properties: dict[str, str] = {}
+    for piece in str(encoded, "utf-8", "replace").split(_ENTRY_END):
+        name, found, value = piece.partition(_NAME_END)
+        if found and name and value:
+            properties[name] = value
+    return properties
+
+
+def find_property(encoded: bytes, name: bytes) -> bytes | None:
+    """One value out of a property string without decoding the rest; None when absent or empty.
+
+    Equal to ``decode_properties(encoded).get(name)`` for UTF-8 input.
+    """
+    wanted = name + b"\x01"
+    at = encoded.rfind(b"\x02" + wanted)
+    start = at + 1 + len(wanted) if at >= 0 else (len(wanted) if encoded.startswith(wanted) else -1)
+    if start < 0:
+        return None
+    end = encoded.find(b"\x02", start)
+    value = encoded[start:] if end < 0 else encoded[start:end]
+    if value:
+        return value
+    earlier = decode_properties(encoded).get(name.decode())  # an empty duplicate does not hide an earlier value
+    return None if earlier is None else earlier.encode()

@@ -1,0 +1,345 @@
+"""The stored record: one message as it lies in the CommitLog and travels in pull, query and view bodies.
+
+All integers are big-endian and signed::
+
+    at  size  field                        at  size  field (IPv4 hosts)
+     0     4  totalSize                    48     8  bornHost: IP + port (20 with sysFlag bit 4)
+     4     4  magic                        56     8  storeTimestamp
+     8     4  bodyCRC                      64     8  storeHost: IP + port (20 with sysFlag bit 5)
+    12     4  queueId                      72     4  reconsumeTimes
+    16     4  flag                         76     8  preparedTransactionOffset
+    20     8  queueOffset                  84     4  bodyLength, then the body
+    28     8  physicalOffset                      1  topicLength (2 with magic v2), then the topic
+    36     4  sysFlag                             2  propertiesLength, then the property string
+    40     8  bornTimestamp
+
+bodyCRC is CRC-32 of the stored body with the top bit cleared. Records follow each other without padding. The end of
+a file is marked by a *blank*: ``i32 remaining bytes, i32 BLANK_MAGIC``. Everything here is frozen on disk and wire.
+
+This is the one codec of the format: store, client and the bulk readers all use the tables below.
+Not handled here: which offset a record gets, rolling of files (store), decompression and inner batches (`message`).
+Source: store.md §3, §12.1; remoting.md §7.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from rmqkit.errors import RecordCorrupt
+
+__all__ = [
+    "BLANK_BYTES",
+    "BLANK_MAGIC",
+    "COMPRESSED",
+    "HEAD_FIELDS",
+    "INNER_BATCH",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "Layout",
+    "Record",
+    "body_crc",
+    "check_record",
+    "decode_record",
+    "encode_record",
+    "host_text",
+    "is_blank",
+    "iter_records",
+    "layout_of",
+    "pack_blank",
+    "pack_host",
+    "store_timestamp_position",
+    "unpack_host",
+]
+
+MAGIC_V1 = 0xDAA320A7 - (1 << 32)
+MAGIC_V2 = 0xDAA320AB - (1 << 32)
+BLANK_MAGIC = 0xCBD43194 - (1 << 32)
+BLANK_BYTES = 8
+_V1_TOPIC_BYTES_MAX = 127
+
+# sysFlag bits (store.md §3.3)
+COMPRESSED = 0x1
+MULTI_TAGS = 0x2
+TRANSACTION_MASK = 0xC
+TRANSACTION_PREPARED = 0x4
+TRANSACTION_COMMIT = 0x8
+TRANSACTION_ROLLBACK = 0xC
+BORN_HOST_V6 = 0x10
+STORE_HOST_V6 = 0x20
+NEED_UNWRAP = 0x40
+INNER_BATCH = 0x80
+COMPRESSION_MASK = 0x700
+_HOST_MASK = BORN_HOST_V6 | STORE_HOST_V6
+
+HEAD_FIELDS: tuple[tuple[str, str], ...] = (
+    ("size", "i"),
+    ("magic", "i"),
+    ("body_crc", "i"),
+    ("queue_id", "i"),
+    ("flag", "i"),
+    ("queue_offset", "q"),
+    ("physical_offset", "q"),
+    ("sys_flag", "i"),
+    ("born_timestamp", "q"),
+    ("born_host", "host"),
+    ("store_timestamp", "q"),
+    ("store_host", "host"),
+    ("reconsume_times", "i"),
+    ("prepared_transaction_offset", "q"),
+    ("body_bytes", "i"),
+)
+"""The fields before the body, in order: name and `struct` letter; a host is 8 bytes, or 20 when its v6 bit is set."""
+
+_SYS_FLAG_AT = 36
+_HEAD_BYTES_MIN = 88
+_PROPERTIES_LENGTH = struct.Struct(">h")
+_TOPIC_LENGTH_V2 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+_BLANK = struct.Struct(">ii")
+
+
+class Layout(Struct, frozen=True, gc=False):
+    """Where the fields before the body lie, for one combination of host sizes.
+
+    Attributes:
+        head: packs and unpacks all of `HEAD_FIELDS` in one call.
+        positions: field name → byte position inside the record.
+        head_bytes: size of the head; the body begins there.
+    """
+
+    head: struct.Struct
+    positions: dict[str, int]
+    head_bytes: int
+
+
+@functools.cache
+def layout_of(host_bits: int) -> Layout:
+    """The layout for ``sysFlag & 0x30``."""
+    letters = ">"
+    positions: dict[str, int] = {}
+    for name, letter in HEAD_FIELDS:
+        positions[name] = struct.calcsize(letters)
+        if letter == "host":
+            is_v6 = host_bits & (BORN_HOST_V6 if name == "born_host" else STORE_HOST_V6)
+            letter = "20s" if is_v6 else "8s"
+        letters += letter
+    head = struct.Struct(letters)
+    return Layout(head=head, positions=positions, head_bytes=head.size)
+
+
+_LAYOUTS = {bits: layout_of(bits) for bits in (0, BORN_HOST_V6, STORE_HOST_V6, _HOST_MASK)}
+_HEAD_V4 = _LAYOUTS[0].head
+assert layout_of(0).head_bytes == _HEAD_BYTES_MIN
+assert layout_of(0).positions["sys_flag"] == _SYS_FLAG_AT
+
+
+class Record(Struct, gc=False):
+    """One decoded record.
+
+    Attributes:
+        size: bytes of the whole record.
+        magic: `MAGIC_V1` or `MAGIC_V2`.
+        body_crc: CRC-32 & 0x7FFFFFFF of ``body`` as stored.
+        queue_offset: position in the queue, counted in messages.
+        physical_offset: position in the log, in bytes.
+        born_timestamp: the sender's clock, ms since the epoch.
+        born_host: sender as IP and port, 8 or 20 packed bytes (`host_text`).
+        store_timestamp: the broker's clock at the append, ms since the epoch.
+        store_host: broker as IP and port, 8 or 20 packed bytes.
+        prepared_transaction_offset: physical offset of the half message of a committed one, else 0.
+        body: stored bytes, possibly compressed (`COMPRESSED`) or a batch (`INNER_BATCH`).
+        properties: the property string (`properties.decode_properties`).
+    """
+
+    size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_timestamp: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes
+    topic: str
+    properties: bytes
+
+
+def body_crc(body: bytes | memoryview) -> int:
+    """CRC-32 of a stored body with the top bit cleared."""
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def encode_record(
+    *,
+    topic: bytes,
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_timestamp: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_transaction_offset: int,
+    body: bytes | memoryview,
+    properties: bytes,
+    crc: int | None = None,
+) -> bytes:
+    """The bytes of one record; sizes, magic, CRC and the host bits of sysFlag are worked out here.
+
+    Magic v2 is written exactly when the topic has more than 127 bytes. ``crc`` saves computing `body_crc` again.
+    The caller has checked the limits of store.md §3.6 (properties ≤ 32 767 bytes, topic ≤ 255 bytes).
+    """
+    host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
+    head = _HEAD_V4 if not host_bits else _LAYOUTS[host_bits].head
+    topic_bytes = len(topic)
+    body_bytes = len(body)
+    is_v1 = topic_bytes <= _V1_TOPIC_BYTES_MAX
+    topic_length = bytes((topic_bytes,)) if is_v1 else _TOPIC_LENGTH_V2.pack(topic_bytes)
+    size = head.size + body_bytes + len(topic_length) + topic_bytes + 2 + len(properties)
+    packed = head.pack(
+        size,
+        MAGIC_V1 if is_v1 else MAGIC_V2,
+        zlib.crc32(body) & 0x7FFFFFFF if crc is None else crc,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        (sys_flag & ~_HOST_MASK) | host_bits,
+        born_timestamp,
+        born_host,
+        store_timestamp,
+        store_host,
+        reconsume_times,
+        prepared_transaction_offset,
+        body_bytes,
+    )
+    return b"".join((packed, body, topic_length, topic, _PROPERTIES_LENGTH.pack(len(properties)), properties))
+
+
+def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: bool = False) -> Record:
+    """The record at a position of a buffer; body and properties are copied out of it.
+
+    Raises:
+        RecordCorrupt: fewer bytes than announced, unknown magic, lengths that do not add up, a topic that is not
+            UTF-8, or (with ``verify_crc``) a body that does not match its CRC. Source: store.md §12.1.
+    """
+    available = len(buffer) - position
+    if available < _HEAD_BYTES_MIN:
+        raise RecordCorrupt(position, f"only {available} bytes left")
+    size = _I32.unpack_from(buffer, position)[0]
+    magic = _I32.unpack_from(buffer, position + 4)[0]
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise RecordCorrupt(position, f"magic is {magic & 0xFFFFFFFF:08x}")
+    if not _HEAD_BYTES_MIN <= size <= available:
+        raise RecordCorrupt(position, f"announced size is {size} and {available} bytes are left")
+    layout = _LAYOUTS[_I32.unpack_from(buffer, position + _SYS_FLAG_AT)[0] & _HOST_MASK]
+    end = position + size
+    body_at = position + layout.head_bytes
+    if body_at > end:
+        raise RecordCorrupt(position, f"announced size {size} is smaller than its head", size=size)
+    head = layout.head.unpack_from(buffer, position)
+    topic_at, topic_end, properties_at = _tail_bounds(buffer, position, size, body_at, head[14], magic)
+    body = bytes(buffer[body_at : body_at + head[14]])
+    if verify_crc and zlib.crc32(body) & 0x7FFFFFFF != head[2]:
+        raise RecordCorrupt(position, f"body CRC is not the stored {head[2]:08x}", size=size)
+    try:
+        topic = str(buffer[topic_at:topic_end], "utf-8")
+    except UnicodeDecodeError:
+        raise RecordCorrupt(position, "the topic is not UTF-8", size=size) from None
+    fields: tuple[Any, ...] = (*head[:14], body, topic, bytes(buffer[properties_at:end]))
+    return Record(*fields)
+
+
+def _tail_bounds(
+    buffer: bytes | memoryview, position: int, size: int, body_at: int, body_bytes: int, magic: int
+) -> tuple[int, int, int]:
+    """Start of the topic, its end, start of the properties; the parts must fill the announced size exactly."""
+    end = position + size
+    length_bytes = 1 if magic == MAGIC_V1 else 2
+    topic_at = body_at + body_bytes + length_bytes
+    if body_bytes < 0 or topic_at + 2 > end:
+        raise RecordCorrupt(position, f"body length {body_bytes} does not fit into size {size}", size=size)
+    topic_bytes = buffer[topic_at - 1] if length_bytes == 1 else _TOPIC_LENGTH_V2.unpack_from(buffer, topic_at - 2)[0]
+    properties_at = topic_at + topic_bytes + 2
+    if topic_bytes < 0 or (length_bytes == 1 and topic_bytes > _V1_TOPIC_BYTES_MAX) or properties_at > end:
+        raise RecordCorrupt(position, f"topic length {topic_bytes} does not fit into size {size}", size=size)
+    properties_bytes = _PROPERTIES_LENGTH.unpack_from(buffer, properties_at - 2)[0]
+    if properties_at + properties_bytes != end or properties_bytes < 0:
+        raise RecordCorrupt(position, f"its parts do not add up to the announced size {size}", size=size)
+    return topic_at, properties_at - 2, properties_at
+
+
+def check_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: bool = True) -> int:
+    """The size of the sound record at a position, as recovery asks for it; 0 for a blank.
+
+    Raises:
+        RecordCorrupt: neither a blank nor a sound record. Source: store.md §12.1.
+    """
+    return 0 if is_blank(buffer, position) else decode_record(buffer, position, verify_crc=verify_crc).size
+
+
+def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:
+    """The records of a pull, query or view body; ends quietly at a blank, unknown magic or cut-off record."""
+    position = 0
+    while position < len(buffer):
+        try:
+            record = decode_record(buffer, position)
+        except RecordCorrupt:
+            return
+        yield record
+        position += record.size
+
+
+def is_blank(buffer: bytes | memoryview, position: int = 0) -> bool:
+    """Whether an end-of-file record lies at a position."""
+    return len(buffer) - position >= BLANK_BYTES and _I32.unpack_from(buffer, position + 4)[0] == BLANK_MAGIC
+
+
+def pack_blank(remaining_bytes: int) -> bytes:
+    """The end-of-file record that declares the rest of a file, these 8 bytes included, as written."""
+    return _BLANK.pack(remaining_bytes, BLANK_MAGIC)
+
+
+def store_timestamp_position(sys_flag: int) -> int:
+    """Byte position of storeTimestamp inside a record."""
+    return 68 if sys_flag & BORN_HOST_V6 else 56
+
+
+def pack_host(ip: str, port: int) -> bytes:
+    """IP and port as the 8 or 20 bytes of a record.
+
+    Raises:
+        ValueError: ``ip`` is not a literal address.
+    """
+    try:
+        return ipaddress.ip_address(ip.partition("%")[0]).packed + _I32.pack(port)
+    except ValueError:
+        raise ValueError(f"{ip!r} is not a literal IPv4 or IPv6 address") from None
+
+
+def unpack_host(host: bytes) -> tuple[str, int]:
+    """IP text and port of packed host bytes (8 or 20)."""
+    return str(ipaddress.ip_address(host[:-4])), _I32.unpack_from(host, len(host) - 4)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def host_text(host: bytes) -> str:
+    """``ip:port`` of packed host bytes, an IPv6 address in brackets."""
+    ip, port = unpack_host(host)
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
