@@ -1,0 +1,64 @@
+"""Addresses as RocketMQ writes them: ``host:port``, an IPv6 host in brackets or bare."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+__all__ = ["advertised_ip", "join_address", "split_address", "split_addresses"]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``.
+
+    Raises:
+        ValueError: there is no port or it is not a number from 0 to 65535.
+    """
+    host, _, port = text.strip().rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"address {text!r} must be host:port, for example 127.0.0.1:9876")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def split_addresses(text: str) -> list[str]:
+    """The addresses in a ``host:port;host:port`` list, in order.
+
+    Raises:
+        ValueError: one of them is not an address, or there is none.
+    """
+    addresses = [part.strip() for part in text.split(";") if part.strip()]
+    for address in addresses:
+        split_address(address)
+    if not addresses:
+        raise ValueError("the list of name servers is empty: give host:port;host:port")
+    return addresses
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def advertised_ip(host: str) -> str:
+    """The literal address others reach a listener on ``host`` by; a wildcard becomes this machine's own address.
+
+    Nothing is sent: the kernel is only asked which address a packet would leave from.
+    """
+    if host not in ("", "0.0.0.0", "::"):
+        return (
+            host if _is_literal(host) else socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)[0][4][0].__str__()
+        )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

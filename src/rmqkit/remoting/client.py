@@ -1,0 +1,174 @@
+"""The calling side: one pooled connection per address (``NettyRemotingClient``).
+
+Connections are made when first needed and shared by all callers; the peer may send its own requests over them, which
+the dispatch answers. A call that times out closes its connection, as the reference does, when it was not the caller's
+short budget that ran out. Loop only. Source: remoting.md §2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ConnectFailed, PeerRefused, RequestTimedOut
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.command import Command
+from rmqkit.protocol.frame import JSON
+from rmqkit.remoting.address import split_address
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import Dispatch
+
+__all__ = ["CONNECT_TIMEOUT_MS", "RemotingClient", "expect_success"]
+
+CONNECT_TIMEOUT_MS = 3000
+_CLOSE_AFTER_MS_MIN = 100
+
+
+class RemotingClient:
+    """Calls peers by address.
+
+    Args:
+        dispatch: answers requests that peers send over our connections; none by default.
+        on_close: told when a pooled connection is gone.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        on_close: Callable[[str, Connection], None] | None = None,
+        serialize_type: int = JSON,
+    ) -> None:
+        self._dispatch = dispatch or Dispatch()
+        self._clock = clock
+        self._connect_timeout_ms = connect_timeout_ms
+        self._on_close = on_close
+        self._serialize_type = serialize_type
+        self._connections: dict[str, Connection] = {}
+        self._connecting: dict[str, asyncio.Task[Connection]] = {}
+        self._closed = False
+
+    async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
+        """Send a request and wait for its response, whatever its code.
+
+        Raises:
+            ConnectFailed: the address cannot be reached.
+            RequestTimedOut: no answer within ``timeout_ms``, the connecting included.
+            ConnectionLost: the connection closed first.
+        """
+        started_ms = self._clock.monotonic_ms()
+        connection = await self.connection(address, timeout_ms)
+        left_ms = timeout_ms - (self._clock.monotonic_ms() - started_ms)
+        if left_ms <= 0:
+            raise RequestTimedOut(address, command.code, timeout_ms)
+        try:
+            return await connection.call(command, left_ms)
+        except RequestTimedOut:
+            if left_ms > max(_CLOSE_AFTER_MS_MIN, timeout_ms / 4):
+                connection.close(f"no answer to request {command.code}")
+            raise RequestTimedOut(address, command.code, timeout_ms) from None
+
+    async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
+        """Send a request nobody answers (its one-way bit must be set).
+
+        Raises:
+            ConnectFailed: the address cannot be reached.
+        """
+        assert command.is_one_way, "a request with an answer goes through call()"
+        (await self.connection(address, timeout_ms)).send(command)
+
+    async def connection(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
+        """The open connection to an address, made if need be.
+
+        Raises:
+            ConnectFailed: the address cannot be reached in time, or this client is closed.
+        """
+        connection = self._connections.get(address)
+        if connection is not None and connection.is_open:
+            return connection
+        if self._closed:
+            raise ConnectFailed(address, "this client is closed")
+        task = self._connecting.get(address)
+        if task is None:
+            task = asyncio.ensure_future(self._connect(address))
+            self._connecting[address] = task
+            task.add_done_callback(lambda done: self._connected(address, done))
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), timeout_ms / 1000.0)
+        except TimeoutError:
+            raise ConnectFailed(address, f"no connection within {timeout_ms:.0f} ms") from None
+
+    async def close(self) -> None:
+        """Close every connection; calls under way get ConnectionLost."""
+        self._closed = True
+        for task in list(self._connecting.values()):
+            task.cancel()
+        await asyncio.gather(*self._connecting.values(), return_exceptions=True)
+        connections = list(self._connections.values())
+        for connection in connections:
+            connection.close()
+        if connections:
+            await asyncio.wait([connection.closed for connection in connections], timeout=1.0)
+            for connection in connections:
+                connection.abort()
+        await self._dispatch.close()
+
+    def drop(self, address: str) -> None:
+        """Close the connection to an address that is no longer wanted."""
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
+
+    async def _connect(self, address: str) -> Connection:
+        try:
+            host, port = split_address(address)
+        except ValueError as error:
+            raise ConnectFailed(address, str(error)) from None
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_ms / 1000.0):
+                _, connection = await loop.create_connection(lambda: self._new(address), host, port)
+        except (TimeoutError, OSError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or f"no answer in {self._connect_timeout_ms} ms"
+            raise ConnectFailed(address, reason) from error
+        return connection
+
+    def _new(self, address: str) -> Connection:
+        return Connection(
+            self._dispatch,
+            clock=self._clock,
+            on_close=lambda connection: self._lost(address, connection),
+            serialize_type=self._serialize_type,
+        )
+
+    def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
+        self._connecting.pop(address, None)
+        if task.cancelled() or task.exception() is not None:
+            return
+        connection = task.result()
+        if self._closed:
+            connection.abort()
+        else:
+            self._connections[address] = connection
+
+    def _lost(self, address: str, connection: Connection) -> None:
+        if self._connections.get(address) is connection:
+            del self._connections[address]
+        if self._on_close is not None:
+            with contextlib.suppress(RuntimeError):  # the loop may be closing
+                self._on_close(address, connection)
+
+
+def expect_success(response: Command, address: str) -> Command:
+    """The response itself when its code is SUCCESS.
+
+    Raises:
+        PeerRefused: any other code.
+    """
+    if response.code != ResponseCode.SUCCESS:
+        raise PeerRefused(response.code, response.remark, address)
+    return response

@@ -1,0 +1,309 @@
+"""Client and server of the transport joined over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+
+import pytest
+
+from rmqkit.errors import ConnectFailed, ConnectionLost, PeerRefused, RequestTimedOut
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.command import Command, encode_command, reply, request
+from rmqkit.protocol.frame import ROCKETMQ
+from rmqkit.remoting.address import join_address, split_address, split_addresses
+from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.server import ListenFailed, RemotingServer
+
+ECHO, SILENT, BROKEN, SLOW, CALL_BACK, REFUSING = 1001, 1002, 1003, 1004, 1005, 1006
+
+
+class Peers:
+    """A server with some handlers, and a client."""
+
+    def __init__(self, **server_options) -> None:
+        self.dispatch = Dispatch()
+        self.seen: list[Command] = []
+        self.gate = asyncio.Event()
+        self.connections: list[Connection] = []
+        for code, handler in {
+            ECHO: self.echo,
+            SILENT: self.silent,
+            BROKEN: self.broken,
+            SLOW: self.slow,
+            CALL_BACK: self.call_back,
+            REFUSING: self.refusing,
+        }.items():
+            self.dispatch.register(code, handler)
+        self.closed: list[Connection] = []
+        self.server = RemotingServer(self.dispatch, on_close=self.closed.append, **server_options)
+        self.client_dispatch = Dispatch()
+        self.client = RemotingClient(self.client_dispatch)
+
+    def echo(self, connection, command):
+        self.seen.append(command)
+        return reply(command, remark="echo", body=command.body)
+
+    def silent(self, connection, command):
+        self.connections.append(connection)
+
+    def broken(self, connection, command):
+        raise RuntimeError("boom")
+
+    async def slow(self, connection, command):
+        await self.gate.wait()
+        return reply(command, remark="slow")
+
+    async def call_back(self, connection, command):
+        answer = await connection.call(request(7, body=b"from the server"), 5000)
+        return reply(command, remark=answer.remark)
+
+    def refusing(self, connection, command):
+        raise PeerRefused(17, "no such thing", "")
+
+    async def __aenter__(self):
+        port = await self.server.listen("127.0.0.1", 0)
+        self.address = f"127.0.0.1:{port}"
+        self.port = port
+        return self
+
+    async def __aexit__(self, *exc_info):
+        self.gate.set()
+        await self.client.close()
+        await self.server.close()
+
+    async def call(self, code, body=b"", timeout_ms=5000):
+        return await self.client.call(self.address, request(code, body=body), timeout_ms)
+
+
+def run(scenario, **server_options):
+    async def main():
+        async with Peers(**server_options) as peers:
+            await scenario(peers)
+
+    asyncio.run(main())
+
+
+def test_many_calls_share_one_connection_and_find_their_answers():
+    async def scenario(peers):
+        bodies = [b"%d" % i for i in range(200)]
+        answers = await asyncio.gather(*(peers.call(ECHO, body) for body in bodies))
+        assert [answer.body for answer in answers] == bodies
+        assert len(peers.server.connections) == 1
+
+    run(scenario)
+
+
+def test_an_answer_does_not_wait_for_an_earlier_slow_one():
+    async def scenario(peers):
+        slow = asyncio.ensure_future(peers.call(SLOW))
+        assert (await peers.call(ECHO)).remark == "echo"
+        assert not slow.done()
+        peers.gate.set()
+        assert (await slow).remark == "slow"
+
+    run(scenario)
+
+
+def test_an_unknown_code_is_answered_as_the_reference_does():
+    async def scenario(peers):
+        answer = await peers.call(9999)
+        assert (answer.code, answer.remark) == (3, " request type 9999 not supported")
+
+    run(scenario)
+
+
+def test_a_handler_that_fails_answers_and_is_logged_once(caplog):
+    async def scenario(peers):
+        answer = await peers.call(BROKEN)
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "RuntimeError: boom")
+        assert (await peers.call(ECHO)).remark == "echo"
+
+    run(scenario)
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+def test_a_refusal_raised_below_keeps_its_code_and_remark():
+    async def scenario(peers):
+        answer = await peers.call(REFUSING)
+        assert (answer.code, answer.remark) == (17, "no such thing")
+        with pytest.raises(PeerRefused, match="answered with code 17: no such thing"):
+            expect_success(answer, peers.address)
+
+    run(scenario)
+
+
+def test_one_way_requests_are_never_answered():
+    async def scenario(peers):
+        for code in (ECHO, BROKEN, 9999):
+            await peers.client.send_one_way(peers.address, request(code, one_way=True), 1000)
+        connection = await peers.client.connection(peers.address)
+        connection._settle = lambda answer: (
+            pytest.fail(f"answered {answer}") if answer.remark != "echo" else done(answer)
+        )
+        done = type(connection)._settle.__get__(connection)
+        await peers.call(ECHO)
+        assert [command.is_one_way for command in peers.seen] == [True, False]
+
+    run(scenario)
+
+
+def test_the_server_calls_the_client_over_the_same_connection():
+    async def scenario(peers):
+        peers.client_dispatch.register(7, lambda connection, command: reply(command, remark=command.body.decode()))
+        assert (await peers.call(CALL_BACK)).remark == "from the server"
+
+    run(scenario)
+
+
+def test_a_call_without_answer_times_out_and_drops_its_connection():
+    async def scenario(peers):
+        with pytest.raises(RequestTimedOut, match=r"did not answer request 1002 within 150 ms"):
+            await peers.call(SILENT, timeout_ms=150)
+        await peers.connections[0].closed
+        assert (await peers.call(ECHO)).remark == "echo"
+
+    run(scenario)
+
+
+def test_calls_under_way_fail_when_the_connection_closes():
+    async def scenario(peers):
+        call = asyncio.ensure_future(peers.call(SILENT))
+        while not peers.connections:
+            await asyncio.sleep(0)
+        peers.connections[0].abort()
+        with pytest.raises(ConnectionLost):
+            await call
+
+    run(scenario)
+
+
+def test_nobody_listening_is_told_with_the_address():
+    async def scenario(peers):
+        await peers.server.close()
+        with pytest.raises(ConnectFailed, match=f"cannot connect to {peers.address}: "):
+            await peers.call(ECHO)
+
+    run(scenario)
+
+
+def test_a_port_in_use_is_told_in_one_line():
+    async def scenario(peers):
+        with pytest.raises(ListenFailed, match=f"cannot listen on 127.0.0.1:{peers.port}: .*choose another port"):
+            await RemotingServer(Dispatch()).listen("127.0.0.1", peers.port)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x10\x05\x00\x00\x04aaaaaaaaaaaa"])
+def test_bytes_that_are_no_frames_close_that_connection_alone_with_one_line(garbage, caplog):
+    async def scenario(peers):
+        assert (await peers.call(ECHO)).remark == "echo"
+        reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+        writer.write(garbage)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        await writer.wait_closed()
+        assert (await peers.call(ECHO)).remark == "echo"
+
+    run(scenario)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "closing connection of 127.0.0.1:" in record.getMessage()
+
+
+def test_a_header_that_is_not_json_closes_the_connection(caplog):
+    async def scenario(peers):
+        reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+        writer.write(struct.pack(">iI", 4 + 5, 5) + b"{oops")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        await writer.wait_closed()
+
+    run(scenario)
+    assert "not readable JSON" in caplog.text
+
+
+def test_a_binary_request_is_answered_in_json():
+    async def scenario(peers):
+        reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+        command = Command(ECHO, opaque=5, body=b"x")
+        writer.write(b"".join(encode_command(command, ROCKETMQ)))
+        start = await reader.readexactly(8)
+        assert start[4] == 0
+        assert b'"opaque":5' in await reader.readexactly(int.from_bytes(start[5:8]))
+        writer.close()
+        await writer.wait_closed()
+
+    run(scenario)
+
+
+def test_a_peer_that_does_not_read_is_not_read_either():
+    body = bytes(1 << 20)
+
+    async def scenario(peers):
+        reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+        request_bytes = b"".join(encode_command(request(ECHO, body=body)))
+        sent = 0
+
+        async def flood():
+            nonlocal sent
+            while sent < 200:
+                writer.write(request_bytes)
+                await writer.drain()
+                sent += 1
+
+        flooding = asyncio.ensure_future(flood())
+        while not peers.server.connections:
+            await asyncio.sleep(0)
+        (connection,) = peers.server.connections
+        last = -1
+        while last != len(peers.seen) or connection.is_writable:  # until nothing moves any more
+            last = len(peers.seen)
+            await asyncio.sleep(0.2)
+        assert sent < 200, "the flood went through: nothing held it back"
+        assert connection._transport.get_write_buffer_size() < 16 << 20
+        flooding.cancel()
+        writer.transport.abort()
+        await asyncio.gather(flooding, return_exceptions=True)
+
+    run(scenario)
+
+
+def test_an_idle_connection_is_closed(monkeypatch):
+    monkeypatch.setattr("rmqkit.remoting.server._SWEEP_SECONDS", 0.01)
+
+    async def scenario(peers):
+        connection = await peers.client.connection(peers.address)
+        await asyncio.wait_for(asyncio.shield(connection.closed), 5)
+        assert (await peers.call(ECHO)).remark == "echo"  # the next call connects again
+
+    run(scenario, idle_ms_max=30)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9876", ("127.0.0.1", 9876)),
+        ("[::1]:1", ("::1", 1)),
+        (" host:0 ", ("host", 0)),
+        ("::1:9", ("::1", 9)),
+    ],
+)
+def test_addresses_are_split(text, address):
+    assert split_address(text) == address
+    assert split_address(join_address(*address)) == address
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:65536", "host:-1"])
+def test_what_is_no_address_is_a_value_error(text):
+    with pytest.raises(ValueError, match="must be host:port"):
+        split_address(text)
+
+
+def test_address_lists_are_separated_by_semicolons():
+    assert split_addresses("a:1; b:2;") == ["a:1", "b:2"]
+    with pytest.raises(ValueError, match="empty"):
+        split_addresses(" ; ")
