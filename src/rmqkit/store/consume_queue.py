@@ -1,0 +1,237 @@
+"""The consume queue: the index of one topic queue, 20 bytes per message (``ConsumeQueue``).
+
+==============  ====  ==================================================
+field           size  value
+==============  ====  ==================================================
+physicalOffset     8  of the record in the commit log
+size               4  of the record
+tagsCode           8  Java hash of TAGS; delivery time in the delay topic; or the address of an extension unit
+==============  ====  ==================================================
+
+Entry ``i`` is message ``i`` of the queue and lies at logical byte ``20 * i``, big-endian. An append done before
+is recognised by its physical offset and ignored, so dispatching a stretch of the log twice changes nothing. A queue
+whose first entry is not number 0 is filled up with *blank* entries ``(0, 0x7FFFFFFF, 0)`` from the start of that file.
+
+Invariants: ``max_offset`` entries end at the last byte written; ``max_physical_offset`` is the end of the newest record
+indexed. An append costs one system call of 20 bytes. Source: store.md §4.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.queue_ext import QueueExt, is_address
+
+__all__ = ["BLANK_ENTRY", "ENTRY", "ENTRY_BYTES", "ConsumeQueue"]
+
+_log = logging.getLogger(__name__)
+
+ENTRY = struct.Struct(">qiq")
+ENTRY_BYTES = ENTRY.size
+BLANK_ENTRY = ENTRY.pack(0, 0x7FFFFFFF, 0)
+_pack = ENTRY.pack
+_pwrite = os.pwrite
+_CHUNK_BYTES = 4096 // ENTRY_BYTES * ENTRY_BYTES
+assert ENTRY_BYTES == 20
+
+
+class ConsumeQueue(LogicQueue):
+    """One queue of one topic, in ``consumequeue/<topic>/<queueId>``.
+
+    Args:
+        ext: its extension files, if the store has any.
+    """
+
+    layout = ENTRY
+    setting = "mappedFileSizeConsumeQueue"
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        directory: Path,
+        file_bytes: int,
+        dirty: set[LogicQueue],
+        ext: QueueExt | None = None,
+    ) -> None:
+        super().__init__(topic, queue_id, directory, file_bytes, dirty)
+        self.ext = ext
+
+    # ---- appending
+
+    def append(self, queue_offset: int, physical_offset: int, size: int, tags_code: int, store_timestamp: int) -> None:
+        """Index one record; ignored when it was indexed before.
+
+        Raises:
+            OSError: the disk refused; the queue is as before.
+        """
+        end = physical_offset + size
+        if end <= self.max_physical_offset:
+            return
+        if queue_offset != self.max_offset and not self._accept(queue_offset):
+            return
+        if self._fd < 0 or self._position == self._file_bytes:
+            self._open_last()
+        if self.ext is not None:
+            tags_code = self.ext.append(tags_code, store_timestamp)
+        position = self._position
+        if _pwrite(self._fd, _pack(physical_offset, size, tags_code), position) != ENTRY_BYTES:
+            raise OSError(errno.ENOSPC, f"no space left for {self._file.path}")
+        self._position = self._file.wrote = position + ENTRY_BYTES
+        self.max_offset += 1
+        self.max_physical_offset = end
+        if not self.is_dirty:
+            self.is_dirty = True
+            self._dirty.add(self)
+
+    def _accept(self, queue_offset: int) -> bool:
+        """Whether an entry that is not the expected next one is written all the same."""
+        if not self.queue.files:
+            self._start_at(queue_offset)
+            return True
+        place = self.topic, self.queue_id
+        if queue_offset < self.max_offset:
+            _log.warning("%s-%d: entry %d repeated, ignored", *place, queue_offset)
+            return False
+        last = self.max_offset - 1
+        _log.error("%s-%d: entry %d follows %d, indexed as %d", *place, queue_offset, last, self.max_offset)
+        return True
+
+    def _start_at(self, queue_offset: int) -> None:
+        """Make the first file of a queue whose earlier messages are gone, filled with blanks up to an entry."""
+        expected = queue_offset * ENTRY_BYTES
+        start = expected - expected % self._file_bytes
+        file = self.queue.create(start)
+        try:
+            file.write(0, BLANK_ENTRY * ((expected - start) // ENTRY_BYTES))
+        except OSError:
+            file.delete()
+            raise
+        file.wrote = expected - start
+        self.queue.append(file)
+        self.resume()
+        self.min_offset = queue_offset
+
+    # ---- opening
+
+    def recover(self) -> None:
+        """Find the last valid entry, forget what follows it, and the extension units nobody points to."""
+        super().recover()
+        if self.ext is not None:
+            self.ext.recover()
+            self.ext.truncate_behind(self._last_address())
+
+    def _last_address(self) -> int | None:
+        """The extension address nearest to the end of the queue."""
+        for file in reversed(self.queue.files):
+            for end in range(file.wrote, 0, -_CHUNK_BYTES):
+                start = max(0, end - _CHUNK_BYTES)
+                for _, _, tags_code in reversed(list(ENTRY.iter_unpack(file.read(start, end - start)))):
+                    if is_address(tags_code):
+                        return int(tags_code)
+        return None
+
+    def resume(self) -> None:
+        """Append after the last byte of the files."""
+        self.max_offset = self.end_index
+        self._fd = -1
+
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        """Move the first readable message to the first one whose record exists, looking in the first file only."""
+        if not self.queue.files:
+            return
+        if self.entry(self.max_offset - 1)[0] < min_physical_offset:
+            self.min_offset = self.max_offset
+            return
+        first_file = self.queue.files[0]
+        low = max(self.min_offset, self.first_index)
+        high = (first_file.start + first_file.wrote) // ENTRY_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle)[0] < min_physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        self.min_offset = low
+
+    # ---- reading
+
+    def read(self, queue_offset: int, count: int) -> bytes:
+        """Up to ``count`` entries from one on, within one file; empty when the file is missing."""
+        at = queue_offset * ENTRY_BYTES
+        file = self.queue.find(at)
+        if file is None:
+            return b""
+        position = at - file.start
+        return os.pread(file.fd, min(count * ENTRY_BYTES, file.wrote - position), position)
+
+    def place(self, queue_offset: int) -> tuple[int, int]:
+        """physicalOffset and size of a message's record, (-1, 0) without one."""
+        entry = self.entry(queue_offset)
+        return entry[0], entry[1]
+
+    def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
+        """Entries from a message on, within one file."""
+        raw = self.read(queue_offset, -(-bytes_max // ENTRY_BYTES))
+        return _numbered(raw, queue_offset) if raw else None
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        """Queue offset at which the file after the one of a message begins."""
+        return (queue_offset * ENTRY_BYTES // self._file_bytes + 1) * (self._file_bytes // ENTRY_BYTES)
+
+    def tags_code(self, stored: int) -> int | None:
+        """The real tag code of an entry, through the extension if it points there; None when unknown."""
+        if not is_address(stored):
+            return stored
+        unit = None if self.ext is None else self.ext.read(stored)
+        return None if unit is None else unit.tags_code
+
+    # ---- with the extension
+
+    def sync(self) -> None:
+        """Wait until everything appended so far is on the disk; called from a flush thread."""
+        super().sync()
+        if self.ext is not None:
+            self.ext.queue.sync()
+
+    def mark_synced(self) -> None:
+        """Take everything for being on the disk."""
+        super().mark_synced()
+        if self.ext is not None:
+            self.ext.queue.mark_synced()
+
+    def check(self) -> None:
+        """Look at the files without changing anything."""
+        super().check()
+        if self.ext is not None:
+            self.ext.queue.check()
+
+    def load(self) -> None:
+        """Take over the files on the disk."""
+        super().load()
+        if self.ext is not None:
+            self.ext.queue.load()
+
+    def close(self) -> None:
+        """Give back descriptors; the next append or read opens what it needs again."""
+        super().close()
+        if self.ext is not None:
+            self.ext.queue.close()
+
+    def destroy(self) -> None:
+        """Delete the files."""
+        super().destroy()
+        if self.ext is not None:
+            self.ext.queue.destroy()
+
+
+def _numbered(raw: bytes, queue_offset: int) -> Iterator[tuple[int, int, int, int, int]]:
+    for physical_offset, size, tags_code in ENTRY.iter_unpack(raw):
+        queue_offset += 1
+        yield physical_offset, size, tags_code, queue_offset, 1

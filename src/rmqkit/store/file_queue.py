@@ -1,0 +1,213 @@
+"""A queue of fixed-size files that together hold one growing range of bytes (``MappedFileQueue``).
+
+Commit log, consume queues, extension files and batch queues share it. File names are the logical offset of their first
+byte; every file but the last is full. Only the thread that owns the store changes a queue; ``files`` is replaced, never
+changed in place, so that the flush threads may walk the tuple they found.
+
+Invariant: the files are ordered and neighbours differ by the file size (a gap is logged; look-ups still find the rest).
+Source: store.md §2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rmqkit.errors import StoreMismatch
+from rmqkit.store.json_files import sync_directory
+from rmqkit.store.mapped_file import MappedFile, file_name
+
+__all__ = ["FileQueue"]
+
+_log = logging.getLogger(__name__)
+_NAME_DIGITS = 20
+
+
+class FileQueue:
+    """The files of one queue, oldest first.
+
+    Args:
+        directories: where the files lie; file number ``k`` goes to ``directories[k % n]``.
+        file_bytes: size of every file.
+        setting: the key that sets the size, for error texts.
+        read_only: further directories whose files are read and which get no new ones.
+    """
+
+    def __init__(
+        self, directories: Sequence[Path], file_bytes: int, *, setting: str, read_only: Sequence[Path] = ()
+    ) -> None:
+        self.directories = tuple(directories)
+        self.file_bytes = file_bytes
+        self.files: tuple[MappedFile, ...] = ()
+        self._setting = setting
+        self._read_only = tuple(read_only)
+
+    # ---- loading
+
+    def check(self) -> list[tuple[int, Path, int]]:
+        """What is on the disk as start, path and length, oldest first; changes nothing.
+
+        Raises:
+            StoreMismatch: a file has another length than the settings say, or a name that is no offset.
+        """
+        found = sorted(
+            (_start_of(path), path, path.stat().st_size)
+            for directory in {*self.directories, *self._read_only}
+            if directory.is_dir()
+            for path in directory.iterdir()
+            if not path.is_dir()
+        )
+        for i, (_, path, length) in enumerate(found):
+            if length == self.file_bytes or (length == 0 and i == len(found) - 1):
+                continue
+            raise StoreMismatch(
+                f"{path} has {length} bytes and {self._setting} says {self.file_bytes}: "
+                f"set {self._setting} to the size the store was written with"
+            )
+        return found
+
+    def load(self) -> None:
+        """Take over the files on the disk, all of them as full; recovery lowers the last one.
+
+        Raises:
+            StoreMismatch: as `check`; nothing was changed.
+        """
+        found = self.check()
+        if found and found[-1][2] == 0:
+            _log.warning("deleting empty file %s", found[-1][1])
+            found.pop()[1].unlink()
+        self.files = tuple(MappedFile(path, start, size, wrote=size) for start, path, size in found)
+        for older, newer in zip(self.files, self.files[1:], strict=False):
+            if newer.start - older.start != self.file_bytes:
+                _log.error(
+                    "%s does not follow %s: a file of %d bytes is missing", newer.path, older.path, self.file_bytes
+                )
+
+    # ---- looking up
+
+    @property
+    def min_offset(self) -> int:
+        """Logical offset of the first byte, -1 without files."""
+        return self.files[0].start if self.files else -1
+
+    @property
+    def max_offset(self) -> int:
+        """Logical offset one past the last byte written, 0 without files."""
+        return self.files[-1].start + self.files[-1].wrote if self.files else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds a logical offset."""
+        files = self.files
+        if not files or offset < files[0].start or offset >= files[-1].end:
+            return None
+        i = offset // self.file_bytes - files[0].start // self.file_bytes
+        if i < len(files) and files[i].start <= offset < files[i].end:
+            return files[i]
+        return next((file for file in files if file.start <= offset < file.end), None)
+
+    # ---- growing and shrinking
+
+    def path_of(self, start: int) -> Path:
+        """Where the file that begins at an offset belongs."""
+        return self.directories[start // self.file_bytes % len(self.directories)] / file_name(start)
+
+    def create(self, start: int) -> MappedFile:
+        """A new file, not part of the queue yet.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        return MappedFile.create(self.path_of(start), start, self.file_bytes)
+
+    def append(self, file: MappedFile) -> None:
+        """Make a file the last one."""
+        assert not self.files or file.start >= self.files[-1].end, "files are appended in order"
+        self.files = (*self.files, file)
+
+    def truncate(self, offset: int) -> None:
+        """Forget everything from a logical offset on: later files are deleted, the rest of its file is zeroed."""
+        kept = tuple(file for file in self.files if file.start <= offset)
+        dropped, self.files = self.files[len(kept) :], kept
+        for file in reversed(dropped):  # newest first: a crash in between leaves no gap
+            file.delete()
+        if kept:
+            last = kept[-1]
+            last.wrote = min(offset - last.start, last.size)
+            last.synced = min(last.synced, last.wrote)
+            last.clear_from(last.wrote)
+
+    def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
+        """Delete the oldest files for which the test holds, never the last one; returns how many."""
+        count = 0
+        while count < len(self.files) - 1 and is_expired(self.files[count]):
+            count += 1
+        dropped, self.files = self.files[:count], self.files[count:]
+        for file in dropped:
+            file.delete()
+        return count
+
+    # ---- flushing
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """Bytes written that are not known to be on the disk."""
+        count = 0
+        for file in reversed(self.files):
+            if file.synced >= file.wrote:
+                break
+            count += file.wrote - file.synced
+        return count
+
+    def sync(self) -> None:
+        """Wait until everything written so far is on the disk, oldest file first; any thread.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        unsynced: list[MappedFile] = []
+        for file in reversed(self.files):
+            if file.synced >= file.wrote and file.is_named_durably:
+                break
+            unsynced.append(file)
+        for file in reversed(unsynced):
+            file.sync()
+            if not file.is_named_durably:
+                _sync_names(file)
+
+    def mark_synced(self) -> None:
+        """Take everything for being on the disk, as a clean shutdown promised."""
+        for file in self.files:
+            file.synced = file.wrote
+
+    def close(self) -> None:
+        """Give back every descriptor."""
+        for file in self.files:
+            file.close()
+
+    def destroy(self) -> None:
+        """Delete every file and the directories that are empty then."""
+        dropped, self.files = self.files, ()
+        for file in dropped:
+            file.delete()
+        for directory in self.directories:
+            try:
+                directory.rmdir()
+            except OSError:
+                _log.debug("%s stays: it is missing or holds other files", directory)
+
+
+def _sync_names(file: MappedFile) -> None:
+    """Make the name of a new file durable, and those of the two directories that may have come with it."""
+    for directory in list(file.path.parents)[:3]:
+        try:
+            sync_directory(directory)
+        except FileNotFoundError:  # deleted meanwhile
+            return
+    file.is_named_durably = True
+
+
+def _start_of(path: Path) -> int:
+    if len(path.name) == _NAME_DIGITS and path.name.isascii() and path.name.isdigit():
+        return int(path.name)
+    raise StoreMismatch(f"{path} is not a store file (its name is no 20-digit offset): move it elsewhere")

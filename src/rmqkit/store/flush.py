@@ -1,0 +1,201 @@
+"""The flush threads: what was appended becomes durable (``GroupCommitService``, ``FlushRealTimeService``).
+
+=============  =====================================  ===================================================
+thread         when                                   then
+=============  =====================================  ===================================================
+store-flush    SYNC_FLUSH: asked by `request`;        fdatasync of the log, ``durable_offset`` moves, one
+               every flushIntervalCommitLog, when     ``on_durable`` call
+               something (ASYNC_FLUSH: enough pages)
+               is dirty
+store-queues   every flushIntervalConsumeQueue        fdatasync of dirty queues and full index files; in a
+                                                      thorough round the checkpoint takes over the queues'
+                                                      time; checkpoint saved
+=============  =====================================  ===================================================
+
+One round covers every message appended before it began, however many wait. A refused fdatasync is final: the kernel may
+have dropped the dirty pages, so a later success would prove nothing. ``failure`` is set, the threads end, the store
+takes no more messages, and ``abort`` stays for the next start. Source: store.md §13.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from rmqkit.clock import Clock
+from rmqkit.store.checkpoint import Checkpoint
+from rmqkit.store.commit_log import CommitLog
+from rmqkit.store.consume_queues import ConsumeQueues
+from rmqkit.store.index_file import MessageIndex
+from rmqkit.store.settings import FlushDiskType, StoreSettings
+
+__all__ = ["Flusher"]
+
+_log = logging.getLogger(__name__)
+_PAGE_BYTES = 4096
+
+
+class Flusher:
+    """Both threads and what they reached.
+
+    Args:
+        dispatched_timestamp: says the storeTimestamp of the newest record in the queues.
+        on_durable: called from the flush thread at the end of every round.
+
+    Attributes:
+        durable_offset: physical offset up to which the log is known to be on the disk.
+        failure: the error of the first fdatasync that was refused.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        index: MessageIndex | None,
+        checkpoint: Checkpoint,
+        settings: StoreSettings,
+        clock: Clock,
+        *,
+        dispatched_timestamp: Callable[[], int],
+        on_durable: Callable[[int, OSError | None], None] | None,
+    ) -> None:
+        self.durable_offset = 0
+        self.failure: OSError | None = None
+        self._store_log = log
+        self._queues = queues
+        self._index = index
+        self._checkpoint = checkpoint
+        self._settings = settings
+        self._clock = clock
+        self._dispatched_timestamp = dispatched_timestamp
+        self._on_durable = on_durable
+        self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._is_requested = False
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._failing = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, durable_offset: int) -> None:
+        """Start the threads; the log is on the disk up to ``durable_offset``."""
+        self.durable_offset = durable_offset
+        for name, run in (("store-flush", self._flush_log), ("store-queues", self._flush_queues)):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def request(self) -> None:
+        """Ask for a round that covers everything appended before this call."""
+        if not self._is_requested:
+            self._is_requested = True
+            self._requests.put(True)
+
+    def stop(self) -> None:
+        """End the threads after a last round for everything."""
+        self._stop.set()
+        self._requests.put(False)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        self.flush_log()
+        self._tell()
+
+    # ---- the log
+
+    def _flush_log(self) -> None:
+        thorough_at = self._clock.monotonic_ms()
+        while self._wait_for_round():
+            now = self._clock.monotonic_ms()
+            is_thorough = now - thorough_at >= self._settings.flush_thorough_interval_ms
+            if is_thorough:
+                thorough_at = now
+            is_asked, self._is_requested = (
+                self._is_requested,
+                False,
+            )  # before the log's end is read: later puts ask again
+            is_any = is_asked or is_thorough or self._is_sync
+            least_bytes = 1 if is_any else max(1, self._settings.flush_least_pages * _PAGE_BYTES)
+            if self._store_log.max_offset - self.durable_offset >= least_bytes:
+                self.flush_log()
+                is_asked = True
+            if is_asked or self.failure is not None:
+                self._tell()
+            if self.failure is not None:
+                return
+
+    def _wait_for_round(self) -> bool:
+        """Wait for a request or the interval; False at the end."""
+        try:
+            self._requests.get(timeout=self._settings.flush_interval_ms / 1000)
+        except queue.Empty:
+            pass
+        return not self._stop.is_set()
+
+    def _tell(self) -> None:
+        if self._on_durable is not None:
+            self._on_durable(self.durable_offset, self.failure)
+
+    def flush_log(self) -> None:
+        """Make everything appended so far durable; sets ``failure`` when the disk refuses."""
+        if self.failure is not None:
+            return
+        timestamp = self._store_log.last_store_timestamp  # first: it is set after the end it belongs to
+        end = self._store_log.max_offset
+        try:
+            self._store_log.queue.sync()
+        except OSError as error:
+            self._fail("commit log", error)
+            return
+        self.durable_offset = end
+        self._checkpoint.physic_timestamp = max(timestamp, self._checkpoint.physic_timestamp)
+
+    # ---- the queues
+
+    def _flush_queues(self) -> None:
+        thorough_at = self._clock.monotonic_ms()
+        while not self._stop.wait(self._settings.queue_flush_interval_ms / 1000):
+            now = self._clock.monotonic_ms()
+            is_thorough = now - thorough_at >= self._settings.queue_flush_thorough_interval_ms
+            if is_thorough:
+                thorough_at = now
+            self.flush_queues(0 if is_thorough else self._settings.queue_flush_least_pages * _PAGE_BYTES)
+            if self.failure is not None:
+                return
+
+    def flush_queues(self, least_bytes: int = 0) -> None:
+        """Make queues durable that have at least so many bytes to flush; with 0 all, and the checkpoint says so."""
+        if self.failure is not None:
+            return
+        timestamp = self._dispatched_timestamp()  # first: entries of this time are written already
+        try:
+            self._queues.sync(least_bytes)
+            if self._index is not None:
+                self._checkpoint.index_timestamp = self._index.sync_full() or self._checkpoint.index_timestamp
+            if least_bytes == 0:
+                self._checkpoint.logics_timestamp = max(timestamp, self._checkpoint.logics_timestamp)
+            self._checkpoint.save()
+        except OSError as error:
+            self._fail("consume queues, index or checkpoint", error)
+
+    def flush_index(self) -> None:
+        """Make the newest index file durable, as only a clean stop does; called by the owner."""
+        if self.failure is None and self._index is not None:
+            try:
+                self._index.enter()
+                self._index.sync()
+            except OSError as error:
+                self._fail("index", error)
+
+    def _fail(self, what: str, error: OSError) -> None:
+        with self._failing:
+            if self.failure is not None:
+                return
+            self.failure = error
+        _log.critical(
+            "flush of %s failed, errno %s %s: no message is accepted; repair the disk and restart the broker",
+            what,
+            error.errno,
+            error.strerror,
+        )

@@ -1,0 +1,398 @@
+"""The index: messages by key, in hash tables on disk named by their creation time (``IndexService``, ``IndexFile``).
+
+::
+
+    header 40 bytes | slots × i32 | entries × 20 bytes
+
+    header  i64 beginTimestamp | i64 endTimestamp | i64 beginPhyOffset | i64 endPhyOffset | i32 hashSlotCount |
+            i32 indexCount
+    entry   i32 keyHash | i64 phyOffset | i32 timeDiff (seconds after beginTimestamp) | i32 prevIndex
+
+A slot holds the number of its newest entry, an entry the number of the one before it; 0 ends the chain. ``indexCount``
+is the next free number and starts at 1, so a full file holds one entry less than it has room for. Keys of a message
+are its UNIQ_KEY, every word of KEYS, and ``T#`` + TAGS (5.4); hashed is ``topic#key``. The hash alone is compared:
+whoever asks checks the key in the record.
+
+A file that is not full is worth nothing after a crash: it is deleted at load, and its keys come back for the records
+that recovery walks over. So keys may wait in memory: they are entered 32 messages at a time (and before a query or a
+clean stop), which costs one write for all entries, one per slot touched and one for the header. Writes go through
+``pwrite``: a full disk is an error, not a signal. Owner thread only, except `sync_full`.
+Source: store.md §7.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import struct
+from collections import deque
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from msgspec import Struct
+
+from rmqkit.errors import StoreMismatch
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.store.mapped_file import MappedFile
+
+__all__ = ["IndexFile", "KeyQuery", "MessageIndex", "key_hash"]
+
+_log = logging.getLogger(__name__)
+
+_HEADER = struct.Struct(">qqqqii")
+_SLOT = struct.Struct(">i")
+_ENTRY = struct.Struct(">iqii")
+_I32_MAX = 0x7FFFFFFF
+_NAME_DIGITS = 17
+_UNIQUE_KEY_HEAD = 24
+_WAITING_MAX = 32
+_KEYS = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS|TAGS)\x01([^\x02]+)")
+"""Finds what `find_property` finds, for all three names at once; tested equal."""
+assert (_HEADER.size, _ENTRY.size) == (40, 20)
+
+_head_hash = functools.lru_cache(maxsize=1024)(java_hash)
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash an index file stores for a key: ``abs`` of Java's hash of ``topic#key``. Source: store.md §7.2."""
+    # The hash runs from left to right, and the unique keys of a producer differ in their last characters only.
+    at = _UNIQUE_KEY_HEAD if len(key) == 32 else 0
+    tail = key[at:]
+    if not tail.isascii():
+        h = java_hash(f"{topic}#{key}")
+    else:
+        h = _head_hash(f"{topic}#{key[:at]}")
+        for unit in tail.encode():
+            h = (31 * h + unit) & 0xFFFFFFFF
+    h &= 0xFFFFFFFF
+    return h if h < 1 << 31 else ((1 << 32) - h) & 0x7FFFFFFF
+
+
+@functools.lru_cache(maxsize=4096)
+def _tags_hash(topic: str, tags: bytes) -> int:
+    return key_hash(topic, "T#" + tags.decode("utf-8", "replace"))
+
+
+class KeyQuery(Struct):
+    """What a query by key found.
+
+    Attributes:
+        physical_offsets: of records whose key has the hash asked for, ascending.
+        last_update_timestamp, last_update_offset: newest entry of the newest file, 0 without files.
+    """
+
+    physical_offsets: list[int]
+    last_update_timestamp: int = 0
+    last_update_offset: int = 0
+
+
+class IndexFile:
+    """One file of the index.
+
+    Attributes:
+        begin_timestamp, end_timestamp, begin_offset, end_offset, slots_used, index_count: the header.
+    """
+
+    def __init__(self, file: MappedFile, slot_count: int, entry_count: int) -> None:
+        self.file = file
+        self._slot_count = slot_count
+        self._entry_count = entry_count
+        self._entries_at = _HEADER.size + slot_count * _SLOT.size
+        header = _HEADER.unpack(file.read(0, _HEADER.size))
+        self.begin_timestamp: int = header[0]
+        self.end_timestamp: int = header[1]
+        self.begin_offset: int = header[2]
+        self.end_offset: int = header[3]
+        self.slots_used: int = header[4]
+        self.index_count: int = max(1, header[5])
+        self._entries = bytearray()
+        self._newest: dict[int, int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no entry fits any more."""
+        return self.index_count >= self._entry_count
+
+    def begin_after(self, timestamp: int, offset: int) -> None:
+        """Take over the end of the file before."""
+        self.begin_timestamp = self.end_timestamp = timestamp
+        self.begin_offset = self.end_offset = offset
+        self._write_header()
+
+    def put(self, hashes: list[int], physical_offset: int, store_timestamp: int) -> int:
+        """Enter the keys of one record, in memory until `write`; returns how many of them fit."""
+        number = first = self.index_count
+        count = min(len(hashes), self._entry_count - first)
+        if count <= 0:
+            return 0
+        seconds = (store_timestamp - self.begin_timestamp) // 1000 if self.begin_timestamp > 0 else 0
+        seconds = max(0, min(seconds, _I32_MAX))
+        newest, slot_count, view = self._newest, self._slot_count, self.file.view
+        for hashed in hashes[:count]:
+            slot = hashed % slot_count
+            previous = newest.get(slot) or _SLOT.unpack_from(view, _HEADER.size + slot * 4)[0]
+            if not 0 < previous <= number:
+                previous = 0
+                self.slots_used += 1
+            self._entries += _ENTRY.pack(hashed, physical_offset, seconds, previous)
+            newest[slot] = number
+            if number == 1:  # the first entry of a file moves its beginning
+                self.begin_offset, self.begin_timestamp, seconds = physical_offset, store_timestamp, 0
+            number += 1
+        self.index_count = number
+        self.end_offset, self.end_timestamp = physical_offset, store_timestamp
+        return count
+
+    def write(self) -> None:
+        """Write what was put: entries first and the header last, so that no chain leads nowhere.
+
+        Raises:
+            OSError: the disk refused; what is in memory stays there for another try.
+        """
+        if not self._entries:
+            return
+        first = self.index_count - len(self._entries) // _ENTRY.size
+        self.file.write(self._entries_at + first * _ENTRY.size, self._entries)
+        for slot, number in self._newest.items():
+            self.file.write(_HEADER.size + slot * _SLOT.size, _SLOT.pack(number))
+        self._write_header()
+        self._entries = bytearray()
+        self._newest.clear()
+
+    def _write_header(self) -> None:
+        self.file.write(
+            0,
+            _HEADER.pack(
+                self.begin_timestamp,
+                self.end_timestamp,
+                self.begin_offset,
+                self.end_offset,
+                self.slots_used,
+                self.index_count,
+            ),
+        )
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Whether the file may hold messages stored between two times."""
+        return begin <= self.end_timestamp and end >= self.begin_timestamp
+
+    def find(self, hashed: int, count_max: int, begin: int, end: int) -> list[int]:
+        """Physical offsets entered under a hash between two times, newest first."""
+        found: list[int] = []
+        view = self.file.view
+        number = _SLOT.unpack_from(view, _HEADER.size + hashed % self._slot_count * 4)[0]
+        while 0 < number < self.index_count and len(found) < count_max:
+            entry = _ENTRY.unpack_from(view, self._entries_at + number * _ENTRY.size)
+            entry_hash, physical_offset, seconds, previous = entry
+            timestamp = self.begin_timestamp + seconds * 1000
+            if seconds < 0 or timestamp < begin:
+                break
+            if entry_hash == hashed and timestamp <= end:
+                found.append(physical_offset)
+            if previous >= number:  # chains lead backwards; anything else is damage
+                break
+            number = previous
+        return found
+
+
+class MessageIndex:
+    """All index files of a store, oldest first.
+
+    Args:
+        tags_as_keys: whether TAGS are indexed too, as 5.4 does.
+    """
+
+    def __init__(self, directory: Path, slot_count: int, entry_count: int, *, tags_as_keys: bool = True) -> None:
+        self.directory = directory
+        self.files: tuple[IndexFile, ...] = ()
+        self._slot_count = slot_count
+        self._entry_count = entry_count
+        self._tags_as_keys = tags_as_keys
+        self._file_bytes = _HEADER.size + slot_count * _SLOT.size + entry_count * _ENTRY.size
+        self._current: IndexFile | None = None
+        self._full: deque[IndexFile] = deque()
+        self._waiting: deque[tuple[str, int, int, bytes]] = deque()
+        self._taken = -1
+        self._is_behind = False
+
+    # ---- opening and closing
+
+    def _on_disk(self) -> list[Path]:
+        if not self.directory.is_dir():
+            return []
+        return sorted(path for path in self.directory.iterdir() if path.name.isdecimal())
+
+    def check(self) -> None:
+        """Look at every file without changing anything.
+
+        Raises:
+            StoreMismatch: a file has another length than the settings say.
+        """
+        for path in self._on_disk():
+            length = path.stat().st_size
+            if length != self._file_bytes:
+                raise StoreMismatch(
+                    f"{path} has {length} bytes, maxHashSlotNum {self._slot_count} and maxIndexNum {self._entry_count} "
+                    f"make {self._file_bytes}: set them to the values the store was written with"
+                )
+
+    def load(self, *, clean: bool, durable_timestamp: int) -> None:
+        """Take over the files on the disk; after a crash only those that were full and flushed.
+
+        Args:
+            durable_timestamp: the checkpoint's indexMsgTimestamp.
+        """
+        files: list[IndexFile] = []
+        for path in self._on_disk():
+            mapped = MappedFile(path, 0, self._file_bytes, wrote=self._file_bytes)
+            file = IndexFile(mapped, self._slot_count, self._entry_count)
+            if clean or file.end_timestamp <= durable_timestamp:
+                files.append(file)
+            else:
+                _log.warning("deleting index file %s: it was not flushed before the crash", path)
+                mapped.delete()
+        self.files = tuple(files)
+        self._current = files[-1] if files else None
+
+    def sync_full(self) -> int:
+        """Wait until the files that became full are on the disk; called from a flush thread.
+
+        Returns:
+            the end timestamp of the newest of them, 0 without any.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        timestamp = 0
+        while self._full:
+            file = self._full[0]
+            file.file.sync()
+            timestamp = file.end_timestamp
+            self._full.popleft()
+        return timestamp
+
+    def sync(self) -> None:
+        """Wait until the newest file is on the disk, as a clean stop does.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        if self._current is not None:
+            self._current.file.sync()
+
+    def close(self) -> None:
+        """Give back descriptors and mappings."""
+        for file in self.files:
+            file.file.close()
+
+    # ---- building
+
+    def put(self, topic: str, physical_offset: int, store_timestamp: int, properties: bytes) -> None:
+        """Take over the keys of one record; they are entered with those of the following ones, or by `enter`.
+
+        Records come in log order; one that came before is ignored.
+
+        Raises:
+            OSError: the disk refused; another try goes on where this one stopped.
+        """
+        if physical_offset > self._taken:
+            self._taken = physical_offset
+            self._waiting.append((topic, physical_offset, store_timestamp, properties))
+        if len(self._waiting) >= _WAITING_MAX or self._is_behind:
+            self.enter()
+
+    def enter(self) -> None:
+        """Enter the keys that wait.
+
+        Raises:
+            OSError: the disk refused; another try goes on where this one stopped.
+        """
+        self._is_behind = True
+        waiting = self._waiting
+        while waiting:
+            self._enter(*waiting[0])
+            waiting.popleft()
+        if self._current is not None:
+            self._current.write()
+        self._is_behind = False
+
+    def _enter(self, topic: str, physical_offset: int, store_timestamp: int, properties: bytes) -> None:
+        current = self._current
+        if current is None or current.is_full:
+            current = self._create(store_timestamp)
+        if physical_offset < current.end_offset:
+            return
+        hashes = self._hashes(topic, properties)
+        while hashes:
+            entered = current.put(hashes, physical_offset, store_timestamp)
+            hashes = hashes[entered:]
+            if hashes:
+                current = self._create(store_timestamp)
+
+    def _hashes(self, topic: str, properties: bytes) -> list[int]:
+        found = dict(_KEYS.findall(properties))
+        hashes: list[int] = []
+        if unique_key := found.get(b"UNIQ_KEY"):
+            hashes.append(key_hash(topic, unique_key.decode("utf-8", "replace")))
+        if keys := found.get(b"KEYS"):
+            words = keys.decode("utf-8", "replace").split(" ")
+            hashes += [key_hash(topic, word) for word in words if word]
+        if self._tags_as_keys and (tags := found.get(b"TAGS")):
+            hashes.append(_tags_hash(topic, tags))
+        return hashes
+
+    def _create(self, now_ms: int) -> IndexFile:
+        """A new file, named by the time and behind all others."""
+        if self._current is not None:
+            self._current.write()
+        moment = datetime.fromtimestamp(now_ms / 1000)  # names are local time
+        name = _file_name(moment)
+        newest = self.files[-1].file.path.name if self.files else ""
+        while name <= newest:
+            moment = datetime.strptime(newest[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(newest[14:17]) + 1)
+            name = _file_name(moment)
+        mapped = MappedFile.create(self.directory / name, 0, self._file_bytes)
+        mapped.wrote = self._file_bytes
+        file = IndexFile(mapped, self._slot_count, self._entry_count)
+        if self.files:
+            file.begin_after(self.files[-1].end_timestamp, self.files[-1].end_offset)
+            self._full.append(self.files[-1])
+        self.files = (*self.files, file)
+        self._current = file
+        return file
+
+    def drop_expired(self, min_physical_offset: int) -> int:
+        """Delete files, never the newest, that hold nothing at or behind an offset; returns how many."""
+        count = 0
+        while count < len(self.files) - 1 and self.files[count].end_offset < min_physical_offset:
+            count += 1
+        dropped, self.files = self.files[:count], self.files[count:]
+        for file in dropped:
+            file.file.delete()
+        return count
+
+    # ---- asking
+
+    def query(self, topic: str, key: str, count_max: int, begin: int, end: int) -> KeyQuery:
+        """Records that may have a key and were stored between two times (ms, inclusive). Source: store.md §7.5.
+
+        Raises:
+            OSError: keys that waited cannot be entered.
+        """
+        self.enter()
+        found: list[int] = []
+        hashed = key_hash(topic, key)
+        for file in reversed(self.files):
+            if file.overlaps(begin, end):
+                found += file.find(hashed, count_max - len(found), begin, end)
+            if file.begin_timestamp < begin or len(found) >= count_max:
+                break
+        newest = self.files[-1] if self.files else None
+        if newest is None:
+            return KeyQuery([])
+        return KeyQuery(sorted(found), newest.end_timestamp, newest.end_offset)
+
+
+def _file_name(moment: datetime) -> str:
+    return moment.strftime("%Y%m%d%H%M%S") + f"{moment.microsecond // 1000:03d}"

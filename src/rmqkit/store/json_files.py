@@ -1,0 +1,99 @@
+"""Configuration files of the broker: ``config/X.json`` with its backup ``X.json.bak``.
+
+Writing moves ``X`` to ``X.bak`` in one step, makes that durable, then writes and syncs a new ``X``; whenever the
+machine stops, one of the two is whole. Reading takes ``X``; if it is missing, empty or unreadable, the backup. Integer
+map keys are written bare, as old brokers need it; any whitespace and order is read. Source: store.md §9.1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rmqkit.errors import BodyError, StoreMismatch, StoreUnavailable
+from rmqkit.protocol import fastjson
+
+__all__ = ["JsonFile", "sync_directory", "write_durably"]
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class JsonFile:
+    """One configuration file and its backup.
+
+    Args:
+        path: the file; its directory is made when first written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.backup = path.with_name(path.name + ".bak")
+
+    def load(self, value_type: type[T]) -> T | None:
+        """The stored value, or None when neither file holds one.
+
+        Raises:
+            StoreMismatch: what there is cannot be read, and no backup can; nothing was changed.
+        """
+        try:
+            value = _read(self.path, value_type)
+            failure = None
+        except BodyError as error:
+            value, failure = None, error
+        if value is not None:
+            return value
+        try:
+            value = _read(self.backup, value_type)
+        except BodyError as error:
+            failure = failure or error
+        if value is None and failure is not None:
+            raise StoreMismatch(f"{self.path} and its backup cannot be read ({failure}): repair or remove them")
+        if value is not None and failure is not None:
+            _log.warning("%s cannot be read (%s): taking its backup", self.path, failure)
+            self.path.unlink()  # the next save would make it the backup
+        return value
+
+    def save(self, value: Any) -> None:
+        """Replace the file; when this returns the value is on the disk.
+
+        Raises:
+            StoreUnavailable: the disk refused; the former value is still in one of the files.
+        """
+        content = fastjson.dumps(value, indent="\t")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                self.path.replace(self.backup)
+                sync_directory(self.path.parent)
+            write_durably(self.path, content)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot write {self.path}: errno {error.errno} {error.strerror}") from error
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a whole file and wait until it and its name are on the disk."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Wait until names made, renamed or removed in a directory are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path, value_type: type[T]) -> T | None:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return fastjson.decode_as(content, value_type) if content.strip() else None

@@ -1,0 +1,138 @@
+"""One file of a fixed-size file queue (``MappedFile``).
+
+The name is the logical offset of the first byte, 20 digits; the file has its full size from the start and is sparse.
+Bytes are written with ``pwrite``, never through a mapping: a full disk is then an `OSError` that can be answered,
+not a signal that ends the process; on Linux both see the same page cache. The commit log is read through a read-only
+mapping that its slices keep alive, so a deleted or closed file stays readable for whoever still sends from it.
+
+Not handled here: what the bytes mean, which file follows (`file_queue`), when to flush (`flush`).
+Source: store.md §2.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+__all__ = ["MappedFile", "file_name"]
+
+_CHUNK_BYTES = 1 << 20
+
+
+def file_name(start: int) -> str:
+    """The name of the file that begins at a logical offset."""
+    return f"{start:020d}"
+
+
+class MappedFile:
+    """A file of ``size`` bytes that begins at logical offset ``start``.
+
+    Attributes:
+        wrote: bytes from the start of the file that hold data.
+        synced: bytes from the start of the file that are known to be on the disk.
+        is_named_durably: whether the file's name is known to be on the disk.
+    """
+
+    __slots__ = ("_fd", "_is_deleted", "_view", "is_named_durably", "path", "size", "start", "synced", "wrote")
+
+    def __init__(self, path: Path, start: int, size: int, *, wrote: int) -> None:
+        self.path = path
+        self.start = start
+        self.size = size
+        self.wrote = wrote
+        self.synced = 0
+        self.is_named_durably = True
+        self._is_deleted = False
+        self._fd = -1
+        self._view: memoryview | None = None
+
+    @classmethod
+    def create(cls, path: Path, start: int, size: int) -> MappedFile:
+        """Make a new sparse file.
+
+        Raises:
+            OSError: the disk refused; no file is left behind.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = cls(path, start, size, wrote=0)
+        file.is_named_durably = False
+        file._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(file._fd, size)
+        except OSError:
+            file.delete()
+            raise
+        return file
+
+    @property
+    def end(self) -> int:
+        """Logical offset one past the last byte of the file."""
+        return self.start + self.size
+
+    @property
+    def fd(self) -> int:
+        """The open descriptor."""
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return self._fd
+
+    @property
+    def view(self) -> memoryview:
+        """The whole file, mapped read-only; slices stay valid for as long as somebody holds them."""
+        if self._view is None:
+            self._view = memoryview(mmap.mmap(self.fd, self.size, access=mmap.ACCESS_READ))
+        return self._view
+
+    def read(self, position: int, size: int) -> bytes:
+        """Copy out bytes; fewer when the file ends."""
+        return os.pread(self.fd, size, position)
+
+    def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of ``data`` at a position.
+
+        Raises:
+            OSError: the disk refused; a part may have been written.
+        """
+        written = os.pwrite(self.fd, data, position)
+        while written < len(data):  # the next call of a short write says why
+            written += os.pwrite(self.fd, memoryview(data)[written:], position + written)
+
+    def sync(self) -> None:
+        """Wait until the written bytes are on the disk; a file deleted meanwhile needs no disk.
+
+        Raises:
+            OSError: the disk refused; what was written since the last `sync` may be lost.
+        """
+        wrote = self.wrote
+        try:
+            os.fdatasync(self.fd)
+        except OSError:
+            if not self._is_deleted:
+                raise
+        self.synced = wrote
+
+    def clear_from(self, position: int) -> None:
+        """Turn everything behind a position into zeros, holes staying holes."""
+        while position < self.size:
+            try:
+                position = os.lseek(self.fd, position, os.SEEK_DATA)
+            except OSError:  # ENXIO: nothing but a hole follows
+                return
+            chunk = self.read(position, min(_CHUNK_BYTES, self.size - position))
+            if chunk.count(0) != len(chunk):
+                self.write(position, bytes(len(chunk)))
+            position += len(chunk)
+
+    def close(self) -> None:
+        """Give the descriptor back; slices of `view` stay valid."""
+        self._view = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def delete(self) -> None:
+        """Close and remove the file; slices of `view` stay valid."""
+        self._is_deleted = True
+        self.close()
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,393 @@
+"""Putting: from a message to a record in the log (``CommitLog.asyncPutMessage`` and its encoder).
+
+check → number in the queue → place in the log → one ``pwrite`` → dispatch. A batch becomes as many records, which lie
+together in one file and are one write; in a topic whose queues are batch queues it is one record that numbers all of
+them (*inner batch*).
+
+What is refused leaves no trace. Under SYNC_FLUSH a record is dispatched when it is on the disk: `Appender.dispatch`.
+Owner thread only. Source: store.md §3.6, §3.7, §14.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.clock import Clock
+from rmqkit.errors import BodyError
+from rmqkit.protocol.batch import BatchEntry, decode_batch
+from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, find_property
+from rmqkit.protocol.record import (
+    BLANK_BYTES,
+    INNER_BATCH,
+    NEED_UNWRAP,
+    TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    encode_record,
+)
+from rmqkit.store.batch_queue import BatchQueue
+from rmqkit.store.commit_log import CommitLog
+from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
+from rmqkit.store.delay_levels import parse_delay_levels
+from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
+from rmqkit.store.flush import Flusher
+from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.property_crc import TRAILER_BYTES, seal, with_room_for_crc
+from rmqkit.store.settings import FlushDiskType, StoreSettings
+
+__all__ = ["Appender", "PutMessage", "PutResult", "PutStatus"]
+
+_INNER_NUM = b"INNER_NUM\x01"
+_BATCH_COUNT_MAX = 32767
+_TOPIC_BYTES_MAX = 127
+_RETRY_TOPIC_BYTES_MAX = 255
+_V1_OVERHEAD_BYTES = 91
+_V6_EXTRA_BYTES = 12
+_FIXED_BYTES_MAX = _V1_OVERHEAD_BYTES + 1 + 2 * _V6_EXTRA_BYTES + _RETRY_TOPIC_BYTES_MAX + BLANK_BYTES
+assert _FIXED_BYTES_MAX + PROPERTIES_BYTES_MAX < 64 << 10, "a record is less than maxMessageSize + 64 KiB (§3.6)"
+
+
+class PutStatus(enum.Enum):
+    """How a put ended. Source: store.md §14.
+
+    ``OS_PAGE_CACHE_BUSY`` belongs to stores that several threads append to; this one has a single one.
+    """
+
+    OK = "PUT_OK"
+    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
+    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
+    CREATE_MAPPED_FILE_FAILED = "CREATE_MAPPED_FILE_FAILED"
+    OS_PAGE_CACHE_BUSY = "OS_PAGE_CACHE_BUSY"
+
+
+class PutMessage(Struct, gc=False):
+    """A message to store.
+
+    Attributes:
+        body: as it is to be stored; for `MessageStore.put_batch` the wire batch body.
+        properties: encoded property string.
+        born_host, store_host: packed IP and port, 8 or 20 bytes.
+    """
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_host: bytes
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+
+class PutResult(Struct, gc=False):
+    """What became of a put.
+
+    Attributes:
+        physical_offset: where the (first) record lies.
+        end_offset: end of the last byte written; on the disk when ``store.durable_offset`` has reached it.
+        queue_offset: number of the (first) message in its queue.
+        physical_offsets: one per message of a batch.
+        reason: why it was refused.
+    """
+
+    status: PutStatus
+    physical_offset: int = -1
+    end_offset: int = -1
+    queue_offset: int = -1
+    store_timestamp: int = 0
+    physical_offsets: Sequence[int] = ()
+    reason: str = ""
+
+
+class Appender:
+    """Puts messages into one store.
+
+    Attributes:
+        is_open: whether the store takes messages at all.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        dispatcher: Dispatcher,
+        flusher: Flusher,
+        settings: StoreSettings,
+        clock: Clock,
+    ) -> None:
+        self.is_open = False
+        self._commit_log = log
+        self._queues = queues
+        self._dispatcher = dispatcher
+        self._flusher = flusher
+        self._settings = settings
+        self._clock = clock
+        self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._delays_ms = parse_delay_levels(settings.message_delay_level)
+        self._trailer_bytes = TRAILER_BYTES + 1 if settings.append_property_crc else 0
+        self._variable_bytes_max = settings.commit_log_file_bytes - _FIXED_BYTES_MAX
+
+    def dispatch(self) -> None:
+        """Dispatch what may be: under SYNC_FLUSH what is on the disk, else everything."""
+        if self._dispatcher.pending:
+            self._dispatcher.run(self._flusher.durable_offset if self._is_sync else self._commit_log.max_offset)
+
+    def put(self, message: PutMessage) -> PutResult:
+        """Append one message; readable when this returns (SYNC_FLUSH: when it is durable)."""
+        queue = self._queues.table.get((message.topic, message.queue_id))
+        refused = self._refuse(message, is_new=queue is None)
+        if refused is not None:
+            return refused
+        queue = queue or self._queues.obtain(message.topic, message.queue_id)
+        if message.sys_flag & INNER_BATCH or isinstance(queue, BatchQueue) or _INNER_NUM in message.properties:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
+        return self._append(queue, message)
+
+    def put_batch(self, message: PutMessage) -> PutResult:
+        """Append a wire batch body: its members one by one, or as one inner batch where the topic's queues want that.
+
+        Members lie together in one file. Source: store.md §3.7.
+        """
+        queue = self._queues.table.get((message.topic, message.queue_id))
+        refused = self._refuse(message, is_new=queue is None)
+        if refused is not None:
+            return refused
+        try:
+            entries = decode_batch(message.body)
+        except BodyError as error:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=str(error))
+        if not entries:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason="the batch holds no message")
+        queue = queue or self._queues.obtain(message.topic, message.queue_id)
+        if isinstance(queue, BatchQueue):
+            return self._put_inner_batch(queue, message, len(entries))
+        return self._put_members(queue, message, entries)
+
+    def _put_inner_batch(self, queue: BatchQueue, message: PutMessage, count: int) -> PutResult:
+        """Append a batch as one record that numbers ``count`` messages."""
+        if find_property(message.properties, b"UNIQ_KEY") is None or count > _BATCH_COUNT_MAX:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
+        properties = message.properties
+        if properties and not properties.endswith(b"\x02"):
+            properties += b"\x02"
+        properties += b"INNER_NUM\x01%d\x02INNER_BASE\x01%d\x02" % (count, queue.next_offset)
+        if len(properties) + self._trailer_bytes > PROPERTIES_BYTES_MAX:
+            return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=f"properties of {len(properties)} bytes")
+        inner = msgspec.structs.replace(
+            message, properties=properties, sys_flag=message.sys_flag | INNER_BATCH | NEED_UNWRAP
+        )
+        appended = self._append(queue, inner, count)
+        if appended.status is PutStatus.OK:
+            appended.physical_offsets = (appended.physical_offset,)
+        return appended
+
+    def _append(self, queue: LogicQueue, message: PutMessage, count: int = 1) -> PutResult:
+        """Append one record that counts as ``count`` messages of its queue, and dispatch it."""
+        sys_flag, properties, body = message.sys_flag, message.properties, message.body
+        kind = sys_flag & TRANSACTION_MASK
+        is_numbered = kind != TRANSACTION_PREPARED and kind != TRANSACTION_ROLLBACK
+        queue_offset = queue.next_offset if is_numbered else 0
+        if self._trailer_bytes:
+            properties = with_room_for_crc(properties)
+        try:
+            size = _record_bytes(queue.topic_utf8, message, len(body), len(properties))
+            physical_offset = self._commit_log.place(size)
+        except OSError as error:
+            return _no_file(error)
+        now = self._clock.now_ms()
+        try:
+            record = encode_record(
+                topic=queue.topic_utf8,
+                queue_id=message.queue_id,
+                flag=message.flag,
+                queue_offset=queue_offset,
+                physical_offset=physical_offset,
+                sys_flag=sys_flag,
+                born_timestamp=message.born_timestamp,
+                born_host=message.born_host,
+                store_timestamp=now,
+                store_host=message.store_host,
+                reconsume_times=message.reconsume_times,
+                prepared_transaction_offset=message.prepared_transaction_offset,
+                body=body,
+                properties=properties,
+            )
+        except struct.error as error:
+            return _out_of_range(error)
+        assert len(record) == size, "the size was worked out before"
+        if self._trailer_bytes:
+            record = seal(record)
+            properties = record[-len(properties) :]
+        try:
+            self._commit_log.append(record, now)
+        except OSError as error:
+            return _not_written(error)
+        if is_numbered:
+            queue.next_offset = queue_offset + count
+        end = physical_offset + size
+        code = queue_tags_code(message.topic, properties, now, self._delays_ms)
+        arrival = Arrival(
+            message.topic, message.queue_id, queue_offset, code, now, physical_offset, size, sys_flag, properties, count
+        )
+        self._dispatcher.submit([arrival], end, self._flusher.durable_offset if self._is_sync else end)
+        return PutResult(PutStatus.OK, physical_offset, end, queue_offset, now)
+
+    def _put_members(self, queue: LogicQueue, message: PutMessage, entries: list[BatchEntry]) -> PutResult:
+        """Append every entry as a record of its own, all with one write."""
+        if self._trailer_bytes:
+            entries = [BatchEntry(entry.body, with_room_for_crc(entry.properties), entry.flag) for entry in entries]
+            if any(len(entry.properties) > PROPERTIES_BYTES_MAX for entry in entries):
+                return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason="a member's properties are too long")
+        fixed_bytes = _record_bytes(queue.topic_utf8, message, 0, 0)
+        total_bytes = sum([fixed_bytes + len(entry.body) + len(entry.properties) for entry in entries])
+        if total_bytes + BLANK_BYTES > self._settings.commit_log_file_bytes:
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"a batch of {total_bytes} bytes fits into no log file")
+        try:
+            physical_offset = self._commit_log.place(total_bytes)
+        except OSError as error:
+            return _no_file(error)
+        now = self._clock.now_ms()
+        try:
+            records, arrivals = self._encode_members(queue, message, entries, physical_offset, now)
+        except struct.error as error:
+            return _out_of_range(error)
+        try:
+            self._commit_log.append(b"".join(records), now)
+        except OSError as error:
+            return _not_written(error)
+        first = queue.next_offset
+        queue.next_offset += len(arrivals)
+        end = physical_offset + total_bytes
+        self._dispatcher.submit(arrivals, end, self._flusher.durable_offset if self._is_sync else end)
+        return PutResult(
+            PutStatus.OK, physical_offset, end, first, now, tuple([arrival.physical_offset for arrival in arrivals])
+        )
+
+    def _encode_members(
+        self, queue: LogicQueue, message: PutMessage, entries: list[BatchEntry], physical_offset: int, now: int
+    ) -> tuple[list[bytes], list[Arrival]]:
+        """The records of a batch that begins at an offset, and what the dispatcher has to know of them."""
+        records: list[bytes] = []
+        arrivals: list[Arrival] = []
+        topic, topic_utf8, queue_id, sys_flag = message.topic, queue.topic_utf8, message.queue_id, message.sys_flag
+        queue_offset = queue.next_offset
+        for entry in entries:
+            properties = entry.properties
+            record = encode_record(
+                topic=topic_utf8,
+                queue_id=queue_id,
+                flag=entry.flag,
+                queue_offset=queue_offset,
+                physical_offset=physical_offset,
+                sys_flag=sys_flag,
+                born_timestamp=message.born_timestamp,
+                born_host=message.born_host,
+                store_timestamp=now,
+                store_host=message.store_host,
+                reconsume_times=message.reconsume_times,
+                prepared_transaction_offset=0,
+                body=entry.body,
+                properties=properties,
+            )
+            if self._trailer_bytes:
+                record = seal(record)
+                properties = record[-len(properties) :]
+            records.append(record)
+            size = len(record)
+            code = queue_tags_code(topic, properties, now, self._delays_ms)
+            arrivals.append(
+                Arrival(topic, queue_id, queue_offset, code, now, physical_offset, size, sys_flag, properties)
+            )
+            physical_offset += size
+            queue_offset += 1
+        return records, arrivals
+
+    def _refuse(self, message: PutMessage, *, is_new: bool) -> PutResult | None:
+        """The first reason not to store a message. Source: store.md §3.6, §14."""
+        if not self.is_open or self._flusher.failure is not None or self._dispatcher.failure is not None:
+            reason = self._unavailable()
+            if reason:
+                return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=reason)
+        if is_new:
+            reason = self._topic_fault(message)
+            if reason:
+                return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
+        properties_bytes = len(message.properties) + self._trailer_bytes
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            reason = f"properties of {properties_bytes} bytes, at most {PROPERTIES_BYTES_MAX}"
+            return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=reason)
+        body_bytes = len(message.body)
+        if body_bytes > self._settings.message_bytes_max:
+            reason = f"body of {body_bytes} bytes, maxMessageSize is {self._settings.message_bytes_max}"
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
+        if body_bytes + properties_bytes > self._variable_bytes_max:
+            reason = f"body and properties of {body_bytes + properties_bytes} bytes fit into no log file"
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
+        return None
+
+    def _topic_fault(self, message: PutMessage) -> str:
+        """Why a topic that has no queue yet gets none, or an empty text."""
+        is_long_allowed = message.topic.startswith(RETRY_PREFIX) and self._settings.auto_message_version_on_topic_length
+        limit = _RETRY_TOPIC_BYTES_MAX if is_long_allowed else _TOPIC_BYTES_MAX
+        topic_bytes = len(message.topic.encode("utf-8", "replace"))
+        if topic_bytes > limit:
+            return f"topic of {topic_bytes} bytes, at most {limit}"
+        return topic_fault(message.topic, message.queue_id)
+
+    def _unavailable(self) -> str:
+        """Why no message is taken, or an empty text; tries once more what stood still for want of space."""
+        if not self.is_open:
+            return "the store is closed"
+        if (error := self._flusher.failure) is not None:
+            return f"flush failed: errno {error.errno} {error.strerror}"
+        self.dispatch()
+        if (error := self._dispatcher.failure) is not None:
+            return f"consume queue cannot be written: errno {error.errno} {error.strerror}"
+        return ""
+
+
+def _record_bytes(topic: bytes, message: PutMessage, body_bytes: int, properties_bytes: int) -> int:
+    """The size `encode_record` will give a record. Source: store.md §3.1."""
+    size = _V1_OVERHEAD_BYTES + len(topic) + body_bytes + properties_bytes
+    if len(topic) > _TOPIC_BYTES_MAX:
+        size += 1
+    if len(message.born_host) == 20:
+        size += _V6_EXTRA_BYTES
+    if len(message.store_host) == 20:
+        size += _V6_EXTRA_BYTES
+    return size
+
+
+def _inner_batch_fault(queue: LogicQueue) -> str:
+    if isinstance(queue, BatchQueue):
+        return (
+            f"queue.type of topic {queue.topic} is BatchCQ: it stores batches with a UNIQ_KEY and at most "
+            f"{_BATCH_COUNT_MAX} messages, nothing else"
+        )
+    return f"queue.type of topic {queue.topic} is not BatchCQ: it stores no inner batches"
+
+
+def _out_of_range(error: struct.error) -> PutResult:
+    return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"a number of the message fits into no record: {error}")
+
+
+def _no_file(error: OSError) -> PutResult:
+    return PutResult(
+        PutStatus.CREATE_MAPPED_FILE_FAILED, reason=f"no new log file: errno {error.errno} {error.strerror or error}"
+    )
+
+
+def _not_written(error: OSError) -> PutResult:
+    return PutResult(
+        PutStatus.SERVICE_NOT_AVAILABLE, reason=f"log cannot be written: errno {error.errno} {error.strerror or error}"
+    )

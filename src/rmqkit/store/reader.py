@@ -1,0 +1,275 @@
+"""Reading: a pull is one slice of a consume queue and slices of the log (``DefaultMessageStore.getMessage``).
+
+Entries are unpacked in one call, filtered by tag code, and turned into memoryviews of the mapped log: nothing is copied
+or decoded. A pull ends at the first of: messages wanted, bytes or messages allowed from memory or disk, entries
+scanned, end of the queue file. The first message is always returned whole.
+Also here: finding an offset by store time. Owner thread only. Source: store.md §16, §17.1.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from rmqkit.store.batch_queue import BatchQueue
+from rmqkit.store.commit_log import CommitLog
+from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
+from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.settings import StoreSettings
+
+__all__ = ["GetResult", "GetStatus", "Reader"]
+
+_RESULT_BYTES_MAX = 128 << 20
+_I32_MIN, _I32_MAX = -(1 << 31), (1 << 31) - 1
+
+
+class GetStatus(enum.Enum):
+    """How a read ended; the names are the remarks of a pull answer. Source: store.md §16.1."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class GetResult(Struct):
+    """What a read found.
+
+    Attributes:
+        next_begin_offset: queue offset to read from next.
+        records: stored records, as slices of the mapped log that stay valid for as long as they are held.
+        suggest_slave: whether the reader is so far behind that a slave should serve it.
+    """
+
+    status: GetStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    records: list[memoryview] = []
+    suggest_slave: bool = False
+
+
+class Reader:
+    """Reads queues of one store."""
+
+    def __init__(self, log: CommitLog, settings: StoreSettings) -> None:
+        self._log = log
+        self._settings = settings
+        self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * settings.memory_ratio_max // 100
+
+    def get(
+        self,
+        queue: LogicQueue,
+        queue_offset: int,
+        count_max: int,
+        codes: frozenset[int] | None,
+        accept: Callable[[memoryview], bool] | None = None,
+    ) -> GetResult:
+        """Read from an offset on.
+
+        Args:
+            codes: tag codes wanted, None for all.
+            accept: a further test of the record itself.
+        """
+        low, high = queue.min_offset, queue.max_offset
+        if high == 0:
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+        if queue_offset < low:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high)
+        if queue_offset == high:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, queue_offset, low, high)
+        if queue_offset > high:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+        count_max = max(1, count_max)
+        if accept is None and isinstance(queue, ConsumeQueue):
+            found = self._common(queue, queue_offset, count_max, codes)
+            if found is not None:
+                return found
+        return self._general(queue, queue_offset, count_max, codes, accept)
+
+    def _common(
+        self, queue: ConsumeQueue, queue_offset: int, count_max: int, codes: frozenset[int] | None
+    ) -> GetResult | None:
+        """The common pull: from memory, out of one log file, by plain tag codes; None when it is not that simple.
+
+        Equal to `_general`, tested so; it skips the checks whose outcome is known.
+        """
+        settings, log = self._settings, self._log
+        scan_bytes = max(settings.filter_bytes_max, count_max * ENTRY_BYTES)
+        count_max = min(count_max, settings.transfer_count_in_memory_max)
+        raw = queue.read(queue_offset, count_max if codes is None else -(-scan_bytes // ENTRY_BYTES))
+        if not raw:
+            return None
+        first = int.from_bytes(raw[:8], "big", signed=True)
+        file = log.queue.find(first)
+        if file is None or log.max_offset - first > self._memory_bytes:
+            return None
+        view, start, end = file.view, file.start, file.start + file.wrote
+        left = settings.transfer_bytes_in_memory_max
+        records: list[memoryview] = []
+        add = records.append
+        following = queue_offset
+        for physical_offset, size, code in ENTRY.iter_unpack(raw):
+            if records and (size > left or len(records) == count_max):
+                break
+            position = physical_offset - start
+            if position < 0 or physical_offset + size > end:
+                return None
+            following += 1
+            if codes is not None and code not in codes:
+                if _I32_MIN <= code <= _I32_MAX:
+                    continue
+                return None
+            left -= size
+            add(view[position : position + size])
+        status = GetStatus.FOUND if records else GetStatus.NO_MATCHED_MESSAGE
+        return GetResult(status, following, queue.min_offset, queue.max_offset, records)
+
+    def _general(
+        self,
+        queue: LogicQueue,
+        queue_offset: int,
+        count_max: int,
+        codes: frozenset[int] | None,
+        accept: Callable[[memoryview], bool] | None,
+    ) -> GetResult:
+        """The pull that handles everything."""
+        result = GetResult(GetStatus.NO_MATCHED_MESSAGE, queue_offset, queue.min_offset, queue.max_offset)
+        scanned = queue.scan(queue_offset, max(self._settings.filter_bytes_max, count_max * queue.entry_bytes))
+        if scanned is None:
+            result.status = GetStatus.OFFSET_FOUND_NULL
+            result.next_begin_offset = queue.next_file_offset(queue_offset)
+            return result
+        log, log_end, memory_bytes = self._log, self._log.max_offset, self._memory_bytes
+        message_count, total_bytes, removed_below, last = 0, 0, -1, 0
+        for physical_offset, size, stored_code, following, units in scanned:
+            if result.records and self._is_full(
+                message_count, units, total_bytes, size, count_max, is_near=log_end - physical_offset <= memory_bytes
+            ):
+                break
+            last = physical_offset
+            result.next_begin_offset = following
+            if physical_offset < removed_below:
+                continue
+            if codes is not None and not _matches(queue, stored_code, codes):
+                continue
+            record = log.slice(physical_offset, size)
+            if record is None:
+                if not result.records:
+                    result.status = GetStatus.MESSAGE_WAS_REMOVING
+                removed_below = physical_offset - physical_offset % log.queue.file_bytes + log.queue.file_bytes
+                continue
+            if accept is not None and not accept(record):
+                continue
+            result.records.append(record)
+            result.status = GetStatus.FOUND
+            message_count += units
+            total_bytes += size
+            removed_below = -1
+        result.suggest_slave = log_end - last > memory_bytes
+        return result
+
+    def _is_full(self, count: int, units: int, total_bytes: int, size: int, count_max: int, *, is_near: bool) -> bool:
+        """Whether a pull that has something ends before a record of ``units`` messages and ``size`` bytes."""
+        settings = self._settings
+        if count + units > count_max or total_bytes + size > _RESULT_BYTES_MAX:
+            return True
+        if is_near:
+            return (
+                total_bytes + size > settings.transfer_bytes_in_memory_max
+                or count >= settings.transfer_count_in_memory_max
+            )
+        return total_bytes + size > settings.transfer_bytes_on_disk_max or count >= settings.transfer_count_on_disk_max
+
+    def is_in_memory(self, queue: LogicQueue, queue_offset: int) -> bool:
+        """Whether a message lies so near the end of the log that it counts as cached."""
+        physical_offset, size = queue.place(queue_offset)
+        return size > 0 and self._log.max_offset - physical_offset <= self._memory_bytes
+
+    # ---- time
+
+    def store_time_at(self, queue: LogicQueue, queue_offset: int) -> int:
+        """storeTimestamp of a message, -1 when there is none."""
+        if not queue.min_offset <= queue_offset < queue.max_offset:
+            return -1
+        return self._log.store_timestamp(*queue.place(queue_offset))
+
+    def offset_by_time(self, queue: LogicQueue, timestamp_ms: int, *, upper: bool) -> int:
+        """The first message at or after a time; with ``upper`` the last at or before it. Source: store.md §16.2."""
+        if queue.max_offset == 0:
+            return 0
+        if isinstance(queue, BatchQueue):
+            found = self._search_batches(queue, timestamp_ms, upper=upper)
+        else:
+            found = self._search(queue, timestamp_ms, upper=upper)
+        return max(queue.min_offset, min(found, queue.max_offset))
+
+    def _search(self, queue: LogicQueue, timestamp_ms: int, *, upper: bool) -> int:
+        first, last = self._pick_file(queue, timestamp_ms, upper=upper)
+        low, high = max(first, queue.min_offset), last
+        if low > high:
+            return queue.max_offset
+        newest, oldest = self._time(queue, high), self._time(queue, low)
+        if newest < 0 or oldest < 0:
+            return 0
+        if newest < timestamp_ms:
+            return high if upper else high + 1
+        if oldest > timestamp_ms:
+            return 0 if upper else first
+        # low becomes the first entry of a later time (upper), or of a time that is not earlier (lower)
+        while low <= high:
+            middle = (low + high) // 2
+            time = self._time(queue, middle)
+            if time < timestamp_ms or (upper and time == timestamp_ms):
+                low = middle + 1
+            else:
+                high = middle - 1
+        return low - 1 if upper else low
+
+    def _pick_file(self, queue: LogicQueue, timestamp_ms: int, *, upper: bool) -> tuple[int, int]:
+        """First and last entry of the queue file to search in."""
+        bounds = queue.file_bounds()
+        if upper:
+            for first, last in reversed(bounds):
+                if self._time(queue, max(first, queue.min_offset)) <= timestamp_ms:
+                    return first, last
+            return bounds[0]
+        for first, last in bounds:
+            if self._time(queue, last) >= timestamp_ms:
+                return first, last
+        return bounds[-1]
+
+    def _search_batches(self, queue: BatchQueue, timestamp_ms: int, *, upper: bool) -> int:
+        """As brokers search a batch queue: in the last file that begins early enough, ending at its last record."""
+        bounds = queue.file_bounds()
+        first, last = next((file for file in reversed(bounds) if self._time(queue, file[0]) <= timestamp_ms), bounds[0])
+        times = [self._time(queue, index) for index in range(first, last + 1)]
+        if upper:
+            at = max(0, bisect_right(times, timestamp_ms) - 1)
+        else:
+            at = min(bisect_left(times, timestamp_ms), len(times) - 1)
+        return queue.base_offset(first + at)
+
+    def _time(self, queue: LogicQueue, index: int) -> int:
+        """storeTimestamp of an entry; 0, earlier than all others, when its record is expired; -1 when unreadable."""
+        physical_offset, size = queue.entry(index)[:2]
+        if physical_offset < self._log.min_offset:
+            return 0
+        return self._log.store_timestamp(physical_offset, size)
+
+
+def _matches(queue: LogicQueue, stored_code: int, codes: frozenset[int]) -> bool:
+    """Whether an entry's tag is wanted; an unknown tag passes."""
+    if _I32_MIN <= stored_code <= _I32_MAX:
+        return stored_code in codes
+    code = queue.tags_code(stored_code)
+    return code is None or ((code + (1 << 31)) & 0xFFFFFFFF) - (1 << 31) in codes

@@ -1,0 +1,149 @@
+"""Settings of the store (`MessageStoreConfig`), by their RocketMQ keys. Source: store.md §23."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Struct
+
+from rmqkit.settings import Setting
+
+__all__ = ["FlushDiskType", "StoreSettings"]
+
+_I32_MAX = 0x7FFFFFFF
+
+
+class FlushDiskType(enum.Enum):
+    """When a message counts as stored: in the page cache, or on the disk. Source: store.md §13.1."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+class StoreSettings(Struct, kw_only=True):
+    """What a ``broker.conf`` may say about the store."""
+
+    # ---- where
+    store_path_root_dir: Annotated[str, Setting("storePathRootDir", "directory of the store")] = "~/store"
+    store_path_commit_log: Annotated[
+        str, Setting("storePathCommitLog", "directories of the commit log, separated by commas; empty: root/commitlog")
+    ] = ""
+    read_only_commit_log_store_paths: Annotated[
+        str, Setting("readOnlyCommitLogStorePaths", "commit-log directories that get no new files, by commas")
+    ] = ""
+
+    # ---- file sizes; a store has to be opened with the sizes it was written with
+    commit_log_file_bytes: Annotated[
+        int, Setting("mappedFileSizeCommitLog", "bytes of a commit-log file", low=1024, high=_I32_MAX)
+    ] = 1 << 30
+    consume_queue_file_bytes: Annotated[
+        int,
+        Setting("mappedFileSizeConsumeQueue", "bytes of a consume-queue file, rounded up to a multiple of 20", low=20),
+    ] = 300_000 * 20
+    consume_queue_ext_file_bytes: Annotated[
+        int, Setting("mappedFileSizeConsumeQueueExt", "bytes of a consume-queue extension file", low=64)
+    ] = 48 << 20
+    batch_consume_queue_file_bytes: Annotated[
+        int,
+        Setting(
+            "mapperFileSizeBatchConsumeQueue", "bytes of a batch-queue file, rounded up to a multiple of 46", low=46
+        ),
+    ] = 300_000 * 46
+    enable_consume_queue_ext: Annotated[
+        bool, Setting("enableConsumeQueueExt", "store tag code, store time and filter bitmap beside the consume queue")
+    ] = False
+
+    # ---- index
+    message_index_enable: Annotated[bool, Setting("messageIndexEnable", "index messages by key")] = True
+    message_index_safe: Annotated[
+        bool, Setting("messageIndexSafe", "after a crash replay from the last full index file")
+    ] = False
+    hash_slot_count: Annotated[int, Setting("maxHashSlotNum", "hash slots of an index file", low=1)] = 5_000_000
+    index_entry_count: Annotated[int, Setting("maxIndexNum", "entries of an index file", low=2)] = 20_000_000
+    index_tags: Annotated[
+        bool, Setting("indexTagsEnable", "index TAGS as a key too, as brokers from 5.4 do and older ones do not")
+    ] = True
+    query_count_max: Annotated[
+        int, Setting("maxMsgsNumBatch", "most messages a query by key returns", low=1, hot=True)
+    ] = 64
+
+    # ---- limits of a message
+    message_bytes_max: Annotated[int, Setting("maxMessageSize", "largest body in bytes", low=1, hot=True)] = 4 << 20
+    auto_message_version_on_topic_length: Annotated[
+        bool, Setting("autoMessageVersionOnTopicLen", "store topics of more than 127 bytes as record version 2")
+    ] = True
+    append_property_crc: Annotated[
+        bool, Setting("enabledAppendPropCRC", "end the properties of every record with a checksum of the record")
+    ] = False
+    message_delay_level: Annotated[
+        str, Setting("messageDelayLevel", "delay of each level, from level 1, with unit s, m, h or d")
+    ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+    # ---- flush
+    flush_disk_type: Annotated[
+        FlushDiskType, Setting("flushDiskType", "answer a send when it is in memory, or when it is on the disk")
+    ] = FlushDiskType.ASYNC_FLUSH
+    sync_flush_timeout_ms: Annotated[
+        int, Setting("syncFlushTimeout", "ms a synchronous send waits for the disk", low=1, hot=True)
+    ] = 5000
+    flush_interval_ms: Annotated[
+        int, Setting("flushIntervalCommitLog", "ms between asynchronous flush rounds", low=1, hot=True)
+    ] = 500
+    flush_least_pages: Annotated[
+        int, Setting("flushCommitLogLeastPages", "dirty pages that make a round flush the commit log", low=0, hot=True)
+    ] = 4
+    flush_thorough_interval_ms: Annotated[
+        int,
+        Setting("flushCommitLogThoroughInterval", "ms after which a round flushes any dirty byte", low=0, hot=True),
+    ] = 10_000
+    queue_flush_interval_ms: Annotated[
+        int, Setting("flushIntervalConsumeQueue", "ms between flush rounds of the queues", low=1, hot=True)
+    ] = 1000
+    queue_flush_least_pages: Annotated[
+        int, Setting("flushConsumeQueueLeastPages", "dirty pages that make a round flush a queue", low=0, hot=True)
+    ] = 2
+    queue_flush_thorough_interval_ms: Annotated[
+        int,
+        Setting("flushConsumeQueueThoroughInterval", "ms after which a round flushes any dirty queue", low=0, hot=True),
+    ] = 60_000
+
+    # ---- recovery
+    check_crc_on_recover: Annotated[
+        bool, Setting("checkCRCOnRecover", "compare body checksums when the log is recovered")
+    ] = True
+    force_verify_property_crc: Annotated[
+        bool, Setting("forceVerifyPropCRC", "recovery checks the record checksum instead of the body checksum")
+    ] = False
+    commit_log_recover_files_max: Annotated[
+        int, Setting("commitLogRecoverMaxNum", "newest files looked at for a point to recover from", low=1)
+    ] = 10
+
+    # ---- reading
+    transfer_bytes_in_memory_max: Annotated[
+        int, Setting("maxTransferBytesOnMessageInMemory", "bytes of a pull from memory", low=1, hot=True)
+    ] = 256 << 10
+    transfer_count_in_memory_max: Annotated[
+        int, Setting("maxTransferCountOnMessageInMemory", "messages of a pull from memory", low=1, hot=True)
+    ] = 32
+    transfer_bytes_on_disk_max: Annotated[
+        int, Setting("maxTransferBytesOnMessageInDisk", "bytes of a pull from the disk", low=1, hot=True)
+    ] = 64 << 10
+    transfer_count_on_disk_max: Annotated[
+        int, Setting("maxTransferCountOnMessageInDisk", "messages of a pull from the disk", low=1, hot=True)
+    ] = 8
+    memory_ratio_max: Annotated[
+        int,
+        Setting(
+            "accessMessageInMemoryMaxRatio", "percent of RAM behind the log end taken as in memory", low=0, high=100
+        ),
+    ] = 40
+    filter_bytes_max: Annotated[
+        int, Setting("maxFilterMessageSize", "consume-queue bytes scanned by one pull", low=20, hot=True)
+    ] = 16_000
+
+    @property
+    def root(self) -> Path:
+        """`store_path_root_dir` with ``~`` replaced."""
+        return Path(self.store_path_root_dir).expanduser()

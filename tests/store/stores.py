@@ -1,0 +1,113 @@
+"""What the store's tests share: small messages, small files, stores that are closed in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.record import Record, decode_record, pack_host
+from rmqkit.settings import load
+from rmqkit.store.message_store import GetResult, MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.settings import StoreSettings
+from tests.golden_stores import GoldenStore
+
+HOST = pack_host("127.0.0.1", 10911)
+HOST_V6 = pack_host("::1", 10911)
+BORN_MS = 1_700_000_000_000
+
+
+class StepClock:
+    """A clock that stands still until it is told to go."""
+
+    def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
+        self.now = now_ms
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def monotonic_ms(self) -> float:
+        return float(self.now)
+
+
+def message(
+    topic: str = "TopicTest", queue_id: int = 0, body: bytes = b"hello", **properties: str | int | bytes
+) -> PutMessage:
+    """A message; keyword arguments that are fields of `PutMessage` set those, the others are properties."""
+    fields: dict[str, Any] = {name: properties.pop(name) for name in PutMessage.__struct_fields__ if name in properties}
+    encoded = encode_properties({name: str(value) for name, value in properties.items()})
+    defaults: dict[str, Any] = {
+        "flag": 0,
+        "sys_flag": 0,
+        "born_timestamp": BORN_MS,
+        "born_host": HOST,
+        "store_host": HOST,
+        "properties": encoded,
+    }
+    return PutMessage(topic, queue_id, body, **(defaults | fields))
+
+
+def small_settings(**changes: Any) -> StoreSettings:
+    """Files of a few records, so that rolling happens soon."""
+    sizes: dict[str, Any] = {
+        "commit_log_file_bytes": 4096,
+        "consume_queue_file_bytes": 200,
+        "batch_consume_queue_file_bytes": 460,
+        "hash_slot_count": 16,
+        "index_entry_count": 50,
+    }
+    return StoreSettings(**(sizes | changes))
+
+
+def golden_settings(golden: GoldenStore, **changes: str) -> StoreSettings:
+    """The settings a golden store was written with."""
+    settings: StoreSettings = load([StoreSettings], golden.manifest["brokerConf"] | changes, source="golden").values[0]
+    return settings
+
+
+@contextmanager
+def opened(root: Path, settings: StoreSettings | None = None, **options: Any) -> Iterator[MessageStore]:
+    """An open store, closed in the end."""
+    store = MessageStore(root, settings or small_settings(), **options)
+    store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def put_all(store: MessageStore, *messages: PutMessage) -> list[PutResult]:
+    """Put messages that have to be taken."""
+    results = [store.put(one) for one in messages]
+    assert [one.status for one in results] == [PutStatus.OK] * len(messages), results
+    return results
+
+
+def read_all(store: MessageStore, topic: str, queue_id: int = 0) -> list[Record]:
+    """Every readable message of a queue, as a consumer that follows ``next_begin_offset`` gets them."""
+    records: list[Record] = []
+    offset = store.min_offset(topic, queue_id)
+    while offset < store.max_offset(topic, queue_id):
+        found: GetResult = store.get(topic, queue_id, offset, count_max=32)
+        records.extend(decode_record(record) for record in found.records)
+        assert found.next_begin_offset > offset
+        offset = found.next_begin_offset
+    return records
+
+
+def copy_store(root: Path, to: Path) -> Path:
+    """What a crash leaves: the directory as it is now."""
+    shutil.copytree(root, to)
+    return to
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Every file and directory under a directory, with a digest of its content."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
+        for path in sorted(root.rglob("*"))
+    }

@@ -1,0 +1,222 @@
+"""Queue entries and their bounds: store.md §4."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY, ConsumeQueue
+from rmqkit.store.mapped_file import file_name
+
+FILE_ENTRIES = 10
+FILE_BYTES = 200
+RECORD_BYTES = 100
+TAG_A = 2598919
+
+
+def new_queue(root: Path) -> ConsumeQueue:
+    return ConsumeQueue("TopicTest", 3, root / "consumequeue" / "TopicTest" / "3", FILE_BYTES, set())
+
+
+def reloaded(root: Path) -> ConsumeQueue:
+    queue = new_queue(root)
+    queue.queue.load()
+    queue.recover()
+    return queue
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[ConsumeQueue]:
+    queue = new_queue(tmp_path)
+    yield queue
+    queue.close()
+
+
+def fill(queue: ConsumeQueue, count: int, first: int = 0) -> ConsumeQueue:
+    for i in range(first, first + count):
+        queue.append(i, i * RECORD_BYTES, RECORD_BYTES, TAG_A, 0)
+    return queue
+
+
+def content(queue: ConsumeQueue, start: int) -> bytes:
+    return queue.queue.path_of(start).read_bytes()
+
+
+def entry(i: int) -> bytes:
+    return ENTRY.pack(i * RECORD_BYTES, RECORD_BYTES, TAG_A)
+
+
+def test_entry_bytes(queue: ConsumeQueue) -> None:
+    queue.append(0, 0x1122334455, 0x1F4, -2, 0)
+    assert content(queue, 0)[:20] == bytes.fromhex("0000001122334455 000001f4 fffffffffffffffe")
+
+
+def test_new_queue_has_no_file(queue: ConsumeQueue, tmp_path: Path) -> None:
+    assert (queue.min_offset, queue.max_offset, queue.read(0, 5)) == (0, 0, b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_entries_fill_files_in_order(queue: ConsumeQueue) -> None:
+    fill(queue, 12)
+    assert content(queue, 0) == b"".join(map(entry, range(10)))
+    assert content(queue, FILE_BYTES) == entry(10) + entry(11) + bytes(160)
+    assert (queue.max_offset, queue.max_physical_offset) == (12, 1200)
+
+
+def test_read_ends_with_the_file(queue: ConsumeQueue) -> None:
+    fill(queue, 12)
+    assert queue.read(8, 5) == entry(8) + entry(9)
+    assert queue.read(10, 5) == entry(10) + entry(11)
+    assert queue.read(12, 5) == b""
+
+
+def test_repeated_dispatch_changes_nothing(queue: ConsumeQueue) -> None:
+    fill(queue, 5)
+    fill(queue, 5)
+    assert queue.max_offset == 5 and content(queue, 0)[100:] == bytes(100)
+
+
+def test_repeated_number_is_ignored(queue: ConsumeQueue, caplog: pytest.LogCaptureFixture) -> None:
+    fill(queue, 5)
+    queue.append(3, 9900, 100, 0, 0)
+    assert queue.max_offset == 5 and "entry 3 repeated" in caplog.text
+
+
+def test_number_too_great_is_indexed_at_the_end(queue: ConsumeQueue, caplog: pytest.LogCaptureFixture) -> None:
+    fill(queue, 5)
+    queue.append(9, 9900, 100, 0, 0)
+    assert queue.entry(5) == (9900, 100, 0) and "entry 9 follows 4" in caplog.text
+
+
+def test_queue_that_begins_later_is_filled_with_blanks(queue: ConsumeQueue) -> None:
+    fill(queue, 1, first=23)
+    assert [path.name for path in queue.queue.directories[0].iterdir()] == [file_name(400)]
+    assert content(queue, 400) == BLANK_ENTRY * 3 + entry(23) + bytes(120)
+    assert bytes.fromhex("0000000000000000 7fffffff 0000000000000000") == BLANK_ENTRY
+    assert (queue.min_offset, queue.max_offset) == (23, 24)
+
+
+def test_blanks_count_as_readable_after_a_restart_at_offset_zero(queue: ConsumeQueue, tmp_path: Path) -> None:
+    fill(queue, 1, first=23)
+    again = reloaded(tmp_path)
+    again.correct_min_offset(0)
+    assert (again.min_offset, again.max_offset) == (20, 24)
+    again.correct_min_offset(100)
+    assert again.min_offset == 23
+
+
+def test_blanks_alone_stand_for_no_record(queue: ConsumeQueue, tmp_path: Path) -> None:
+    fill(queue, 1, first=23)
+    queue.queue.files[0].write(3 * 20, bytes(20))  # the crash came between the blanks and the first entry
+    again = reloaded(tmp_path)
+    assert (again.max_offset, again.max_physical_offset) == (23, -1)
+    fill(again, 2, first=23)
+    assert again.max_offset == 25 and again.entry(24) == ENTRY.unpack(entry(24))
+
+
+def test_queue_that_begins_at_a_file_start_has_no_blanks(queue: ConsumeQueue) -> None:
+    fill(queue, 1, first=20)
+    assert content(queue, 400)[:20] == entry(20)
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35, 40])
+def test_recovery_finds_the_end(queue: ConsumeQueue, tmp_path: Path, count: int) -> None:
+    fill(queue, count)
+    again = reloaded(tmp_path)
+    assert again.max_offset == count
+    assert again.max_physical_offset == (count * RECORD_BYTES if count else -1)
+    fill(again, 3, first=count)
+    assert again.entry(count + 2) == ENTRY.unpack(entry(count + 2))
+
+
+@pytest.mark.parametrize("damage", [ENTRY.pack(-1, 100, 0), ENTRY.pack(500, 0, 0), ENTRY.pack(500, -7, 0)])
+def test_recovery_stops_at_the_first_invalid_entry(queue: ConsumeQueue, tmp_path: Path, damage: bytes) -> None:
+    fill(queue, 9)
+    queue.queue.files[0].write(5 * 20, damage)
+    again = reloaded(tmp_path)
+    assert (again.max_offset, again.max_physical_offset) == (5, 500)
+    assert content(again, 0)[100:] == bytes(100), "stale entries never look valid again"
+
+
+def test_recovery_looks_at_three_files_only(queue: ConsumeQueue, tmp_path: Path) -> None:
+    fill(queue, 45)
+    queue.queue.files[1].write(0, bytes(20))
+    assert reloaded(tmp_path).max_offset == 45
+    queue.queue.files[2].write(0, bytes(20))
+    assert reloaded(tmp_path).max_offset == 20
+
+
+@pytest.mark.parametrize(("end", "count"), [(0, 0), (1, 1), (500, 5), (501, 6), (1500, 15), (9999, 25)])
+def test_physical_cut_drops_entries_at_or_behind_it(queue: ConsumeQueue, end: int, count: int) -> None:
+    fill(queue, 25)
+    queue.truncate_physical(end)
+    assert queue.max_offset == count
+    assert queue.max_physical_offset == (count * RECORD_BYTES if count else -1)
+    fill(queue, 2, first=count)
+    assert queue.max_offset == count + 2
+
+
+@pytest.mark.parametrize(
+    ("min_physical_offset", "min_offset"), [(0, 0), (1, 1), (100, 1), (900, 9), (950, 10), (2400, 10), (2401, 25)]
+)
+def test_min_offset_follows_the_log(queue: ConsumeQueue, min_physical_offset: int, min_offset: int) -> None:
+    fill(queue, 25)
+    queue.correct_min_offset(min_physical_offset)
+    assert queue.min_offset == min_offset, "looked for in the first file; nothing readable: the end"
+
+
+def test_expired_files_are_deleted_but_never_the_last(queue: ConsumeQueue) -> None:
+    fill(queue, 25)
+    assert queue.drop_expired(900) == 0
+    assert queue.drop_expired(901) == 1
+    queue.correct_min_offset(950)
+    assert (queue.min_offset, queue.max_offset) == (10, 25)
+    assert queue.drop_expired(99999) == 1
+    queue.correct_min_offset(99999)
+    assert (queue.min_offset, queue.max_offset) == (25, 25)
+
+
+def test_full_disk_leaves_the_queue_as_it_was(queue: ConsumeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(queue, 3)
+    monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", lambda descriptor, data, position: 7)
+    with pytest.raises(OSError, match="no space left") as raised:
+        fill(queue, 1, first=3)
+    assert raised.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    assert queue.max_offset == 3
+    assert fill(queue, 1, first=3).entry(3) == ENTRY.unpack(entry(3))
+
+
+def test_dirty_queues_enter_themselves_once_per_flush(tmp_path: Path) -> None:
+    dirty: set[ConsumeQueue] = set()
+    queue = ConsumeQueue("T", 0, tmp_path / "q", FILE_BYTES, dirty)
+    fill(queue, 2)
+    assert dirty == {queue}
+    queue.sync()
+    assert dirty == set() and queue.queue.unsynced_bytes == 0
+    fill(queue, 1, first=2)
+    assert dirty == {queue}
+
+
+def test_destroy_removes_files_and_directory(queue: ConsumeQueue) -> None:
+    fill(queue, 12)
+    queue.destroy()
+    assert not queue.queue.directories[0].exists()
+
+
+def test_closed_queue_opens_its_file_again(queue: ConsumeQueue) -> None:
+    fill(queue, 2)
+    queue.close()
+    fill(queue, 1, first=2)
+    assert queue.read(0, 3) == entry(0) + entry(1) + entry(2)
+
+
+def test_descriptors_are_given_back(queue: ConsumeQueue) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the count alone
+    fill(queue, 25)
+    queue.close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -1,0 +1,196 @@
+"""From the log to the queues: store.md §4.2, §11."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.record import decode_record
+from rmqkit.store.consume_queue import ENTRY
+from rmqkit.store.consume_queues import ConsumeQueues
+from rmqkit.store.delay_levels import parse_delay_levels
+from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of, queue_tags_code
+from rmqkit.store.message_store import MessageStore
+from rmqkit.store.queue_ext import QueueExt, is_address
+from rmqkit.store.settings import StoreSettings
+from tests.golden_stores import GoldenStore, unpack_golden
+from tests.store.stores import golden_settings, message, opened, put_all, small_settings
+
+DELAYS = parse_delay_levels(StoreSettings().message_delay_level)
+
+
+@pytest.mark.parametrize(
+    ("topic", "properties", "code"),
+    [
+        ("T", {}, 0),
+        ("T", {"TAGS": "TagA"}, 2598919),
+        ("T", {"TAGS": "TagA", "DELAY": "3"}, 2598919),
+        ("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA", "DELAY": "3"}, 5_000 + 10_000),
+        ("SCHEDULE_TOPIC_XXXX", {"DELAY": "99"}, 5_000 + 7_200_000),
+        ("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA", "DELAY": "0"}, 2598919),
+        ("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA"}, 2598919),
+        ("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA", "DELAY": "soon"}, 2598919),
+    ],
+)
+def test_tag_code(topic: str, properties: dict[str, str], code: int) -> None:
+    assert queue_tags_code(topic, encode_properties(properties), 5_000, DELAYS) == code
+
+
+@given(
+    st.text(min_size=1, max_size=8, alphabet=st.characters(exclude_characters="/\0\x01\x02", codec="utf-8")),
+    st.sampled_from([{}, {"TAGS": "a"}, {"TAGS": "ü", "KEYS": "k"}, {"DELAY": "2", "TAGS": "b"}]),
+    st.sampled_from([0, 0x1, 0x8, 0x4, 0xC]),
+)
+def test_what_put_knows_is_what_the_record_says(
+    tmp_path_factory: pytest.TempPathFactory, topic: str, properties: dict[str, str], sys_flag: int
+) -> None:
+    seen: list[Arrival] = []
+    with opened(tmp_path_factory.mktemp("s"), on_arrival=seen.extend) as store:
+        for name in (topic, "SCHEDULE_TOPIC_XXXX"):
+            result = store.put(message(name, body=b"b", sys_flag=sys_flag, **properties))
+            if result.reason:
+                assert name in (".", "..")
+                continue
+            record = store.record_at(result.physical_offset)
+            assert record is not None
+            assert seen.pop() == arrival_of(decode_record(record), DELAYS)
+
+
+def arrival(queue_offset: int, *, topic: str = "T", sys_flag: int = 0) -> Arrival:
+    return Arrival(topic, 0, queue_offset, 0, 1000 + queue_offset, queue_offset * 100, 100, sys_flag, b"")
+
+
+@pytest.fixture
+def queues(tmp_path: Path) -> ConsumeQueues:
+    return ConsumeQueues(tmp_path, small_settings())
+
+
+def max_offset(queues: ConsumeQueues, topic: str = "T") -> int:
+    queue = queues.get(topic, 0)
+    return 0 if queue is None else queue.max_offset
+
+
+def test_records_are_dispatched_up_to_the_limit_in_order(queues: ConsumeQueues) -> None:
+    seen: list[list[Arrival]] = []
+    dispatcher = Dispatcher(queues, seen.append)
+    dispatcher.submit([arrival(0)], 100, 0)
+    dispatcher.submit([arrival(1), arrival(2)], 300, 100)
+    assert (max_offset(queues), dispatcher.position, len(dispatcher.pending)) == (1, 100, 1)
+    dispatcher.run(299)
+    assert max_offset(queues) == 1, "a batch is dispatched whole"
+    dispatcher.run(300)
+    assert (max_offset(queues), dispatcher.position, len(dispatcher.pending)) == (3, 300, 0)
+    assert seen == [[arrival(0)], [arrival(1), arrival(2)]]
+    assert dispatcher.dispatched_timestamp == 1002
+
+
+@pytest.mark.parametrize("sys_flag", [0x4, 0xC])
+def test_prepared_and_rolled_back_records_are_in_no_queue(queues: ConsumeQueues, sys_flag: int) -> None:
+    Dispatcher(queues).submit([arrival(0, sys_flag=sys_flag)], 100, 100)
+    assert len(queues) == 0
+
+
+@pytest.mark.parametrize("topic", ["../../etc", "a/b", "..", ".", "", "a\0b"])
+def test_topic_that_is_no_directory_is_left_out(queues: ConsumeQueues, tmp_path: Path, topic: str) -> None:
+    dispatcher = Dispatcher(queues)
+    dispatcher.submit([arrival(0, topic=topic)], 100, 100)
+    assert len(queues) == 0 and dispatcher.position == 100
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refusing_disk_stops_the_dispatcher_until_it_takes_more(
+    queues: ConsumeQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int, data: bytes, position: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    dispatcher = Dispatcher(queues)
+    monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", fail)
+    dispatcher.submit([arrival(0)], 100, 100)
+    dispatcher.submit([arrival(1)], 200, 200)
+    assert dispatcher.failure is not None and dispatcher.failure.errno == errno.ENOSPC
+    assert (dispatcher.position, len(dispatcher.pending)) == (0, 2)
+    monkeypatch.undo()
+    dispatcher.run(200)
+    assert dispatcher.failure is None
+    assert (dispatcher.position, max_offset(queues)) == (200, 2)
+
+
+# ---- the golden logs, dispatched again
+
+
+def dispatched_again(golden: GoldenStore, settings: StoreSettings, to: Path) -> Path:
+    """A store made of the golden log alone."""
+    (to / "commitlog").parent.mkdir(parents=True)
+    shutil.copytree(golden.root / "commitlog", to / "commitlog")
+    (to / "abort").touch()
+    store = MessageStore(to, settings, is_batch_topic="GoldInnerBatch".__eq__)
+    store.open()
+    store.close()
+    return to
+
+
+def queue_files(root: Path, folder: str = "consumequeue") -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted((root / folder).rglob("*"))
+        if path.is_file() and "%LMQ%" not in str(path)
+    }
+
+
+def test_queues_come_out_byte_for_byte(tmp_path: Path) -> None:
+    golden = unpack_golden("5.4.0-ipv6-crc", tmp_path)
+    again = dispatched_again(golden, golden_settings(golden), tmp_path / "again")
+    assert queue_files(again) == queue_files(golden.root)
+
+
+@pytest.mark.parametrize("name", ["5.4.0", "4.9.4"])
+def test_queues_with_extension_say_the_same(tmp_path: Path, name: str) -> None:
+    golden = unpack_golden(name, tmp_path)
+    settings = golden_settings(golden)
+    again = dispatched_again(golden, settings, tmp_path / "again")
+    ours, theirs = said_by_queues(again, settings), said_by_queues(golden.root, settings)
+    assert ours.keys() == theirs.keys() and len(theirs) > 300
+    assert ours == theirs
+
+
+def said_by_queues(root: Path, settings: StoreSettings) -> dict[tuple[str, int], tuple[int, int, int, int]]:
+    """File and position → offset, size, and the tag code and store time behind the address."""
+    said: dict[tuple[str, int], tuple[int, int, int, int]] = {}
+    for name, content in queue_files(root).items():
+        ext = QueueExt(
+            (root / name.replace("consumequeue", "consumequeue_ext")).parent, settings.consume_queue_ext_file_bytes
+        )
+        ext.queue.load()
+        for i, (physical_offset, size, code) in enumerate(ENTRY.iter_unpack(content)):
+            if size:
+                assert is_address(code)
+                unit = ext.read(code)
+                assert unit is not None
+                said[name, i] = (physical_offset, size, unit.tags_code, unit.store_timestamp)
+        ext.queue.close()
+    return said
+
+
+def test_dispatching_the_same_log_twice_changes_nothing(tmp_path: Path) -> None:
+    golden = unpack_golden("5.4.0-ipv6-crc", tmp_path)
+    again = dispatched_again(golden, golden_settings(golden), tmp_path / "again")
+    before = queue_files(again)
+    (again / "abort").touch()
+    with opened(again, golden_settings(golden)):
+        pass
+    assert queue_files(again) == before
+
+
+def test_every_put_is_told_once_and_a_batch_together(tmp_path: Path) -> None:
+    seen: list[list[Arrival]] = []
+    with opened(tmp_path / "s", on_arrival=seen.append) as store:
+        put_all(store, message(TAGS="TagA"), message())
+    assert [[one.queue_offset for one in arrivals] for arrivals in seen] == [[0], [1]]
+    assert seen[0][0].tags_code == 2598919

@@ -1,0 +1,252 @@
+"""When a message is on the disk, and what happens when the disk refuses: store.md §13."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
+from rmqkit.store.settings import FlushDiskType
+from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
+
+DEADLINE_SECONDS = 20
+
+
+def sync_settings(**changes: Any) -> Any:
+    return small_settings(flush_disk_type=FlushDiskType.SYNC_FLUSH, flush_interval_ms=3_600_000, **changes)
+
+
+class Rounds:
+    """Collects what ``on_durable`` was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, OSError | None]] = []
+        self.thread = ""
+        self._changed = threading.Condition()
+
+    def __call__(self, offset: int, error: OSError | None) -> None:
+        with self._changed:
+            self.told.append((offset, error))
+            self.thread = threading.current_thread().name
+            self._changed.notify_all()
+
+    def wait(self, test: Callable[[tuple[int, OSError | None]], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(map(test, self.told)), DEADLINE_SECONDS), self.told
+
+
+class Gate:
+    """Stands for fdatasync of log files: counts, and waits or fails when told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.error: OSError | None = None
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Event()
+        real = os.fdatasync
+
+        def fdatasync(descriptor: int) -> None:
+            self.count += 1
+            self.entered.set()
+            assert self.open.wait(DEADLINE_SECONDS)
+            if self.error is not None:
+                raise self.error
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fdatasync", fdatasync)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.open.set()
+
+
+def wait_until(test: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not test():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.002)
+
+
+def test_requested_round_covers_what_was_put(tmp_path: Path) -> None:
+    rounds = Rounds()
+    with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
+        end = put_all(store, message(), message())[-1].end_offset
+        assert store.durable_offset == 0
+        store.request_flush()
+        rounds.wait(lambda told: told == (end, None))
+        assert store.durable_offset == end
+        assert rounds.thread == "store-flush"
+
+
+def test_one_round_serves_everybody_who_waits(tmp_path: Path, gate: Gate) -> None:
+    rounds = Rounds()
+    with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
+        gate.open.clear()
+        gate.entered.clear()
+        first = put_all(store, message())[0]
+        store.request_flush()
+        assert gate.entered.wait(DEADLINE_SECONDS)
+        gate.count = 0
+        for _ in range(5):  # they all come while the first round is at the disk
+            last = put_all(store, message())[0]
+            store.request_flush()
+        gate.open.set()
+        rounds.wait(lambda told: told == (last.end_offset, None))
+        assert gate.count == 1
+        assert [told for told in rounds.told if told[0] > first.end_offset] == [(last.end_offset, None)]
+
+
+def test_round_covers_files_that_were_rolled(tmp_path: Path) -> None:
+    rounds = Rounds()
+    with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
+        end = put_all(store, *(message(body=bytes(1500)) for _ in range(7)))[-1].end_offset
+        store.request_flush()
+        rounds.wait(lambda told: told == (end, None))
+        assert store._commit_log.queue.unsynced_bytes == 0
+
+
+def test_synchronous_message_is_readable_when_it_is_on_the_disk(tmp_path: Path) -> None:
+    rounds = Rounds()
+    seen: list[Any] = []
+    with opened(tmp_path / "s", sync_settings(), on_durable=rounds, on_arrival=seen.extend) as store:
+        result = put_all(store, message())[0]
+        assert store.get("TopicTest", 0, 0, count_max=1).status is GetStatus.NO_MESSAGE_IN_QUEUE
+        assert seen == []
+        store.request_flush()
+        rounds.wait(lambda told: told[0] == result.end_offset)
+        store.dispatch()
+        assert [one.queue_offset for one in seen] == [0]
+        assert store.get("TopicTest", 0, 0, count_max=1).status is GetStatus.FOUND
+
+
+def test_close_makes_durable_and_tells(tmp_path: Path) -> None:
+    rounds = Rounds()
+    with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
+        end = put_all(store, message())[0].end_offset
+    assert rounds.told[-1] == (end, None)
+    with opened(tmp_path / "s", sync_settings()) as store:
+        assert len(read_all(store, "TopicTest")) == 1
+        assert store.durable_offset == end
+
+
+def test_asynchronous_rounds_come_by_themselves(tmp_path: Path) -> None:
+    settings = small_settings(flush_interval_ms=1, flush_thorough_interval_ms=1)
+    with opened(tmp_path / "s", settings) as store:
+        end = put_all(store, message())[0].end_offset
+        wait_until(lambda: store.durable_offset == end)
+
+
+def test_few_dirty_bytes_wait_for_a_thorough_round(tmp_path: Path, gate: Gate) -> None:
+    settings = small_settings(commit_log_file_bytes=1 << 20, flush_interval_ms=1, flush_thorough_interval_ms=3_600_000)
+    with opened(tmp_path / "s", settings) as store:
+        put_all(store, message())
+        end = put_all(store, *(message(body=bytes(2000)) for _ in range(9)))[-1].end_offset
+        wait_until(lambda: store.durable_offset > 0)
+        assert store.durable_offset >= 4 * 4096 or store.durable_offset == end
+
+
+def test_queues_and_checkpoint_are_flushed_by_themselves(tmp_path: Path) -> None:
+    settings = small_settings(queue_flush_interval_ms=1, queue_flush_thorough_interval_ms=1, flush_interval_ms=1)
+    with opened(tmp_path / "s", settings) as store:
+        timestamp = put_all(store, message())[0].store_timestamp
+        store.request_flush()
+        wanted = timestamp.to_bytes(8, "big") * 2
+        path = tmp_path / "s" / "checkpoint"
+        wait_until(lambda: path.exists() and path.read_bytes()[:16] == wanted)
+        assert not store._queues.dirty
+
+
+# ---- a disk that refuses
+
+
+@pytest.fixture
+def broken(tmp_path: Path, gate: Gate) -> Iterator[tuple[MessageStore, Rounds, int]]:
+    """A store whose second flush was refused, and the end of what is certainly durable."""
+    rounds = Rounds()
+    with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
+        durable = put_all(store, message(body=b"durable"))[0].end_offset
+        store.request_flush()
+        rounds.wait(lambda told: told == (durable, None))
+        store.dispatch()
+        gate.error = OSError(errno.EIO, "Input/output error")
+        put_all(store, message(body=b"lost"))
+        store.request_flush()
+        rounds.wait(lambda told: told[1] is not None)
+        yield store, rounds, durable
+
+
+def test_refused_flush_is_told_and_moves_nothing(broken: tuple[MessageStore, Rounds, int]) -> None:
+    store, rounds, durable = broken
+    assert rounds.told[-1][0] == durable == store.durable_offset
+    assert store.failure is rounds.told[-1][1] is not None
+    assert not store.is_writable
+
+
+def test_later_puts_are_refused_with_the_number(broken: tuple[MessageStore, Rounds, int]) -> None:
+    store, _, _ = broken
+    for result in (store.put(message()), store.put_batch(message())):
+        assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
+        assert result.reason == "flush failed: errno 5 Input/output error"
+
+
+def test_refused_flush_is_never_retried_into_success(broken: tuple[MessageStore, Rounds, int], gate: Gate) -> None:
+    store, rounds, durable = broken
+    gate.error = None
+    store.request_flush()
+    store.close()
+    assert store.durable_offset == durable
+    assert all(told[0] <= durable for told in rounds.told)
+    assert store.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
+
+
+def test_what_is_not_durable_never_becomes_readable(broken: tuple[MessageStore, Rounds, int]) -> None:
+    store, _, _ = broken
+    assert [record.body for record in read_all(store, "TopicTest")] == [b"durable"]
+
+
+def test_next_start_recovers_after_a_refused_flush(
+    broken: tuple[MessageStore, Rounds, int], gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, _, durable = broken
+    store.close()
+    assert any("errno 5 Input/output error" in record.message for record in caplog.get_records("setup"))
+    assert (store.root / "abort").exists()
+    gate.error = None
+    with opened(store.root, sync_settings()) as again:
+        assert again.put(message()).status is PutStatus.OK
+        assert again.record_at(0) is not None and durable > 0
+
+
+def test_refused_queue_flush_is_final_too(tmp_path: Path, gate: Gate) -> None:
+    settings = small_settings(
+        flush_interval_ms=3_600_000, queue_flush_interval_ms=1, queue_flush_thorough_interval_ms=1
+    )
+    gate.error = None
+    with opened(tmp_path / "s", settings) as store:
+        gate.error = OSError(errno.EIO, "Input/output error")
+        put_all(store, message())
+        wait_until(lambda: store.failure is not None)
+        assert store.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
+        gate.error = None
+
+
+def test_copy_taken_after_durable_holds_the_message(tmp_path: Path) -> None:
+    rounds = Rounds()
+    with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:
+        end = put_all(store, message(body=b"kept"))[0].end_offset
+        store.request_flush()
+        rounds.wait(lambda told: told == (end, None))
+        copy = copy_store(store.root, tmp_path / "copy")
+    with opened(copy) as store:
+        assert [record.body for record in read_all(store, "TopicTest")] == [b"kept"]

@@ -1,0 +1,94 @@
+import os
+from pathlib import Path
+
+import pytest
+from msgspec import Struct, field
+
+from rmqkit.errors import StoreMismatch, StoreUnavailable
+from rmqkit.store.json_files import JsonFile
+
+
+class Offsets(Struct, rename="camel"):
+    offset_table: dict[str, dict[int, int]] = field(default_factory=dict)
+
+
+ONE = Offsets({"TopicTest@group_a": {0: 5, 1: 7}})
+TWO = Offsets({"TopicTest@group_a": {0: 6, 1: 7}})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> JsonFile:
+    return JsonFile(tmp_path / "config" / "consumerOffset.json")
+
+
+def test_missing_files_are_an_empty_start(file: JsonFile) -> None:
+    assert file.load(Offsets) is None
+
+
+def test_integer_keys_are_written_bare(file: JsonFile) -> None:
+    file.save(ONE)
+    assert b'"TopicTest@group_a":{\n\t\t\t0:5,\n\t\t\t1:7\n' in file.path.read_bytes()
+    assert file.load(Offsets) == ONE
+
+
+def test_what_java_writes_is_read(file: JsonFile) -> None:
+    file.path.parent.mkdir()
+    file.path.write_text('{\n\t"dataVersion":{"counter":3},\n\t"offsetTable":{"TopicTest@group_a":{0:5,1:7}}\n}')
+    assert file.load(Offsets) == ONE
+
+
+def test_first_save_makes_no_backup(file: JsonFile) -> None:
+    file.save(ONE)
+    assert not file.backup.exists()
+
+
+def test_backup_holds_the_former_content(file: JsonFile) -> None:
+    file.save(ONE)
+    former = file.path.read_bytes()
+    file.save(TWO)
+    assert file.backup.read_bytes() == former
+    assert file.load(Offsets) == TWO
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n", b'{"offsetTable":{"a', b'{"offsetTable":7}', b"\xff\xfe"])
+def test_backup_is_taken_when_the_file_is_not_readable(file: JsonFile, content: bytes) -> None:
+    file.save(ONE)
+    file.save(TWO)
+    file.path.write_bytes(content)
+    assert file.load(Offsets) == ONE
+
+
+def test_unreadable_file_never_becomes_the_backup(file: JsonFile) -> None:
+    file.save(ONE)
+    file.save(TWO)
+    file.path.write_bytes(b"{broken")
+    file.load(Offsets)
+    file.save(TWO)
+    assert not file.backup.exists() or file.backup.read_bytes() != b"{broken"
+    assert file.load(Offsets) == TWO
+
+
+def test_crash_between_rename_and_write_leaves_the_backup(file: JsonFile) -> None:
+    file.save(ONE)
+    file.path.replace(file.backup)
+    assert file.load(Offsets) == ONE
+
+
+def test_nothing_readable_is_an_error_that_changes_nothing(file: JsonFile) -> None:
+    file.path.parent.mkdir()
+    file.path.write_bytes(b"{broken")
+    with pytest.raises(StoreMismatch, match=r"consumerOffset\.json and its backup cannot be read.*remove them"):
+        file.load(Offsets)
+    assert file.path.read_bytes() == b"{broken"
+
+
+def test_failing_disk_is_reported_and_the_former_value_stays(file: JsonFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.save(ONE)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StoreUnavailable, match=r"consumerOffset\.json: errno 5 Input/output error"):
+        file.save(TWO)
+    assert file.load(Offsets) == ONE

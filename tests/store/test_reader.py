@@ -1,0 +1,299 @@
+"""What a read returns, row by row: store.md §16, §17.1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqkit.protocol.hashing import tags_code
+from rmqkit.protocol.record import decode_record
+from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
+from tests.golden_stores import unpack_golden
+from tests.store.stores import StepClock, golden_settings, message, opened, put_all, small_settings
+
+TAG_A, TAG_B = tags_code("TagA"), tags_code("TagB")
+RECORD_BYTES = 200
+
+
+def sized(store: MessageStore, count: int, *, size: int = RECORD_BYTES, tags: str = "TagA", queue_id: int = 0) -> None:
+    """Put messages whose records have a size."""
+    empty = len(store.record_at(put_all(store, message("Probe", body=b"", TAGS=tags))[0].physical_offset) or b"")
+    body = bytes(size - empty - len("TopicTest") + len("Probe"))
+    put_all(store, *(message(queue_id=queue_id, body=body, TAGS=tags) for _ in range(count)))
+
+
+def offsets(found: GetResult) -> list[int]:
+    return [decode_record(record).queue_offset for record in found.records]
+
+
+def roomy(**changes: Any) -> Any:
+    return small_settings(commit_log_file_bytes=1 << 20, consume_queue_file_bytes=2000 * 20, **changes)
+
+
+def test_unknown_and_empty_queues(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as store:
+        found = store.get("TopicTest", 0, 5, count_max=1)
+        assert (found.status, found.next_begin_offset) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
+        assert (store.max_offset("TopicTest", 0), store.min_offset("TopicTest", 0)) == (0, 0)
+        assert store.earliest_store_time("TopicTest", 0) == -1
+        assert store.offset_by_time("TopicTest", 0, 5) == 0
+        assert not store.is_in_memory("TopicTest", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "following"),
+    [
+        (-1, GetStatus.OFFSET_TOO_SMALL, 0),
+        (5, GetStatus.OFFSET_OVERFLOW_ONE, 5),
+        (6, GetStatus.OFFSET_OVERFLOW_BADLY, 5),
+        (12, GetStatus.OFFSET_OVERFLOW_BADLY, 5),
+        (4, GetStatus.FOUND, 5),
+    ],
+)
+def test_offsets_at_the_bounds(tmp_path: Path, offset: int, status: GetStatus, following: int) -> None:
+    with opened(tmp_path / "s") as store:
+        sized(store, 5)
+        found = store.get("TopicTest", 0, offset, count_max=32)
+        assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (status, following, 0, 5)
+
+
+def test_records_are_the_stored_bytes(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as store:
+        result = put_all(store, message(body=b"hello", TAGS="a"))[0]
+        record = store.get("TopicTest", 0, 0, count_max=1).records[0]
+        assert record == store.record_at(result.physical_offset)
+        assert decode_record(record).body == b"hello"
+
+
+def test_messages_wanted(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy()) as store:
+        sized(store, 40)
+        assert offsets(store.get("TopicTest", 0, 3, count_max=5)) == [3, 4, 5, 6, 7]
+        assert offsets(store.get("TopicTest", 0, 3, count_max=0)) == [3]
+
+
+def test_messages_allowed_from_memory(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy()) as store:
+        sized(store, 40)
+        found = store.get("TopicTest", 0, 0, count_max=1000)
+        assert len(found.records) == 32 and found.next_begin_offset == 32
+
+
+def test_bytes_allowed_from_memory(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy(transfer_bytes_in_memory_max=3 * RECORD_BYTES)) as store:
+        sized(store, 10)
+        assert len(store.get("TopicTest", 0, 0, count_max=32).records) == 3
+
+
+def test_first_message_is_always_allowed(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy(transfer_bytes_in_memory_max=1, transfer_bytes_on_disk_max=1)) as store:
+        sized(store, 10)
+        assert offsets(store.get("TopicTest", 0, 7, count_max=32)) == [7]
+        assert offsets(store.get("TopicTest", 0, 7, count_max=32, codes=frozenset([TAG_A]))) == [7]
+
+
+def test_far_behind_the_end_counts_as_disk(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy(memory_ratio_max=0)) as store:
+        sized(store, 40)
+        found = store.get("TopicTest", 0, 0, count_max=32)
+        assert len(found.records) == 8 and found.suggest_slave
+        assert not store.is_in_memory("TopicTest", 0, 0)
+    with opened(tmp_path / "s", roomy(memory_ratio_max=0, transfer_bytes_on_disk_max=2 * RECORD_BYTES)) as store:
+        assert len(store.get("TopicTest", 0, 0, count_max=32).records) == 2
+
+
+def test_near_the_end_counts_as_memory(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy()) as store:
+        sized(store, 4)
+        assert store.is_in_memory("TopicTest", 0, 0)
+        assert not store.is_in_memory("TopicTest", 0, 4)
+        assert not store.get("TopicTest", 0, 0, count_max=32).suggest_slave
+
+
+def test_read_ends_with_the_queue_file(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as store:  # 10 entries per file
+        sized(store, 15)
+        assert store.get("TopicTest", 0, 7, count_max=32).next_begin_offset == 10
+        assert store.get("TopicTest", 0, 10, count_max=32).next_begin_offset == 15
+
+
+def test_read_crosses_log_files(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", small_settings(consume_queue_file_bytes=4000)) as store:
+        sized(store, 60)
+        assert offsets(store.get("TopicTest", 0, 10, count_max=32)) == list(range(10, 42))
+
+
+# ---- tags
+
+
+def test_wanted_tags_only(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy()) as store:
+        for tags in ("TagA", "TagB", "TagA", "TagC"):
+            put_all(store, message(TAGS=tags))
+        put_all(store, message())
+        assert offsets(store.get("TopicTest", 0, 0, count_max=32, codes=frozenset([TAG_A]))) == [0, 2]
+        assert offsets(store.get("TopicTest", 0, 0, count_max=32, codes=frozenset([TAG_A, TAG_B]))) == [0, 1, 2]
+        found = store.get("TopicTest", 0, 0, count_max=32, codes=frozenset([77]))
+        assert (found.status, found.next_begin_offset, found.records) == (GetStatus.NO_MATCHED_MESSAGE, 5, [])
+
+
+def test_scan_goes_on_behind_the_last_match_until_the_pull_is_full(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy()) as store:
+        for tags in ("TagA", "TagB", "TagA", "TagB", "TagA"):
+            put_all(store, message(TAGS=tags))
+        assert store.get("TopicTest", 0, 0, count_max=2, codes=frozenset([TAG_A])).next_begin_offset == 3
+        assert store.get("TopicTest", 0, 1, count_max=9, codes=frozenset([TAG_B])).next_begin_offset == 5
+
+
+def test_scan_is_bounded(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy(filter_bytes_max=400)) as store:
+        sized(store, 50)
+        assert store.get("TopicTest", 0, 0, count_max=5, codes=frozenset([77])).next_begin_offset == 20
+        assert store.get("TopicTest", 0, 0, count_max=30, codes=frozenset([77])).next_begin_offset == 30
+
+
+def test_tags_through_the_extension(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy(enable_consume_queue_ext=True)) as store:
+        for tags in ("TagA", "TagB", "TagA"):
+            put_all(store, message(TAGS=tags))
+        assert offsets(store.get("TopicTest", 0, 0, count_max=32, codes=frozenset([TAG_B]))) == [1]
+    with opened(tmp_path / "s", roomy()) as store:  # addresses without the extension: the client filters
+        assert offsets(store.get("TopicTest", 0, 0, count_max=32, codes=frozenset([TAG_B]))) == [0, 1, 2]
+
+
+def test_test_of_the_record_itself(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", roomy()) as store:
+        put_all(store, *(message(body=bytes([i])) for i in range(6)))
+        found = store.get("TopicTest", 0, 0, count_max=32, accept=lambda record: decode_record(record).body[0] % 2 == 1)
+        assert offsets(found) == [1, 3, 5] and found.next_begin_offset == 6
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.sampled_from(["TagA", "TagB"])), min_size=1, max_size=40),
+    st.integers(0, 39),
+    st.integers(1, 40),
+    st.integers(300, 3000),
+    st.integers(1, 32),
+)
+@settings(max_examples=40, deadline=None)
+def test_fast_way_equals_the_general_one(
+    tmp_path_factory: pytest.TempPathFactory,
+    sent: list[tuple[int, str]],
+    start: int,
+    count_max: int,
+    bytes_max: int,
+    messages_max: int,
+) -> None:
+    limits = {"transfer_bytes_in_memory_max": bytes_max, "transfer_count_in_memory_max": messages_max}
+    with opened(tmp_path_factory.mktemp("s"), small_settings(**limits)) as store:
+        put_all(store, *(message(body=bytes(size), TAGS=tags) for size, tags in sent))
+        fast = store.get("TopicTest", 0, start, count_max=count_max)
+        general = store.get("TopicTest", 0, start, count_max=count_max, accept=lambda record: True)
+        assert fast == general
+        both = store.get("TopicTest", 0, start, count_max=count_max, codes=frozenset([TAG_A, TAG_B]))
+        assert fast == both
+
+
+# ---- what is gone
+
+
+def test_records_of_deleted_files_are_skipped(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", small_settings(consume_queue_file_bytes=4000)) as store:
+        sized(store, 60)
+    (tmp_path / "s" / "commitlog" / f"{4096:020d}").unlink()
+    with opened(tmp_path / "s", small_settings(consume_queue_file_bytes=4000)) as store:
+        first = store.get("TopicTest", 0, 0, count_max=32)
+        assert first.status is GetStatus.FOUND
+        gone = [offset for offset in range(60) if offset not in set(_follow(store))]
+        assert gone == list(range(gone[0], gone[-1] + 1)) and len(gone) > 10
+        found = store.get("TopicTest", 0, gone[0], count_max=5)
+        assert found.status is GetStatus.FOUND and offsets(found) == list(range(gone[-1] + 1, gone[-1] + 6))
+        last = store.get("TopicTest", 0, gone[0], count_max=32, accept=lambda record: False)
+        assert last.status in (GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING)
+
+
+def _follow(store: MessageStore) -> list[int]:
+    seen: list[int] = []
+    offset = 0
+    while offset < store.max_offset("TopicTest", 0):
+        found = store.get("TopicTest", 0, offset, count_max=32)
+        seen += offsets(found)
+        offset = found.next_begin_offset
+    return seen
+
+
+def test_missing_queue_file_leads_to_the_next(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as store:
+        sized(store, 35)
+    (tmp_path / "s" / "consumequeue" / "TopicTest" / "0" / f"{200:020d}").unlink()
+    with opened(tmp_path / "s") as store:
+        found = store.get("TopicTest", 0, 13, count_max=32)
+        assert (found.status, found.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 20)
+
+
+def test_only_deleted_records_are_being_removed(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", small_settings(consume_queue_file_bytes=4000)) as store:
+        sized(store, 10)
+        sized(store, 40, queue_id=1)
+    (tmp_path / "s" / "commitlog" / f"{4096:020d}").unlink()
+    with opened(tmp_path / "s", small_settings(consume_queue_file_bytes=4000)) as store:
+        found = store.get("TopicTest", 1, 12, count_max=5)
+        assert found.status is GetStatus.FOUND
+        found = store.get("TopicTest", 1, 12, count_max=1, codes=frozenset([77]))
+        assert found.status is GetStatus.NO_MATCHED_MESSAGE
+
+
+# ---- time
+
+
+def timed(tmp_path: Path, *times: int) -> MessageStore:
+    clock = StepClock()
+    store = MessageStore(tmp_path / "s", small_settings(), clock=clock)
+    store.open()
+    for time in times:
+        clock.now = time
+        put_all(store, message())
+    return store
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "lower", "upper"),
+    [(0, 0, 0), (10, 0, 0), (11, 1, 0), (20, 1, 3), (25, 4, 3), (30, 4, 4), (31, 5, 4), (99, 5, 4)],
+)
+def test_offset_by_time(tmp_path: Path, timestamp: int, lower: int, upper: int) -> None:
+    store = timed(tmp_path, 10, 20, 20, 20, 30)
+    assert store.offset_by_time("TopicTest", 0, timestamp) == lower
+    assert store.offset_by_time("TopicTest", 0, timestamp, upper=True) == upper
+    assert store.earliest_store_time("TopicTest", 0) == 10
+    assert [store.store_time_at("TopicTest", 0, offset) for offset in (-1, 0, 4, 5)] == [-1, 10, 30, -1]
+    store.close()
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(0, 200))
+@settings(max_examples=40, deadline=None)
+def test_offset_by_time_agrees_with_a_plain_search(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], timestamp: int
+) -> None:
+    times = [sum(steps[: i + 1]) for i in range(len(steps))]
+    store = timed(tmp_path_factory.mktemp("t"), *times)
+    lower = next((i for i, time in enumerate(times) if time >= timestamp), len(times))
+    upper = max((i for i, time in enumerate(times) if time <= timestamp), default=0)
+    assert store.offset_by_time("TopicTest", 0, timestamp) == lower
+    assert store.offset_by_time("TopicTest", 0, timestamp, upper=True) == upper
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["5.4.0", "5.4.0-ipv6-crc"])
+def test_golden_time_queries(tmp_path: Path, name: str) -> None:
+    golden = unpack_golden(name, tmp_path)
+    with opened(golden.root, golden_settings(golden), is_batch_topic="GoldInnerBatch".__eq__) as store:
+        for query in golden.manifest["offsetByTimestamp"]:
+            if query["topic"] == "GoldInnerBatch":
+                continue
+            place = query["topic"], query["queueId"], query["timestamp"]
+            answer = store.offset_by_time(*place), store.offset_by_time(*place, upper=True)
+            assert answer == (query["lower"], query["upper"]), query

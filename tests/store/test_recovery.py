@@ -1,0 +1,321 @@
+"""Recovery: store.md §12, and what the real broker made of damaged copies of one store."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqkit.protocol.record import decode_record, iter_records
+from rmqkit.store.message_store import PutStatus
+from rmqkit.store.settings import StoreSettings
+from tests.golden_stores import golden_manifest
+from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings, tree
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+FILE_BYTES = 4096
+
+
+# ---- damaged copies of the golden store
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    with gzip.open(GOLDEN / "expected-5.4.0-unclean.json.gz") as file:
+        loaded: dict[str, Any] = json.load(file)
+    return loaded
+
+
+def unclean_settings() -> StoreSettings:
+    conf = golden_manifest("5.4.0")["brokerConf"]
+    return StoreSettings(
+        commit_log_file_bytes=int(conf["mappedFileSizeCommitLog"]),
+        consume_queue_file_bytes=int(conf["mappedFileSizeConsumeQueue"]),
+        consume_queue_ext_file_bytes=int(conf["mappedFileSizeConsumeQueueExt"]),
+        hash_slot_count=int(conf["maxHashSlotNum"]),
+        index_entry_count=int(conf["maxIndexNum"]),
+        enable_consume_queue_ext=True,
+    )
+
+
+def write_at(root: Path, physical_offset: int, data: bytes) -> None:
+    file_bytes = 131072
+    path = root / "commitlog" / f"{physical_offset - physical_offset % file_bytes:020d}"
+    with open(path, "r+b") as file:
+        file.seek(physical_offset % file_bytes)
+        file.write(data)
+
+
+def damage(variant: str, root: Path, last: dict[str, int]) -> None:
+    """The damage that was done to the copy the real broker opened."""
+    offset, size = last["physicalOffset"], last["size"]
+    log = (root / "commitlog" / f"{offset - offset % 131072:020d}").read_bytes()
+    if variant in ("torn-zero", "clean-flag-torn"):
+        write_at(root, offset + size // 2, bytes(size - size // 2))
+        if variant == "clean-flag-torn":
+            (root / "abort").unlink()
+    elif variant == "torn-flip":
+        write_at(root, offset + 98, bytes([log[offset % 131072 + 98] ^ 0xFF]))
+    elif variant == "torn-size":
+        write_at(root, offset, struct.pack(">i", size - 1))
+    elif variant == "no-cq":
+        shutil.rmtree(root / "consumequeue")
+    elif variant == "no-index-cq":
+        for folder in ("consumequeue", "consumequeue_ext", "index"):
+            shutil.rmtree(root / folder)
+        (root / "checkpoint").unlink()
+    else:
+        assert variant == "as-killed"
+
+
+@pytest.mark.parametrize(
+    "variant", ["as-killed", "clean-flag-torn", "no-cq", "no-index-cq", "torn-flip", "torn-size", "torn-zero"]
+)
+def test_damaged_copy_recovers_as_the_real_broker_did(variant: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    with tarfile.open(GOLDEN / "store-5.4.0-unclean.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    root = tmp_path / "store"
+    was = next(one for one in expected["variants"] if one["variant"] == variant)
+    damage(variant, root, was["lastRecord"])
+    after = was["after"]
+    by_place = {(one["topic"], one["queueId"], one["queueOffset"]): one for one in expected["messages"]}
+    with opened(root, unclean_settings()) as store:
+        assert store.max_physical_offset == int(after["commitLogMaxOffset"])
+        assert store.min_physical_offset == int(after["commitLogMinOffset"])
+        for queue in after["queues"]:
+            topic, queue_id = queue["topic"], queue["queueId"]
+            bounds = (store.min_offset(topic, queue_id), store.max_offset(topic, queue_id))
+            assert bounds == (queue["minOffset"], queue["maxOffset"]), queue
+            records = read_all(store, topic, queue_id)
+            assert len(records) == queue["messages"]
+            for record in records:
+                was_sent = by_place[topic, queue_id, record.queue_offset]
+                assert (record.physical_offset, record.size) == (was_sent["physicalOffset"], was_sent["size"])
+        for asked in after["queryByKey"]:
+            found = store.query(asked["topic"], asked["key"], 64, 0, 1 << 62).physical_offsets
+            assert found == asked["physicalOffsets"] or "error" in asked
+    assert not (root / "abort").exists()
+
+
+# ---- stores of our own, crashed
+
+
+def crashed(tmp_path: Path, count: int, settings: StoreSettings | None = None) -> Path:
+    """What is on the disk while a store with some messages is open."""
+    with opened(tmp_path / "live", settings) as store:
+        put_all(store, *(message(queue_id=i % 2, body=bytes([i]) * 300) for i in range(count)))
+        return copy_store(store.root, tmp_path / "crashed")
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 9, 10, 50])
+def test_kill_loses_nothing(tmp_path: Path, count: int) -> None:
+    root = crashed(tmp_path, count)
+    with opened(root) as store:
+        bodies = [record.body[0] for queue_id in (0, 1) for record in read_all(store, "TopicTest", queue_id)]
+    assert sorted(bodies) == list(range(count))
+
+
+def test_offsets_go_on_after_a_crash(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 10)
+    with opened(root) as store:
+        result = store.put(message(body=b"next"))
+        assert result.status is PutStatus.OK and result.queue_offset == 5
+        assert [record.body for record in read_all(store, "TopicTest")][-1] == b"next"
+
+
+def last_file(root: Path) -> Path:
+    return max(path for path in (root / "commitlog").iterdir() if any(path.read_bytes()))
+
+
+def edit(path: Path, change: Callable[[bytearray], None]) -> None:
+    content = bytearray(path.read_bytes())
+    change(content)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_log_cut_at_any_byte_of_the_last_record(tmp_path: Path, is_clean: bool) -> None:
+    origin = crashed(tmp_path, 3)
+    raw = last_file(origin).read_bytes()
+    records = list(iter_records(raw))
+    start, size = records[-1].physical_offset, records[-1].size
+    for kept in range(0, size - len("..TopicTest.."), 9):  # what follows the body has no checksum
+        root = copy_store(origin, tmp_path / f"cut-{kept}")
+        if is_clean:
+            (root / "abort").unlink()
+        last_file(root).write_bytes(raw[: start + kept] + bytes(FILE_BYTES - start - kept))
+        with opened(root) as store:
+            assert store.max_physical_offset == start
+            assert (store.max_offset("TopicTest", 0), store.max_offset("TopicTest", 1)) == (1, 1)
+            assert store.put(message(body=b"new")).physical_offset == start
+        shutil.rmtree(root)
+
+
+def test_stale_bytes_behind_the_cut_never_come_back(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 6)
+    path = last_file(root)
+    second = list(iter_records(path.read_bytes()))[1]
+    edit(path, lambda content: content.__setitem__(second.physical_offset + 4, 0))
+    with opened(root) as store:
+        assert store.max_physical_offset == second.physical_offset
+    assert not any(path.read_bytes()[second.physical_offset :])
+
+
+def test_record_of_another_place_ends_the_log(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 3)
+    path = last_file(root)
+    records = list(iter_records(path.read_bytes()))
+    raw = path.read_bytes()[: records[0].size]
+
+    def repeat(content: bytearray) -> None:
+        end = records[-1].physical_offset + records[-1].size
+        content[end : end + len(raw)] = raw
+
+    edit(path, repeat)
+    with opened(root) as store:
+        assert store.max_physical_offset == records[-1].physical_offset + records[-1].size
+
+
+def test_blank_without_a_next_file_is_written_again(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 12)
+    names = sorted(path.name for path in (root / "commitlog").iterdir())
+    first = (root / "commitlog" / names[0]).read_bytes()
+    end = sum(record.size for record in iter_records(first))
+    for name in names[1:]:
+        (root / "commitlog" / name).unlink()
+    with opened(root) as store:
+        assert store.max_physical_offset == end
+        results = put_all(store, *(message(body=bytes(300)) for _ in range(2)))
+        assert results[0].physical_offset == FILE_BYTES
+    assert (root / "commitlog" / names[0]).read_bytes() == first
+
+
+def test_blank_with_an_empty_next_file_goes_on_there(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 12)
+    names = sorted(path.name for path in (root / "commitlog").iterdir())
+    (root / "commitlog" / names[1]).write_bytes(bytes(FILE_BYTES))
+    with opened(root) as store:
+        assert store.max_physical_offset == FILE_BYTES
+        assert store.put(message()).physical_offset == FILE_BYTES
+
+
+def test_file_made_ahead_is_accepted_and_dropped(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 3)
+    ahead = root / "commitlog" / f"{FILE_BYTES:020d}"
+    ahead.write_bytes(bytes(FILE_BYTES))
+    with opened(root) as store:
+        assert store.max_offset("TopicTest", 0) == 2
+    assert not ahead.exists()
+
+
+def test_queue_entries_behind_the_log_end_go(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 20)
+    for path in sorted((root / "commitlog").iterdir())[1:]:
+        path.write_bytes(bytes(FILE_BYTES))
+    with opened(root) as store:
+        readable = sum(len(read_all(store, "TopicTest", queue_id)) for queue_id in (0, 1))
+        assert readable == len(list(iter_records((root / "commitlog" / ("0" * 20)).read_bytes())))
+        assert store.max_offset("TopicTest", 0) + store.max_offset("TopicTest", 1) == readable
+
+
+def test_without_any_log_the_queues_go_too(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 10)
+    shutil.rmtree(root / "commitlog")
+    with opened(root) as store:
+        assert store.max_offset("TopicTest", 0) == 0
+        assert store.put(message()).queue_offset == 0
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_lost_queues_are_built_again(tmp_path: Path, is_clean: bool) -> None:
+    root = crashed(tmp_path, 30)
+    shutil.rmtree(root / "consumequeue")
+    if is_clean:
+        (root / "abort").unlink()
+    with opened(root) as store:
+        assert [len(read_all(store, "TopicTest", queue_id)) for queue_id in (0, 1)] == [15, 15]
+
+
+def test_entries_missing_after_a_clean_stop_are_dispatched(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 10)
+    (root / "abort").unlink()
+    for path in (root / "consumequeue").rglob("0*0"):
+        if path.is_file():
+            edit(path, lambda content: content.__setitem__(slice(60, 200), bytes(140)))
+    with opened(root) as store:
+        assert [store.max_offset("TopicTest", queue_id) for queue_id in (0, 1)] == [5, 5]
+
+
+def test_clean_start_reads_one_record_however_long_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path / "s") as store:
+        put_all(store, *(message(body=bytes(300)) for _ in range(60)))
+        end = store.max_physical_offset
+    decoded: list[int] = []
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        decoded.append(1)
+        return decode_record(*arguments, **options)
+
+    monkeypatch.setattr("rmqkit.store.recovery.decode_record", counting)
+    with opened(tmp_path / "s") as store:
+        assert store.max_physical_offset == end
+        assert len(decoded) <= 3  # the newest record, again as the first of the walk, and what is no record behind it
+
+
+def test_clean_start_finds_what_no_queue_knows_yet(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 20)
+    (root / "abort").unlink()
+    shutil.rmtree(root / "consumequeue" / "TopicTest" / "1")
+    path = root / "consumequeue" / "TopicTest" / "0" / ("0" * 20)
+    edit(path, lambda content: content.__setitem__(slice(60, 200), bytes(140)))
+    with opened(root) as store:
+        assert store.max_offset("TopicTest", 0) == 10
+
+
+def test_walk_starts_where_the_checkpoint_allows(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 60)
+    names = sorted(path.name for path in (root / "commitlog").iterdir())
+    timestamp = next(iter_records((root / "commitlog" / names[3]).read_bytes())).store_timestamp
+    (root / "checkpoint").write_bytes(struct.pack(">5q", timestamp + 3000, timestamp + 3000, 0, 0, 0) + bytes(4056))
+    shutil.rmtree(root / "consumequeue")
+    with opened(root) as store:
+        first = store.get("TopicTest", 0, store.min_offset("TopicTest", 0), count_max=1)
+        assert store.min_offset("TopicTest", 0) > 0
+        assert decode_record(first.records[0]).physical_offset >= FILE_BYTES
+
+
+def test_body_crc_is_checked_only_when_asked(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 3)
+    edit(last_file(root), lambda content: content.__setitem__(100, 0x55))
+    unchecked = copy_store(root, tmp_path / "unchecked")
+    with opened(root) as store:
+        assert store.max_physical_offset == 0
+    with opened(unchecked, small_settings(check_crc_on_recover=False)) as store:
+        assert len(read_all(store, "TopicTest", 0)) == 2
+
+
+def test_checksum_of_the_whole_record_guards_every_field(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 3, small_settings(append_property_crc=True))
+    edit(last_file(root), lambda content: content.__setitem__(19, 0x55))  # the flag, in no body CRC
+    other = copy_store(root, tmp_path / "other")
+    with opened(root) as store:
+        assert store.max_offset("TopicTest", 0) == 2
+    with opened(other, small_settings(force_verify_property_crc=True)) as store:
+        assert store.max_physical_offset == 0
+
+
+def test_recovering_twice_is_recovering_once(tmp_path: Path) -> None:
+    root = crashed(tmp_path, 25)
+    with opened(root):
+        pass
+    once = tree(root)
+    with opened(root):
+        pass
+    assert tree(root) == once
