@@ -11,11 +11,12 @@ import pytest
 from rmqkit.errors import ConnectFailed, ConnectionLost, PeerRefused, RequestTimedOut
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, encode_command, reply, request
-from rmqkit.protocol.frame import ROCKETMQ
+from rmqkit.protocol.frame import ROCKETMQ, FrameSplitter
 from rmqkit.remoting.address import join_address, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.dispatch import Dispatch, Lane
+from rmqkit.remoting.permits import Permits
 from rmqkit.remoting.server import ListenFailed, RemotingServer
 
 ECHO, SILENT, BROKEN, SLOW, CALL_BACK, REFUSING = 1001, 1002, 1003, 1004, 1005, 1006
@@ -244,7 +245,7 @@ def test_a_peer_that_does_not_read_is_not_read_either():
     body = bytes(1 << 20)
 
     async def scenario(peers):
-        reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+        _reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
         request_bytes = b"".join(encode_command(request(ECHO, body=body)))
         sent = 0
 
@@ -268,6 +269,16 @@ def test_a_peer_that_does_not_read_is_not_read_either():
         flooding.cancel()
         writer.transport.abort()
         await asyncio.gather(flooding, return_exceptions=True)
+
+    run(scenario)
+
+
+def test_large_requests_with_large_answers_do_not_stop_each_other():
+    body = bytes(1 << 20)
+
+    async def scenario(peers):
+        answers = await asyncio.gather(*(peers.call(ECHO, body, timeout_ms=20_000) for _ in range(64)))
+        assert all(answer.body == body for answer in answers)
 
     run(scenario)
 
@@ -307,3 +318,102 @@ def test_address_lists_are_separated_by_semicolons():
     assert split_addresses("a:1; b:2;") == ["a:1", "b:2"]
     with pytest.raises(ValueError, match="empty"):
         split_addresses(" ; ")
+
+
+def test_a_balancer_s_preamble_names_the_real_peer():
+    async def scenario(peers):
+        seen = []
+        peers.dispatch.register(7, lambda connection, command: seen.append(connection) or reply(command))
+        reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+        frame = b"".join(encode_command(request(7)))
+        preamble = b"PROXY TCP4 192.0.2.7 198.51.100.1 56324 10911\r\n"
+        for byte in preamble[:10]:
+            writer.write(bytes([byte]))
+            await writer.drain()
+        writer.write(preamble[10:] + frame)
+        await reader.readexactly(8)
+        writer.close()
+        await writer.wait_closed()
+        assert seen[0].peer == "192.0.2.7:56324"
+        assert not seen[0].is_local
+
+    run(scenario)
+
+
+def test_a_draining_server_sends_new_requests_away_and_the_client_tries_once_more():
+    async def scenario(peers):
+        slow = asyncio.ensure_future(peers.call(SLOW))
+        await peers.call(ECHO)
+        draining = asyncio.ensure_future(peers.server.drain(5000))
+        await asyncio.sleep(0)
+        answer = await peers.call(ECHO)
+        assert (answer.code, answer.remark) == (ResponseCode.GO_AWAY, "this process is shutting down")
+        old = request(ECHO)
+        old.version = 475
+        assert (await peers.client.call(peers.address, old, 5000)).remark == "echo"
+        peers.gate.set()
+        assert (await slow).remark == "slow"
+        await peers.client.close()
+        await draining
+
+    run(scenario)
+
+
+def test_a_full_lane_answers_busy():
+    async def scenario(peers):
+        lane = Lane("slow", 2)
+        peers.dispatch.register(7, peers.slow, lane)
+        under_way = [asyncio.ensure_future(peers.call(7)) for _ in range(2)]
+        while lane.requests < 2:
+            await asyncio.sleep(0)
+        refused = await peers.call(7)
+        assert (refused.code, refused.remark) == (2, "[OVERLOAD]system busy, start flow control for a while")
+        peers.gate.set()
+        assert [(await call).remark for call in under_way] == ["slow", "slow"]
+        assert lane.requests == 0
+        assert (await peers.call(7)).remark == "slow"
+
+    run(scenario)
+
+
+def test_calls_beyond_the_permits_wait_their_turn_and_time_out():
+    async def scenario():
+        permits = Permits(1)
+        assert await permits.take(10)
+        assert not await permits.take(1)
+        second = asyncio.ensure_future(permits.take(5000))
+        third = asyncio.ensure_future(permits.take(5000))
+        await asyncio.sleep(0)
+        second.cancel()
+        permits.give_back()
+        assert await third
+        permits.give_back()
+        assert await permits.take(1)
+
+    asyncio.run(scenario())
+
+
+def test_a_frame_that_trickles_in_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr("rmqkit.remoting.server._SWEEP_SECONDS", 0.01)
+
+    async def scenario(peers):
+        reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+        frame = b"".join(encode_command(request(ECHO, body=bytes(100_000))))
+        closed = asyncio.ensure_future(reader.read())
+        sent = 0
+        while not closed.done() and sent < 10_000:
+            writer.write(frame[sent : sent + 1])
+            sent += 1
+            await asyncio.wait([closed], timeout=0.005)
+        assert sent < 10_000
+        writer.close()
+
+    run(scenario, idle_ms_max=50)
+
+
+def test_a_large_frame_in_small_pieces_is_joined_once():
+    splitter = FrameSplitter()
+    frame = b"".join(encode_command(request(ECHO, body=bytes(8 << 20))))
+    frames = [f for at in range(0, len(frame), 1024) for f in splitter.feed(frame[at : at + 1024])]
+    assert [len(f.body) for f in frames] == [8 << 20]
+    assert splitter.buffered_bytes == 0

@@ -49,16 +49,18 @@ class FrameSplitter:
         frame_bytes_max: frames that announce more are refused.
     """
 
-    __slots__ = ("_buffer", "_frame_bytes_max")
+    __slots__ = ("_buffered_bytes", "_frame_bytes_max", "_held", "_wanted_bytes")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._buffer = b""
+        self._held: list[bytes] = []
+        self._buffered_bytes = 0
+        self._wanted_bytes = 0
         self._frame_bytes_max = frame_bytes_max
 
     @property
     def buffered_bytes(self) -> int:
         """How much of an incomplete frame is held."""
-        return len(self._buffer)
+        return self._buffered_bytes
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """Take what one read delivered and return the frames it completes, in order.
@@ -67,22 +69,29 @@ class FrameSplitter:
             FrameError: lengths that cannot be, an unknown serialize type or a frame over the limit. Frames before
                 the broken one in the same chunk are lost with the connection, as the reference does.
         """
-        buffer = self._buffer + chunk if self._buffer else chunk
+        if self._held:
+            self._held.append(chunk)
+            self._buffered_bytes += len(chunk)
+            if self._buffered_bytes < self._wanted_bytes:
+                return []  # joined only once, when the frame is whole: a large one must not be copied per read
+            chunk = b"".join(self._held)
         frames: list[Frame] = []
-        position = 0
-        available = len(buffer)
+        position, available, wanted = 0, len(chunk), 8
         while available - position >= 8:
-            length, word = _START.unpack_from(buffer, position)
+            length, word = _START.unpack_from(chunk, position)
             header_bytes = word & _HEADER_BYTES_MAX
             if length + 4 > self._frame_bytes_max or header_bytes > length - 4 or word >> 24 > ROCKETMQ:
                 raise self._refusal(length, word)
             end = position + 4 + length
             if end > available:
+                wanted = end - position
                 break
             body_at = position + 8 + header_bytes
-            frames.append(Frame(word >> 24, buffer[position + 8 : body_at], buffer[body_at:end]))
+            frames.append(Frame(word >> 24, chunk[position + 8 : body_at], chunk[body_at:end]))
             position = end
-        self._buffer = buffer[position:] if position else buffer
+        self._held = [chunk[position:]] if position < available else []
+        self._buffered_bytes = available - position
+        self._wanted_bytes = wanted
         return frames
 
     def _refusal(self, length: int, word: int) -> FrameError:

@@ -19,6 +19,8 @@ from rmqkit.protocol.frame import JSON
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.permits import CLIENT_CALLS_MAX, Permits
+from rmqkit.remoting.tls import ClientTls
 
 __all__ = ["CONNECT_TIMEOUT_MS", "RemotingClient", "expect_success"]
 
@@ -42,12 +44,15 @@ class RemotingClient:
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         on_close: Callable[[str, Connection], None] | None = None,
         serialize_type: int = JSON,
+        tls: ClientTls | None = None,
     ) -> None:
         self._dispatch = dispatch or Dispatch()
         self._clock = clock
         self._connect_timeout_ms = connect_timeout_ms
         self._on_close = on_close
         self._serialize_type = serialize_type
+        self._tls = tls
+        self._permits = Permits(CLIENT_CALLS_MAX)
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._closed = False
@@ -60,9 +65,21 @@ class RemotingClient:
             RequestTimedOut: no answer within ``timeout_ms``, the connecting included.
             ConnectionLost: the connection closed first.
         """
-        started_ms = self._clock.monotonic_ms()
-        connection = await self.connection(address, timeout_ms)
-        left_ms = timeout_ms - (self._clock.monotonic_ms() - started_ms)
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        if not await self._permits.take(timeout_ms):
+            raise RequestTimedOut(address, command.code, timeout_ms)
+        try:
+            response = await self._call(address, command, deadline_ms, timeout_ms)
+            if response.code == ResponseCode.GO_AWAY:
+                self._forget(address)  # calls under way on it may still be answered; the peer closes it
+                response = await self._call(address, command, deadline_ms, timeout_ms)
+            return response
+        finally:
+            self._permits.give_back()
+
+    async def _call(self, address: str, command: Command, deadline_ms: float, timeout_ms: float) -> Command:
+        connection = await self.connection(address, deadline_ms - self._clock.monotonic_ms())
+        left_ms = deadline_ms - self._clock.monotonic_ms()
         if left_ms <= 0:
             raise RequestTimedOut(address, command.code, timeout_ms)
         try:
@@ -119,9 +136,12 @@ class RemotingClient:
 
     def drop(self, address: str) -> None:
         """Close the connection to an address that is no longer wanted."""
-        connection = self._connections.pop(address, None)
+        connection = self._forget(address)
         if connection is not None:
             connection.close()
+
+    def _forget(self, address: str) -> Connection | None:
+        return self._connections.pop(address, None)
 
     async def _connect(self, address: str) -> Connection:
         try:
@@ -143,6 +163,8 @@ class RemotingClient:
             clock=self._clock,
             on_close=lambda connection: self._lost(address, connection),
             serialize_type=self._serialize_type,
+            tls=self._tls.layer() if self._tls is not None else None,
+            always_reads=True,
         )
 
     def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:

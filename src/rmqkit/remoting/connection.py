@@ -1,9 +1,9 @@
 """One TCP connection, on either side: a chunk in, a list of frames out; replies of a tick leave in one write.
 
 Both peers number their own requests, so a response is told by its flag and found by its opaque among the calls this
-side made. A peer that does not read pauses its own connection: while more than `WRITE_BYTES_HIGH` wait to be written
-nothing more is read from it, so memory per connection stays bounded. Bytes that are not frames close the connection,
-and only it, with one log line. Loop only. Source: remoting.md §1.7, §2.
+side made. On the listening side a peer that does not read pauses its own connection: while more than
+`WRITE_BYTES_HIGH` wait to be written nothing more is read from it, so memory per connection stays bounded. Bytes that
+are not frames close the connection, and only it, with one log line. Loop only. Source: remoting.md §1.7, §2.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
+from msgspec import Struct
+
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectionLost, ProtocolError, RequestTimedOut
 from rmqkit.protocol.command import Body, Command, decode_command, encode_command
@@ -21,6 +23,8 @@ from rmqkit.protocol.frame import FRAME_BYTES_MAX, JSON, FrameSplitter
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import join_address
 from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.opening import Opening
+from rmqkit.remoting.tls import TlsLayer
 
 __all__ = ["WRITE_BYTES_HIGH", "Connection"]
 
@@ -31,17 +35,32 @@ _log = logging.getLogger(__name__)
 _OPAQUE_MASK = 0x7FFFFFFF
 
 
+class _Call(Struct, gc=False):
+    """A request under way."""
+
+    answer: asyncio.Future[Command]
+    deadline_ms: float
+    timeout_ms: float
+    code: int
+
+
 class Connection(asyncio.Protocol):
     """Frames, requests and responses of one peer.
 
     Args:
         dispatch: answers the peer's requests.
         on_open, on_close: told when the connection stands and when it is gone.
+        opening: tells a preamble and TLS from the first bytes of an accepted connection.
+        tls: the TLS side of a connection that this side makes.
+        always_reads: read also while the peer takes nothing, as the calling side has to: were both sides to stop
+            reading, each would wait for the other for ever.
 
     Attributes:
         peer: the other side as ``ip:port``.
         peer_host: the same packed as in records (8 or 20 bytes).
+        is_local: whether the other side, and a balancer between, is on this machine.
         active_ms: monotonic time of the last read or write.
+        frame_since_ms: monotonic time at which the frame began that is still incomplete, or None.
         closed: done when the connection is gone.
     """
 
@@ -54,24 +73,32 @@ class Connection(asyncio.Protocol):
         on_close: Callable[[Connection], None] | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         serialize_type: int = JSON,
+        opening: Opening | None = None,
+        tls: TlsLayer | None = None,
+        always_reads: bool = False,
     ) -> None:
         self._dispatch = dispatch
         self._clock = clock
         self._on_open = on_open
         self._on_close = on_close
         self._serialize_type = serialize_type
+        self._opening = opening
+        self._tls = tls
+        self._always_reads = always_reads
         self._splitter = FrameSplitter(frame_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._unsent: list[Body] = []
         self._flush_due = False
-        self._calls: dict[int, tuple[asyncio.Future[Command], float, Command]] = {}
+        self._calls: dict[int, _Call] = {}
         self._opaque = 0
         self._sweep_at_ms = float("inf")
         self._sweep: asyncio.TimerHandle | None = None
         self.peer = "?"
         self.peer_host = pack_host("0.0.0.0", 0)
+        self.is_local = False
         self.active_ms = clock.monotonic_ms()
+        self.frame_since_ms: float | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     # -- what its owner does
@@ -111,7 +138,7 @@ class Connection(asyncio.Protocol):
         self._opaque = (self._opaque + 1) & _OPAQUE_MASK
         command.opaque = self._opaque
         now_ms = self._clock.monotonic_ms()
-        self._calls[command.opaque] = (answer, now_ms + timeout_ms, command)
+        self._calls[command.opaque] = _Call(answer, now_ms + timeout_ms, timeout_ms, command.code)
         self._sweep_by(now_ms + timeout_ms, now_ms)
         self.send(command)
         return answer
@@ -134,7 +161,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        self.peer, self.peer_host = _peer_of(transport.get_extra_info("peername"))
+        self._name_peer(transport.get_extra_info("peername"))
+        if self._tls is not None:
+            self._flush()  # the handshake begins
         if self._on_open is not None:
             self._on_open(self)
 
@@ -142,6 +171,10 @@ class Connection(asyncio.Protocol):
         self.active_ms = self._clock.monotonic_ms()
         self._flush_due = True  # everything answered below leaves in the one write at the end
         try:
+            if self._opening is not None:
+                data = self._open(self._opening, data)
+            elif self._tls is not None:
+                data = self._tls.feed(data)
             for frame in self._splitter.feed(data):
                 command = decode_command(frame)
                 if command.is_response:
@@ -153,9 +186,13 @@ class Connection(asyncio.Protocol):
             self.close()
         finally:
             self._flush()
+        if not self._splitter.buffered_bytes:
+            self.frame_since_ms = None
+        elif self.frame_since_ms is None:
+            self.frame_since_ms = self.active_ms
 
     def pause_writing(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing() and not self._always_reads:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -168,9 +205,9 @@ class Connection(asyncio.Protocol):
             self._sweep.cancel()
         reason = str(exc) if exc else "the peer closed it"
         calls, self._calls = self._calls, {}
-        for answer, _, _ in calls.values():
-            if not answer.done():
-                answer.set_exception(ConnectionLost(self.peer, reason))
+        for call in calls.values():
+            if not call.answer.done():
+                call.answer.set_exception(ConnectionLost(self.peer, reason))
         self._unsent.clear()
         if not self.closed.done():
             self.closed.set_result(None)
@@ -182,7 +219,15 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         self._flush_due = False
         unsent = self._unsent
-        if unsent and self._transport is not None:
+        if self._transport is None:
+            return
+        if self._tls is not None:
+            if unsent:
+                self._tls.send(unsent)
+                self._unsent = []
+            encrypted = self._tls.outgoing()
+            unsent = [encrypted] if encrypted else []
+        if unsent:
             self._unsent = []
             self.active_ms = self._clock.monotonic_ms()
             if len(unsent) == 1:
@@ -190,10 +235,34 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.writelines(unsent)
 
+    def _open(self, opening: Opening, data: bytes) -> bytes:
+        """The frames' bytes in what an accepted connection begins with; empty while that cannot be told."""
+        opened = opening.feed(data)
+        if opened is None:
+            return b""
+        self._opening = None
+        self._tls = opened.tls
+        if opened.source is not None:
+            was_local = self.is_local
+            self._name_peer(opened.source)
+            self.is_local = self.is_local and was_local
+        return opened.rest if opened.tls is None else opened.tls.feed(opened.rest)
+
+    def _name_peer(self, peername: Any) -> None:
+        if not isinstance(peername, tuple):
+            self.peer = str(peername or "?")
+            return
+        address = ipaddress.ip_address(peername[0].partition("%")[0])
+        if address.version == 6 and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        self.peer = join_address(str(address), peername[1])
+        self.peer_host = pack_host(str(address), peername[1])
+        self.is_local = address.is_loopback
+
     def _settle(self, response: Command) -> None:
         call = self._calls.pop(response.opaque, None)
-        if call is not None and not call[0].done():  # an unknown opaque is an answer that came too late
-            call[0].set_result(response)
+        if call is not None and not call.answer.done():  # an unknown opaque is an answer that came too late
+            call.answer.set_result(response)
 
     def _sweep_by(self, at_ms: float, now_ms: float) -> None:
         """Have one timer for all calls: it fires at the earliest deadline."""
@@ -206,20 +275,9 @@ class Connection(asyncio.Protocol):
     def _expire_calls(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._sweep_at_ms = float("inf")
-        expired = [opaque for opaque, (_, deadline_ms, _) in self._calls.items() if deadline_ms <= now_ms]
-        for opaque in expired:
-            answer, _, command = self._calls.pop(opaque)
-            if not answer.done():
-                answer.set_exception(RequestTimedOut(self.peer, command.code, 0))
+        for opaque in [opaque for opaque, call in self._calls.items() if call.deadline_ms <= now_ms]:
+            call = self._calls.pop(opaque)
+            if not call.answer.done():
+                call.answer.set_exception(RequestTimedOut(self.peer, call.code, call.timeout_ms))
         if self._calls:
-            self._sweep_by(min(deadline_ms for _, deadline_ms, _ in self._calls.values()), now_ms)
-
-
-def _peer_of(peername: Any) -> tuple[str, bytes]:
-    if not isinstance(peername, tuple):
-        return str(peername or "?"), pack_host("0.0.0.0", 0)
-    ip, port = peername[0].partition("%")[0], peername[1]
-    address = ipaddress.ip_address(ip)
-    if address.version == 6 and address.ipv4_mapped is not None:
-        ip = str(address.ipv4_mapped)
-    return join_address(ip, port), pack_host(ip, port)
+            self._sweep_by(min(call.deadline_ms for call in self._calls.values()), now_ms)

@@ -14,40 +14,84 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from rmqkit.errors import PeerRefused, ProtocolError
-from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.codes import ResponseCode, version_number
 from rmqkit.protocol.command import Command, reply
 
 if TYPE_CHECKING:
     from rmqkit.remoting.connection import Connection
 
-__all__ = ["Dispatch", "Handler"]
+__all__ = ["OVERLOADED", "Dispatch", "Handler", "Lane"]
 
 Handler = Callable[["Connection", Command], "Command | Awaitable[Command | None] | None"]
 
+OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
+"""The reference's remark for a full lane."""
+
+_GO_AWAY_SINCE = version_number(5, 3, 1)
+_NOBODY: tuple[None, None] = (None, None)
+
 _log = logging.getLogger(__name__)
+
+
+class Lane:
+    """Requests of one kind that are under way at a time (a thread pool's queue in the reference).
+
+    Args:
+        name: for people.
+        requests_max: beyond it the answer is SYSTEM_BUSY, and one-way requests are dropped.
+    """
+
+    __slots__ = ("name", "requests", "requests_max")
+
+    def __init__(self, name: str, requests_max: int) -> None:
+        self.name = name
+        self.requests_max = requests_max
+        self.requests = 0
 
 
 class Dispatch:
     """The handlers of one listening port or one client; loop only."""
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Handler] = {}
+        self._handlers: dict[int, tuple[Handler, Lane | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_going_away = False
 
-    def register(self, code: int, handler: Handler) -> None:
-        """Answer a request code with a handler; a code has one handler."""
+    @property
+    def codes(self) -> frozenset[int]:
+        """The request codes that have a handler."""
+        return frozenset(self._handlers)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no coroutine handler runs."""
+        return not self._tasks
+
+    def register(self, code: int, handler: Handler, lane: Lane | None = None) -> None:
+        """Answer a request code with a handler; a code has one handler.
+
+        Args:
+            lane: bounds how many of its coroutine handlers run at a time.
+        """
         assert code not in self._handlers, f"code {code} has a handler already"
-        self._handlers[int(code)] = handler
+        self._handlers[int(code)] = (handler, lane)
+
+    def go_away(self) -> None:
+        """Answer new requests with GO_AWAY from now on, where the peer knows it. Source: remoting.md §2."""
+        self._is_going_away = True
 
     def handle(self, connection: Connection, command: Command) -> None:
         """Answer one request; the reply goes out with the others of this tick."""
-        handler = self._handlers.get(command.code)
-        if handler is None:
+        handler, lane = self._handlers.get(command.code, _NOBODY)
+        if self._is_going_away and command.version > _GO_AWAY_SINCE:
             answer: Command | Awaitable[Command | None] | None = reply(
-                command,
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                f" request type {command.code} not supported",
+                command, ResponseCode.GO_AWAY, "this process is shutting down"
             )
+        elif handler is None:
+            remark = f" request type {command.code} not supported"
+            answer = reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        elif lane is not None and lane.requests >= lane.requests_max:
+            answer = reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         else:
             try:
                 answer = handler(connection, command)
@@ -59,7 +103,9 @@ class Dispatch:
             if not command.is_one_way:
                 connection.send(answer)
             return
-        task = asyncio.ensure_future(self._finish(connection, command, answer))
+        if lane is not None:
+            lane.requests += 1
+        task = asyncio.ensure_future(self._finish(connection, command, answer, lane))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -69,11 +115,16 @@ class Dispatch:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _finish(self, connection: Connection, command: Command, answer: Awaitable[Command | None]) -> None:
+    async def _finish(
+        self, connection: Connection, command: Command, answer: Awaitable[Command | None], lane: Lane | None
+    ) -> None:
         try:
             response = await answer
         except Exception as error:  # noqa: BLE001 - the outer edge of a request: answered and logged once
             response = _failure(connection, command, error)
+        finally:
+            if lane is not None:
+                lane.requests -= 1
         if response is not None and not command.is_one_way:
             connection.send(response)
 

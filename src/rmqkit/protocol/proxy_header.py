@@ -1,0 +1,89 @@
+"""The PROXY protocol's preamble, v1 (text) and v2 (binary), as load balancers put it before a connection's bytes.
+
+v1: ``PROXY TCP4 <source> <destination> <source port> <destination port>\\r\\n``, at most 107 bytes.
+v2: a 12-byte signature, version and command, address family, length, addresses, extensions (skipped here).
+What follows the preamble is the connection as if it had come straight from the source. Source: remoting.md §2.2 and
+the published description of the PROXY protocol.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from msgspec import Struct
+
+from rmqkit.errors import FrameError
+
+__all__ = ["ProxyHeader", "parse_proxy_header"]
+
+_V1_START = b"PROXY "
+_V1_BYTES_MAX = 107
+_V2_START = b"\r\n\r\n\x00\r\nQUIT\n"
+_V2_HEAD_BYTES = 16
+_V2_ADDRESS_BYTES = {0x1: 4, 0x2: 16}
+_V2_LOCAL, _V2_PROXY = 0x20, 0x21
+
+
+class ProxyHeader(Struct):
+    """A whole preamble.
+
+    Attributes:
+        size: bytes it takes; 0 when the stream does not begin with one.
+        source: IP and port of the real peer; None when the balancer speaks for itself or does not know.
+    """
+
+    size: int
+    source: tuple[str, int] | None
+
+
+def parse_proxy_header(data: bytes) -> ProxyHeader | None:
+    """The preamble at the start of a stream; None while more bytes are needed to tell.
+
+    Raises:
+        FrameError: it begins like a preamble and is none.
+    """
+    if data.startswith(_V1_START):
+        return _parse_v1(data)
+    if data.startswith(_V2_START):
+        return _parse_v2(data)
+    if data and (_V1_START.startswith(data) or _V2_START.startswith(data)):
+        return None
+    return ProxyHeader(0, None)
+
+
+def _parse_v1(data: bytes) -> ProxyHeader | None:
+    end = data.find(b"\r\n", 0, _V1_BYTES_MAX)
+    if end < 0:
+        if len(data) >= _V1_BYTES_MAX:
+            raise FrameError(f"PROXY header does not end within {_V1_BYTES_MAX} bytes")
+        return None
+    words = data[:end].split(b" ")
+    if words[1:2] == [b"UNKNOWN"]:
+        return ProxyHeader(end + 2, None)
+    try:
+        _, family, source, _, port, _ = (word.decode("ascii") for word in words)
+        ip = ipaddress.ip_address(source)
+        if family != f"TCP{ip.version}" or not 0 <= int(port) <= 65535:
+            raise ValueError(family)
+    except ValueError:
+        raise FrameError(f"PROXY header {data[:end]!r} cannot be read") from None
+    return ProxyHeader(end + 2, (str(ip), int(port)))
+
+
+def _parse_v2(data: bytes) -> ProxyHeader | None:
+    if len(data) < _V2_HEAD_BYTES:
+        return None
+    command, family = data[12], data[13]
+    size = _V2_HEAD_BYTES + int.from_bytes(data[14:16])
+    if command not in (_V2_LOCAL, _V2_PROXY):
+        raise FrameError(f"PROXY header v2 has version and command {command:#x}: only 0x20 and 0x21 are known")
+    if len(data) < size:
+        return None
+    address_bytes = _V2_ADDRESS_BYTES.get(family >> 4)
+    if command == _V2_LOCAL or address_bytes is None:
+        return ProxyHeader(size, None)
+    ports_at = _V2_HEAD_BYTES + 2 * address_bytes
+    if ports_at + 4 > size:
+        raise FrameError(f"PROXY header v2 of {size} bytes is too short for its addresses")
+    ip = ipaddress.ip_address(data[_V2_HEAD_BYTES : _V2_HEAD_BYTES + address_bytes])
+    return ProxyHeader(size, (str(ip), int.from_bytes(data[ports_at : ports_at + 2])))

@@ -1,0 +1,237 @@
+"""TLS on the port that also speaks plain: the first byte of a connection decides (``TlsHelper``, ``TlsMode``).
+
+===========  ==========================================  ===============================
+mode         first byte 0x16 (a ClientHello)             anything else
+===========  ==========================================  ===============================
+disabled     closed (it is no frame)                     plain
+permissive   TLS                                         plain
+enforcing    TLS                                         closed, with one log line
+===========  ==========================================  ===============================
+
+TLS itself is the standard library's, fed with bytes (`TlsLayer`), so that nothing that was read has to be given back to
+a socket. Certificate files are looked at when a connection comes and loaded again when they changed; files that cannot
+be used leave the earlier ones in force. TLS 1.2 or newer. Source: remoting.md §2.1.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Struct
+
+from rmqkit.errors import FrameError, SettingsError
+from rmqkit.settings import Setting
+
+__all__ = [
+    "CLIENT_HELLO",
+    "ClientTls",
+    "ClientTlsSettings",
+    "NeedClientAuth",
+    "ServerTls",
+    "ServerTlsSettings",
+    "TlsLayer",
+    "TlsMode",
+]
+
+CLIENT_HELLO = 0x16
+_READ_BYTES = 256 << 10
+
+_log = logging.getLogger(__name__)
+
+
+class TlsMode(enum.Enum):
+    """What a port does about TLS."""
+
+    DISABLED = "disabled"
+    PERMISSIVE = "permissive"
+    ENFORCING = "enforcing"
+
+
+class NeedClientAuth(enum.Enum):
+    """Whether clients have to show a certificate."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    REQUIRE = "require"
+
+
+class ServerTlsSettings(Struct, kw_only=True):
+    """What ``tls.properties`` says about a server; without a certificate TLS is disabled."""
+
+    mode: Annotated[TlsMode, Setting("tls.server.mode", "disabled, permissive or enforcing")] = TlsMode.PERMISSIVE
+    certificate: Annotated[str, Setting("tls.server.certPath", "certificate chain, PEM")] = ""
+    key: Annotated[str, Setting("tls.server.keyPath", "private key, PEM")] = ""
+    key_password: Annotated[str, Setting("tls.server.keyPassword", "password of the private key")] = ""
+    trusted: Annotated[str, Setting("tls.server.trustCertPath", "certificates that sign clients' certificates")] = ""
+    need_client_auth: Annotated[NeedClientAuth, Setting("tls.server.need.client.auth", "none, optional or require")] = (
+        NeedClientAuth.NONE
+    )
+
+
+class ClientTlsSettings(Struct, kw_only=True):
+    """What ``tls.properties`` says about a client."""
+
+    enable: Annotated[bool, Setting("tls.enable", "use TLS on every connection")] = False
+    verify_server: Annotated[bool, Setting("tls.client.authServer", "check the server's certificate")] = False
+    trusted: Annotated[str, Setting("tls.client.trustCertPath", "certificates that sign servers' certificates")] = ""
+    certificate: Annotated[str, Setting("tls.client.certPath", "own certificate chain, PEM")] = ""
+    key: Annotated[str, Setting("tls.client.keyPath", "own private key, PEM")] = ""
+    key_password: Annotated[str, Setting("tls.client.keyPassword", "password of the private key")] = ""
+
+
+class ServerTls:
+    """Gives a server's connections their TLS side, with the certificate files as they are now.
+
+    Raises:
+        SettingsError: the files cannot be used.
+    """
+
+    def __init__(self, settings: ServerTlsSettings) -> None:
+        has_certificate = bool(settings.certificate and settings.key)
+        if settings.mode is TlsMode.ENFORCING and not has_certificate:
+            raise SettingsError("tls.server.mode=enforcing needs tls.server.certPath and tls.server.keyPath")
+        self.mode = settings.mode if has_certificate else TlsMode.DISABLED
+        self._settings = settings
+        self._files = [Path(name) for name in (settings.certificate, settings.key, settings.trusted) if name]
+        self._seen = self._look()
+        self._context = self._load() if self.mode is not TlsMode.DISABLED else None
+
+    def layer(self) -> TlsLayer:
+        """The TLS side of a connection that begins now."""
+        seen = self._look()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._context = self._load()
+                _log.info("certificate files %s were loaded again", ", ".join(map(str, self._files)))
+            except SettingsError as error:
+                _log.error("changed certificate files are not used: %s", error)
+        assert self._context is not None, "a disabled server makes no TLS connections"
+        return TlsLayer(self._context, server_side=True)
+
+    def _look(self) -> list[tuple[int, int] | None]:
+        """When each file changed last and its size; None for one that is not there."""
+        seen: list[tuple[int, int] | None] = []
+        for path in self._files:
+            try:
+                status = path.stat()
+                seen.append((status.st_mtime_ns, status.st_size))
+            except OSError:
+                seen.append(None)
+        return seen
+
+    def _load(self) -> ssl.SSLContext:
+        settings = self._settings
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        _load_own(context, settings.certificate, settings.key, settings.key_password)
+        if settings.need_client_auth is not NeedClientAuth.NONE:
+            _load_trusted(context, settings.trusted)
+            is_required = settings.need_client_auth is NeedClientAuth.REQUIRE
+            context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+        return context
+
+
+class ClientTls:
+    """Gives a client's connections their TLS side.
+
+    Raises:
+        SettingsError: the files cannot be used.
+    """
+
+    def __init__(self, settings: ClientTlsSettings) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = False  # brokers are reached by address; what is checked is who signed
+        context.verify_mode = ssl.CERT_REQUIRED if settings.verify_server else ssl.CERT_NONE
+        if settings.verify_server:
+            _load_trusted(context, settings.trusted)
+        if settings.certificate:
+            _load_own(context, settings.certificate, settings.key, settings.key_password)
+        self._context = context
+
+    def layer(self) -> TlsLayer:
+        """The TLS side of a connection that begins now."""
+        return TlsLayer(self._context, server_side=False)
+
+
+class TlsLayer:
+    """One connection's TLS, bytes in and bytes out; it reads and writes no socket.
+
+    After every call the owner writes what `outgoing` holds.
+    """
+
+    def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._is_established = False
+        self._unsent: list[bytes] = []
+        if not server_side:
+            self._handshake()
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what was read; returns what the peer said in it, maybe nothing.
+
+        Raises:
+            FrameError: it is no TLS, or the peer is refused.
+        """
+        self._incoming.write(data)
+        if not self._is_established and not self._handshake():
+            return b""
+        plain: list[bytes] = []
+        try:
+            while piece := self._tls.read(_READ_BYTES):
+                plain.append(piece)
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            pass  # all read, or the peer said good-bye and closes
+        except ssl.SSLError as error:
+            raise FrameError(f"TLS failed: {error.reason or error}") from None
+        return b"".join(plain)
+
+    def send(self, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Encrypt; before the handshake is done it waits here."""
+        plain = b"".join(pieces)
+        if self._is_established:
+            self._tls.write(plain)
+        else:
+            self._unsent.append(plain)
+
+    def outgoing(self) -> bytes:
+        """What has to be written to the peer now."""
+        return self._outgoing.read()
+
+    def _handshake(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLError as error:
+            raise FrameError(f"TLS handshake failed: {error.reason or error}") from None
+        self._is_established = True
+        for plain in self._unsent:
+            self._tls.write(plain)
+        self._unsent.clear()
+        return True
+
+
+def _load_own(context: ssl.SSLContext, certificate: str, key: str, password: str) -> None:
+    try:
+        context.load_cert_chain(certificate, key or None, password or "")
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or error
+        raise SettingsError(f"certificate {certificate} with key {key} cannot be used: {reason}") from None
+
+
+def _load_trusted(context: ssl.SSLContext, trusted: str) -> None:
+    if not trusted:
+        raise SettingsError("checking the peer's certificate needs a trustCertPath")
+    try:
+        context.load_verify_locations(trusted)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"trusted certificates {trusted} cannot be used: {error}") from None
