@@ -1,0 +1,1 @@
+"""What the broker answers, one module per kind of request; each handler is given only the parts it needs."""

@@ -1,0 +1,128 @@
+"""Telling the name servers who we are and which topics we have (``BrokerOuterAPI``).
+
+Every name server is told everything in parallel; one that fails is logged and never fails the others. A changed topic
+is sent at once with only that topic. Source: behaviour.md §2.3; remoting.md §10.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections.abc import Callable
+
+import msgspec
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.topics import TopicTable
+from rmqkit.errors import PeerRefused, RemotingError
+from rmqkit.protocol.bodies.topics import Permission, RegisterBrokerBody, TopicConfig, TopicConfigTable
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, request
+from rmqkit.protocol.headers.registration import BrokerIdentity, RegisterBrokerRequest
+from rmqkit.remoting.address import split_addresses
+from rmqkit.remoting.client import RemotingClient, expect_success
+
+__all__ = ["Registration"]
+
+_MakeCommand = Callable[[], Command]
+
+_FIRST_REPEAT_SECONDS = 10.0
+_GOODBYE_TIMEOUT_MS = 3000
+_READ_WRITE = Permission.READ | Permission.WRITE
+
+_log = logging.getLogger(__name__)
+
+
+class Registration:
+    """Keeps one broker registered; loop only.
+
+    Args:
+        address: where clients reach the broker.
+        ha_address: where slaves reach it.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, topics: TopicTable, client: RemotingClient, *, address: str, ha_address: str
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._client = client
+        self._address = address
+        self._ha_address = ha_address
+        self._name_servers = split_addresses(settings.namesrv_addr) if settings.namesrv_addr else []
+        self._repeat: asyncio.Task[None] | None = None
+        self._single: set[asyncio.Task[int]] = set()
+
+    async def start(self) -> int:
+        """Register now and then regularly; returns how many name servers know us now."""
+        reached = await self.register()
+        if self._name_servers:
+            self._repeat = asyncio.create_task(self._keep_registered(), name="registration")
+        return reached
+
+    async def stop(self) -> None:
+        """Say good-bye to every name server."""
+        for task in [self._repeat, *self._single]:
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        header = BrokerIdentity(
+            broker_name=self._settings.broker_name,
+            broker_addr=self._address,
+            cluster_name=self._settings.cluster_name,
+            broker_id=self._settings.broker_id,
+        )
+        await self._tell_all(lambda: request(RequestCode.UNREGISTER_BROKER, header), _GOODBYE_TIMEOUT_MS)
+
+    async def register(self, topics: list[TopicConfig] | None = None) -> int:
+        """Send all topics, or some; returns how many name servers took them."""
+        table = self._with_broker_permission(self._topics.snapshot(topics))
+        body = msgspec.json.encode(RegisterBrokerBody(topic_config_serialize_wrapper=table))
+        header = RegisterBrokerRequest(
+            broker_name=self._settings.broker_name,
+            broker_addr=self._address,
+            cluster_name=self._settings.cluster_name,
+            broker_id=self._settings.broker_id,
+            ha_server_addr=self._ha_address,
+            enable_acting_master=False,
+            body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
+        )
+        timeout_ms = self._settings.register_timeout_ms
+        return await self._tell_all(lambda: request(RequestCode.REGISTER_BROKER, header, body), timeout_ms)
+
+    def topics_changed(self, topics: list[TopicConfig]) -> None:
+        """Tell the name servers of changed topics, soon."""
+        if self._name_servers and self._repeat is not None:
+            task = asyncio.create_task(self.register(topics), name="registration of a changed topic")
+            self._single.add(task)
+            task.add_done_callback(self._single.discard)
+
+    def _with_broker_permission(self, table: TopicConfigTable) -> TopicConfigTable:
+        perm = self._settings.broker_permission
+        if perm & _READ_WRITE != _READ_WRITE:
+            table.topic_config_table = {
+                name: msgspec.structs.replace(config, perm=config.perm & perm)
+                for name, config in table.topic_config_table.items()
+            }
+        return table
+
+    async def _keep_registered(self) -> None:
+        await asyncio.sleep(_FIRST_REPEAT_SECONDS)
+        while True:
+            await self.register()
+            await asyncio.sleep(self._settings.register_interval_ms / 1000)
+
+    async def _tell_all(self, command: _MakeCommand, timeout_ms: int) -> int:
+        told = await asyncio.gather(*(self._tell(server, command(), timeout_ms) for server in self._name_servers))
+        return sum(told)
+
+    async def _tell(self, server: str, command: Command, timeout_ms: int) -> bool:
+        try:
+            expect_success(await self._client.call(server, command, timeout_ms), server)
+        except (RemotingError, PeerRefused) as error:
+            _log.warning("name server %s was not told (request %s): %s", server, command.code, error)
+            return False
+        return True

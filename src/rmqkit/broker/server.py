@@ -1,0 +1,272 @@
+"""A running broker: its store, tables, port, registration and periodic work, started and stopped in order.
+
+Start: check and open the store (recovery), load the tables, listen, register. Stop: leave the name servers, stop
+listening, answer held pulls, write the tables, close the store last. Source: behaviour.md §2.1, §2.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmqkit.broker.clients import ClientTable
+from rmqkit.broker.durability import Durability
+from rmqkit.broker.groups import GroupTable
+from rmqkit.broker.handlers.clients import ClientHandlers
+from rmqkit.broker.handlers.offsets import OffsetHandlers
+from rmqkit.broker.handlers.pull import PullHandlers
+from rmqkit.broker.handlers.send import BrokerIdentity, SendHandlers
+from rmqkit.broker.handlers.topics import TopicHandlers
+from rmqkit.broker.long_polling import LongPolling
+from rmqkit.broker.offsets import OffsetTable
+from rmqkit.broker.registration import Registration
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.topics import TopicTable
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.protocol.bodies.topics import TopicConfig
+from rmqkit.protocol.ids import UniqueKeys
+from rmqkit.protocol.record import pack_host
+from rmqkit.remoting.address import advertised_ip, join_address
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.server import RemotingServer
+from rmqkit.store.message_store import MessageStore
+from rmqkit.store.settings import FlushDiskType, StoreSettings
+
+__all__ = ["Broker"]
+
+_CLIENT_SWEEP_SECONDS = 10.0
+_VIP_BELOW = 2
+
+_log = logging.getLogger(__name__)
+
+
+class Broker:
+    """One broker with its own store.
+
+    Args:
+        settings: ``broker_name`` and ``broker_ip1`` are filled in when empty.
+        store_settings: sizes and flush rules.
+        store_root: ``storePathRootDir``.
+
+    Attributes:
+        address: where clients reach it, as ``host:port``; set by `start`.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, store_settings: StoreSettings, store_root: Path, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._settings = settings
+        self._store_settings = store_settings
+        self._store_root = store_root
+        self._clock = clock
+        self._stops: list[Callable[[], Awaitable[None]]] = []
+        self._parts: _Parts | None = None
+        self._registration: Registration | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        """Open the store, listen and register.
+
+        Raises:
+            StoreError, ListenFailed: nothing was started or everything was stopped again.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop in order; the store closes last. A step that fails does not keep the others from being done."""
+        failures: list[Exception] = []
+        while self._stops:
+            try:
+                await self._stops.pop()()
+            except Exception as error:  # noqa: BLE001 - every step has its turn; the first failure is told
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    # -- inside
+
+    async def _start(self) -> None:
+        settings = self._settings
+        settings.broker_name = settings.broker_name or socket.gethostname()
+        settings.broker_ip1 = settings.broker_ip1 or advertised_ip(settings.bind_address)
+        dispatch, vip_dispatch = Dispatch(), Dispatch()
+        servers = [RemotingServer(dispatch, clock=self._clock, on_close=self._connection_closed)]
+        port = await self._bind(servers[0], settings.listen_port)  # a port in use is found before anything is written
+        if settings.listen_port > _VIP_BELOW:
+            servers.append(RemotingServer(vip_dispatch, clock=self._clock, on_close=self._connection_closed))
+            await self._bind(servers[1], settings.listen_port - _VIP_BELOW)
+        parts = self._parts = self._open()
+        self._stops[:0] = [_as_async(parts.store.close), _as_async(parts.persist)]  # after the ports have closed
+        self._stops.append(_as_async(parts.long_polling.close))
+        self.address = join_address(settings.broker_ip1, port)
+        identity = BrokerIdentity(settings.broker_ip1, pack_host(settings.broker_ip1, port))
+        self._add_handlers(parts, identity, dispatch, vip_dispatch)
+        parts.persist()
+        for server in servers:
+            await server.serve()
+        await self._register(parts, port)
+        self._run("offset table", parts.persist_offsets, settings.offset_persist_interval_ms / 1000)
+        self._run("silent clients", _as_async(parts.clients.close_silent), _CLIENT_SWEEP_SECONDS)
+
+    async def _bind(self, server: RemotingServer, port: int) -> int:
+        self._stops.append(server.close)
+        return await server.bind(self._settings.bind_address, port)
+
+    def _connection_closed(self, connection: Connection) -> None:
+        if self._parts is not None:
+            self._parts.clients.connection_closed(connection)
+            self._parts.long_polling.connection_closed(connection)
+
+    def _open(self) -> _Parts:
+        """Read the tables and recover the store; nothing is written when that fails."""
+        settings, clock, folder = self._settings, self._clock, self._store_root / "config"
+        is_sync = self._store_settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        timeout_ms = self._store_settings.sync_flush_timeout_ms
+        durability = Durability(clock, timeout_ms, lambda: store.dispatch()) if is_sync else None
+        long_polling = LongPolling(clock)
+        topics = TopicTable(folder, settings, clock, self._topics_changed)
+        store = MessageStore(
+            self._store_root,
+            self._store_settings,
+            clock=clock,
+            is_batch_topic=topics.is_batch_topic,
+            on_arrival=long_polling.arrived,
+            on_durable=durability.flushed if durability is not None else None,
+        )
+        parts = _Parts(
+            store=store,
+            topics=topics,
+            groups=GroupTable(folder, settings, clock),
+            offsets=OffsetTable(folder, clock),
+            clients=ClientTable(clock),
+            long_polling=long_polling,
+            durability=durability,
+        )
+        for table in (parts.topics, parts.groups, parts.offsets):
+            table.load()
+        store.open()
+        return parts
+
+    def _add_handlers(
+        self, parts: _Parts, identity: BrokerIdentity, dispatch: Dispatch, vip_dispatch: Dispatch
+    ) -> None:
+        """The VIP port serves everything but pulls."""
+        settings, clock = self._settings, self._clock
+        send = SendHandlers(
+            settings,
+            identity,
+            store=parts.store,
+            topics=parts.topics,
+            groups=parts.groups,
+            unique_keys=UniqueKeys(identity.store_host[:-4], os.getpid(), random.getrandbits(32)),
+            clock=clock,
+            durability=parts.durability,
+            body_bytes_max=self._store_settings.message_bytes_max,
+        )
+        pull = PullHandlers(
+            settings,
+            identity,
+            store=parts.store,
+            topics=parts.topics,
+            groups=parts.groups,
+            clients=parts.clients,
+            offsets=parts.offsets,
+            long_polling=parts.long_polling,
+            clock=clock,
+        )
+        others = (
+            OffsetHandlers(store=parts.store, topics=parts.topics, groups=parts.groups, offsets=parts.offsets),
+            ClientHandlers(clients=parts.clients, groups=parts.groups, topics=parts.topics, clock=clock),
+            TopicHandlers(topics=parts.topics),
+        )
+        for handlers in (send, *others):
+            handlers.register(dispatch)
+            handlers.register(vip_dispatch)
+        pull.register(dispatch)
+
+    async def _register(self, parts: _Parts, port: int) -> None:
+        settings = self._settings
+        if not settings.namesrv_addr:
+            _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
+            return
+        client = RemotingClient(clock=self._clock)
+        self._stops.append(client.close)
+        ha_ip = settings.broker_ip2 or settings.broker_ip1
+        self._registration = Registration(
+            settings,
+            parts.topics,
+            client,
+            address=self.address,
+            ha_address=join_address(ha_ip, settings.ha_listen_port or port + 1),
+        )
+        self._stops.append(self._registration.stop)
+        await self._registration.start()
+
+    def _topics_changed(self, topics: list[TopicConfig]) -> None:
+        if self._registration is not None:
+            self._registration.topics_changed(topics)
+
+    def _run(self, name: str, work: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Do some work regularly; the broker's stop lets a round under way end."""
+        stopping = asyncio.Event()
+        task = asyncio.create_task(_repeat(name, work, seconds, stopping), name=name)
+
+        async def stop() -> None:
+            stopping.set()
+            await task
+
+        self._stops.append(stop)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What an open broker is made of."""
+
+    store: MessageStore
+    topics: TopicTable
+    groups: GroupTable
+    offsets: OffsetTable
+    clients: ClientTable
+    long_polling: LongPolling
+    durability: Durability | None
+
+    def persist(self) -> None:
+        """Write every table."""
+        for table in (self.topics, self.groups, self.offsets):
+            table.persist()
+
+    async def persist_offsets(self) -> None:
+        """Write the offset table when it changed; the disk is waited for in a thread."""
+        if self.offsets.is_dirty:
+            await asyncio.to_thread(self.offsets.write, self.offsets.snapshot())
+
+
+async def _repeat(name: str, work: Callable[[], Awaitable[None]], seconds: float, stopping: asyncio.Event) -> None:
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), seconds)
+            return
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - the outer edge of a periodic task: told once, tried again next time
+            _log.exception("%s: a round failed", name)
+
+
+def _as_async(function: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    async def call() -> None:
+        function()
+
+    return call

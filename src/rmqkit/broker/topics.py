@@ -1,0 +1,175 @@
+"""The broker's topic table (``TopicConfigManager``), kept in ``config/topics.json``.
+
+A change is written to disk before anybody is told of it; then the broker registers it with the name servers.
+Loop only. Source: behaviour.md §2.8, §3.2; store.md §9.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.clock import Clock
+from rmqkit.protocol import names
+from rmqkit.protocol.bodies.topics import DataVersion, Permission, TopicConfig, TopicConfigTable
+from rmqkit.store.json_files import JsonFile
+
+__all__ = ["ATTRIBUTES", "TopicTable", "apply_attributes"]
+
+ATTRIBUTES: dict[str, tuple[str, ...] | None] = {
+    "queue.type": ("BatchCQ", "SimpleCQ"),
+    "cleanup.policy": ("DELETE", "COMPACTION"),
+    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY"),
+    "reserve.time": None,
+}
+"""Topic attributes and their values; None takes any text. Source: store.md §9.2."""
+
+_ALL = Permission.READ | Permission.WRITE
+_TEMPLATE = _ALL | Permission.INHERIT
+
+
+class TopicTable:
+    """Topics by name.
+
+    Args:
+        on_change: told the topics that were created or changed, after they are on disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: BrokerSettings,
+        clock: Clock,
+        on_change: Callable[[list[TopicConfig]], None],
+    ) -> None:
+        self._file = JsonFile(folder / "topics.json")
+        self._settings = settings
+        self._clock = clock
+        self._on_change = on_change
+        self._table: dict[str, TopicConfig] = {}
+        self.data_version = DataVersion()
+
+    def load(self) -> None:
+        """Read the file and add the system topics that are missing."""
+        stored = self._file.load(TopicConfigTable)
+        if stored is not None:
+            self._table = stored.topic_config_table
+            self.data_version = stored.data_version
+        for name, config in self._table.items():
+            config.topic_name = config.topic_name or name
+        missing = [config for config in _system_topics(self._settings) if config.topic_name not in self._table]
+        if missing:
+            self._table.update((config.topic_name, config) for config in missing)
+            self.data_version.advance(self._clock.now_ms())
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """A topic's configuration, or None."""
+        return self._table.get(topic)
+
+    def is_batch_topic(self, topic: str) -> bool:
+        """Whether a topic's queues are BatchConsumeQueues."""
+        config = self._table.get(topic)
+        return config is not None and config.is_batch_queue
+
+    def snapshot(self, topics: list[TopicConfig] | None = None) -> TopicConfigTable:
+        """All topics, or some, with the version of the table, as it is registered."""
+        table = self._table if topics is None else {config.topic_name: config for config in topics}
+        return TopicConfigTable(data_version=self.data_version, topic_config_table=dict(table))
+
+    def put(self, *configs: TopicConfig) -> None:
+        """Create or change topics."""
+        self._table.update((config.topic_name, config) for config in configs)
+        self.data_version.advance(self._clock.now_ms())
+        self.persist()
+        self._on_change(list(configs))
+
+    def persist(self) -> None:
+        """Write the table."""
+        self._file.save(self.snapshot())
+
+    def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
+        """The topic a message is sent to, made from the template topic the producer names if that lets it.
+
+        Returns:
+            None when the topic does not exist and must not be created.
+        """
+        known = self._table.get(topic)
+        if known is not None:
+            return known
+        default = self._table.get(template)
+        allowed = default is not None and default.perm & Permission.INHERIT
+        if template == names.AUTO_CREATE_TOPIC and not self._settings.auto_create_topic:
+            allowed = False
+        if default is not None and allowed:
+            count = max(0, min(queue_count, default.write_queue_nums))
+            perm = default.perm & ~Permission.INHERIT
+            created = TopicConfig(topic, count, count, perm, default.topic_filter_type, 1 if unit else 0)
+        elif topic.startswith(names.RETRY_PREFIX):
+            created = TopicConfig(topic, 1, 1, _ALL)
+        else:
+            return None
+        self.put(created)
+        return created
+
+    def ensure(self, topic: str, queue_count: int, *, order: bool = False, unit: bool = False) -> TopicConfig:
+        """A topic the broker itself needs, readable and writable."""
+        known = self._table.get(topic)
+        if known is not None:
+            return known
+        created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=1 if unit else 0, order=order)
+        self.put(created)
+        return created
+
+
+def apply_attributes(current: dict[str, str], change: str, *, is_new: bool) -> dict[str, str]:
+    """Attributes after a change such as ``+message.type=DELAY,-reserve.time``.
+
+    Raises:
+        ValueError: the reference's text for an unknown key, a wrong value or a malformed change.
+    """
+    attributes = dict(current)
+    for part in filter(None, (piece.strip() for piece in change.split(","))):
+        sign, name, value = part[0], *part[1:].partition("=")[::2]
+        if sign not in "+-" or (sign == "+" and "=" not in part):
+            raise ValueError(f"kv string format wrong: {part}")
+        if is_new and sign == "-":
+            raise ValueError("only add attribute is supported while creating topic. key: " + name)
+        if name not in ATTRIBUTES:
+            raise ValueError(f"unsupported key: {name}")
+        values = ATTRIBUTES[name]
+        if sign == "-":
+            attributes.pop(name, None)
+        elif values is not None and value not in values:
+            raise ValueError(f"value is not in set: {value}")
+        else:
+            attributes[name] = value
+    return attributes
+
+
+def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
+    """The topics a broker has from the start."""
+    cluster, broker = settings.cluster_name, settings.broker_name
+    topics = [
+        _system(names.SELF_TEST_TOPIC, 1),
+        _system(names.BENCHMARK_TOPIC, 1024),
+        _system(cluster, 16, _TEMPLATE if settings.cluster_topic else Permission.INHERIT),
+        _system(broker, 1, _TEMPLATE if settings.broker_topic else Permission.INHERIT),
+        _system(names.OFFSET_MOVED_EVENT, 1),
+        _system(names.SCHEDULE_TOPIC, 18),
+        _system(f"{cluster}_REPLY_TOPIC", 1),
+        _system(f"rmq_sys_REVIVE_LOG_{cluster}", 8),
+        _system(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, Permission.INHERIT),
+        _system(names.HALF_TOPIC, 1),
+        _system(names.OP_HALF_TOPIC, 1),
+        _system(names.TIMER_TOPIC, 1),
+    ]
+    if settings.auto_create_topic:
+        topics.append(_system(names.AUTO_CREATE_TOPIC, settings.default_topic_queue_count, _TEMPLATE))
+    if settings.trace_topic:
+        topics.append(_system(settings.trace_topic_name, 1))
+    return topics
+
+
+def _system(name: str, queues: int, perm: int = _ALL) -> TopicConfig:
+    return TopicConfig(name, queues, queues, int(perm))

@@ -1,0 +1,99 @@
+"""``rmq bench``: measurements a person reads as a table and a program as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rmqkit.errors import RmqError
+
+__all__ = ["start"]
+
+_READY_SECONDS_MAX = 30.0
+_IDLE_SECONDS = 1.0
+
+BUDGETS = {"standalone": (500, 80), "broker": (400, 80), "namesrv": (400, 80)}
+"""Process → ms until ready, MiB resident when idle. Source: design.md §1, promise 7."""
+
+
+def start(*, runs: int, as_json: bool) -> None:
+    """Start each kind of server several times and print how it went."""
+    figures = [_measure(kind, runs) for kind in BUDGETS]
+    machine = {"machine": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count()}
+    if as_json:
+        print(json.dumps({"bench": "start", "runs": runs, **machine, "figures": figures}))
+    else:
+        _print_table(figures, runs)
+
+
+def _measure(kind: str, runs: int) -> dict[str, Any]:
+    ready_ms, rss_mib = zip(*(_start_once(kind) for _ in range(runs)), strict=True)
+    ready_ms_budget, rss_mib_budget = BUDGETS[kind]
+    return {
+        "process": kind,
+        "ready_ms_min": round(min(ready_ms), 1),
+        "ready_ms_median": round(statistics.median(ready_ms), 1),
+        "ready_ms_max": round(max(ready_ms), 1),
+        "ready_ms_budget": ready_ms_budget,
+        "idle_rss_mib_max": round(max(rss_mib), 1),
+        "idle_rss_mib_budget": rss_mib_budget,
+    }
+
+
+def _start_once(kind: str) -> tuple[float, float]:
+    """Milliseconds from process start to the ready line, and MiB resident a second later."""
+    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
+        command = [sys.executable, "-m", "rmqkit", kind, "--host", "127.0.0.1", "--port", "0"]
+        if kind == "standalone":
+            command += ["--namesrv-port", "0"]
+        if kind != "namesrv":
+            command += ["--store", str(Path(folder) / "store")]
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            ready_ms = _wait_ready(process, started)
+            time.sleep(_IDLE_SECONDS)
+            return ready_ms, _resident_mib(process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=_READY_SECONDS_MAX)
+
+
+def _wait_ready(process: subprocess.Popen[str], started: float) -> float:
+    assert process.stdout is not None, "stdout is piped"
+    readable, _, _ = select.select([process.stdout], [], [], _READY_SECONDS_MAX)
+    line = process.stdout.readline() if readable else ""
+    if not line.startswith("ready "):
+        process.kill()
+        _, errors = process.communicate()
+        raise RmqError(f"{' '.join(process.args[2:])} did not become ready: {errors.strip() or line!r}")  # type: ignore[arg-type, index]
+    return (time.perf_counter() - started) * 1000
+
+
+def _resident_mib(pid: int) -> float:
+    """Resident memory without file pages: what mapped logs keep in the page cache does not count."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return int(fields["VmRSS"].split()[0]) / 1024
+
+
+def _print_table(figures: list[dict[str, Any]], runs: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"start to ready, {runs} runs each")
+    for heading in ("process", "ready ms: min", "median", "max", "budget", "idle RSS MiB: max", "budget"):
+        table.add_column(heading, justify="left" if heading == "process" else "right")
+    for figure in figures:
+        table.add_row(*(str(value) for value in figure.values()))
+    Console().print(table)

@@ -1,0 +1,76 @@
+"""Name server and broker in one process, for development and tests (``rmq standalone``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rmqkit.broker.server import Broker
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.namesrv.server import NameServer
+from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.store.settings import StoreSettings
+
+__all__ = ["Standalone"]
+
+
+class Standalone:
+    """A name server and a broker that knows it.
+
+    ``async with Standalone(...)`` starts both and stops them; port 0 picks a free one.
+
+    Args:
+        store_root: the store's directory, made when missing.
+        broker: ``namesrv_addr`` is set here.
+    """
+
+    def __init__(
+        self,
+        store_root: Path,
+        *,
+        namesrv: NamesrvSettings | None = None,
+        broker: BrokerSettings | None = None,
+        store: StoreSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._broker_settings = broker or BrokerSettings(listen_port=0, bind_address="127.0.0.1")
+        self._namesrv = NameServer(namesrv or NamesrvSettings(listen_port=0, bind_address="127.0.0.1"), clock)
+        self._broker = Broker(self._broker_settings, store or StoreSettings(), store_root, clock=clock)
+
+    @property
+    def namesrv_address(self) -> str:
+        """Where clients find the name server, as ``host:port``."""
+        return self._namesrv.address
+
+    @property
+    def broker_address(self) -> str:
+        """Where clients reach the broker, as ``host:port``."""
+        return self._broker.address
+
+    async def start(self) -> None:
+        """Start both; the broker is registered when this returns.
+
+        Raises:
+            StoreError, ListenFailed: nothing is left running.
+        """
+        await self._namesrv.start()
+        self._broker_settings.namesrv_addr = self._namesrv.address
+        try:
+            await self._broker.start()
+        except BaseException:
+            await self._namesrv.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop both, the broker first."""
+        try:
+            await self._broker.stop()
+        finally:
+            await self._namesrv.stop()
+
+    async def __aenter__(self) -> Standalone:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()

@@ -1,0 +1,208 @@
+"""`rmq standalone`, `rmq broker`, `rmq namesrv` as processes: the ready line, the clean stop, and bad input."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.golden_stores import unpack_golden
+from tests.interop.server_process import ServerProcess
+from tests.interop.standalone import run_standalone
+
+RMQ = Path(sys.executable).with_name("rmq")
+SECONDS_MAX = 30
+
+
+@contextmanager
+def server(tmp_path: Path, *arguments: object, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+    with ServerProcess([RMQ, *arguments], tmp_path / f"{arguments[0]}.log", env) as process:
+        yield process
+
+
+def run_failing(*arguments: object) -> str:
+    """Run a command that must not start; its stderr."""
+    done = subprocess.run([RMQ, *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    return done.stderr
+
+
+def failed(*arguments: object) -> str:
+    """Run a command that must not start; its one line on stderr."""
+    (line,) = run_failing(*arguments).splitlines()
+    assert line.startswith("rmq: ")
+    return line
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file with its size and time of last change."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
+def on_free_ports(store: Path) -> list[object]:
+    return ["standalone", "--namesrv-port", 0, "--port", 0, "--store", store]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_standalone_says_when_it_is_ready_and_stops_cleanly(tmp_path, how):
+    store = tmp_path / "store"
+    with server(tmp_path, *on_free_ports(store)) as process:
+        process.wait_ready(rf"^ready namesrv=127\.0\.0\.1:\d+ broker=127\.0\.0\.1:\d+ store={store}$", SECONDS_MAX)
+        assert (store / "abort").read_text() == str(process.pid)
+        assert process.stop(how, SECONDS_MAX) == 0
+    assert not (store / "abort").exists()
+    assert process.log.read_text().count("\n") == 1
+
+
+def test_name_server_and_broker_run_as_two_processes(tmp_path):
+    with server(tmp_path, "namesrv", "--port", 0, "--host", "127.0.0.1") as names:
+        namesrv = names.wait_ready(r"^ready namesrv=(\S+)$", SECONDS_MAX)[1]
+        config = tmp_path / "broker.conf"
+        config.write_text(
+            f"listenPort=0\nbrokerIP1=127.0.0.1\nbrokerName=broker-x\nstorePathRootDir={tmp_path}/store\n"
+        )
+        env = {**os.environ, "NAMESRV_ADDR": namesrv}
+        with server(tmp_path, "broker", "-c", config, env=env) as broker:
+            broker.wait_ready(rf"^ready broker=127\.0\.0\.1:\d+ store={tmp_path}/store$", SECONDS_MAX)
+            assert broker.stop(signal.SIGTERM, SECONDS_MAX) == 0
+        assert names.stop(signal.SIGTERM, SECONDS_MAX) == 0
+    assert "was not told" not in broker.log.read_text()
+
+
+def test_a_broker_without_a_name_server_says_so_and_runs(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
+    with server(tmp_path, "broker", "--port", 0, "--store", tmp_path / "store", env=env) as broker:
+        broker.wait_ready("^ready ", SECONDS_MAX)
+        assert broker.stop(signal.SIGTERM, SECONDS_MAX) == 0
+    assert "no name server is configured" in broker.log.read_text()
+
+
+def test_the_vip_port_is_two_below_a_fixed_port(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    arguments = ["standalone", "--namesrv-port", 0, "--port", port, "--store", tmp_path / "store"]
+    with server(tmp_path, *arguments) as process:
+        process.wait_ready(rf"broker=127\.0\.0\.1:{port} ", SECONDS_MAX)
+        socket.create_connection(("127.0.0.1", port - 2), 5).close()
+        assert process.stop(signal.SIGTERM, SECONDS_MAX) == 0
+
+
+@pytest.mark.parametrize("option", ["--port", "--namesrv-port"])
+def test_a_port_in_use(tmp_path, option):
+    with socket.create_server(("127.0.0.1", 0)) as user:
+        port = user.getsockname()[1]
+        other = "--namesrv-port" if option == "--port" else "--port"
+        line = failed("standalone", option, port, other, 0, "--store", tmp_path / "store")
+    assert re.search(rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use; choose another port", line)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_configuration_that_cannot_be_read(tmp_path):
+    line = failed(*on_free_ports(tmp_path / "store"), "-c", tmp_path / "none.conf")
+    assert line == f"rmq: cannot read configuration {tmp_path}/none.conf: No such file or directory"
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("flushDiskType=SOMETIMES", "flushDiskType=SOMETIMES must be one of ASYNC_FLUSH, SYNC_FLUSH"),
+        ("listenPort=eleven", "listenPort=eleven must be a whole number from 0 to 65535"),
+        ("brokerRole=SLAVE", "brokerRole=SLAVE is not supported yet: use ASYNC_MASTER or SYNC_MASTER"),
+        ("enableDLegerCommitLog=true", "enableDLegerCommitLog=true is not supported yet: use false"),
+    ],
+)
+def test_a_configuration_value_that_cannot_be_used(tmp_path, text, line):
+    config = tmp_path / "broker.conf"
+    config.write_text(text)
+    assert failed(*on_free_ports(tmp_path / "store"), "-c", config) == f"rmq: {config}: {line}"
+    assert not (tmp_path / "store").exists()
+
+
+def test_unknown_and_useless_configuration_keys_are_told_and_do_not_matter(tmp_path):
+    config = tmp_path / "broker.conf"
+    config.write_text("brokerNmae=x\nsendMessageThreadPoolNums=16\nuseEpollNativeSelector=true\ndeleteWhen=04\n")
+    with run_standalone(tmp_path / "store", tmp_path, "-c", str(config)) as standalone:
+        standalone.stop()
+        log = standalone.process.log.read_text()
+    assert "unknown key brokerNmae is ignored, did you mean brokerName?" in log
+    assert "without effect here: sendMessageThreadPoolNums, useEpollNativeSelector" in log
+    assert "not supported yet and ignored: deleteWhen" in log
+
+
+def test_settings_are_printed_and_nothing_is_started(tmp_path):
+    config = tmp_path / "broker.conf"
+    config.write_text("brokerName=broker-a\nmappedFileSizeCommitLog=1048576\n")
+    printed = subprocess.run(
+        [RMQ, *map(str, on_free_ports(tmp_path / "store")), "-c", config, "-p"], capture_output=True, text=True
+    ).stdout.splitlines()
+    assert {"brokerName=broker-a", "mappedFileSizeCommitLog=1048576", "flushDiskType=ASYNC_FLUSH"} <= set(printed)
+    assert printed == sorted(printed)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_in_use(tmp_path):
+    store = tmp_path / "store"
+    with run_standalone(store, tmp_path) as standalone:
+        before = files_of(store)
+        line = failed(*on_free_ports(store))
+        assert line == (
+            f"rmq: store {store} is in use by another process: stop that broker or choose another directory"
+        )
+        assert files_of(store) == before
+        standalone.stop()
+
+
+def test_a_store_of_another_segment_size(tmp_path):
+    golden = unpack_golden("5.4.0", tmp_path)
+    before = files_of(golden.root)
+    line = failed(*on_free_ports(golden.root))
+    assert str(golden.root / "commitlog/0") in line
+    assert "131072" in line
+    assert "mappedFileSizeCommitLog" in line
+    assert files_of(golden.root) == before
+
+
+def test_a_segment_file_of_the_wrong_length(tmp_path):
+    golden = unpack_golden("5.4.0", tmp_path)
+    config = tmp_path / "broker.conf"
+    config.write_text("".join(f"{key}={value}\n" for key, value in golden.manifest["brokerConf"].items()))
+    segment = golden.root / "commitlog/00000000000000131072"
+    os.truncate(segment, 60_000)
+    before = files_of(golden.root)
+    done = run_failing(*on_free_ports(golden.root), "-c", config)
+    line = done.splitlines()[-1]
+    assert str(segment) in line
+    assert "60000" in line
+    assert files_of(golden.root) == before
+
+
+def test_a_process_that_was_killed_leaves_its_abort_file_and_starts_again(tmp_path):
+    store = tmp_path / "store"
+    with server(tmp_path, *on_free_ports(store)) as process:
+        process.wait_ready("^ready ", SECONDS_MAX)
+        process.kill()
+    assert (store / "abort").exists()
+    with run_standalone(store, tmp_path) as standalone:
+        standalone.stop()
+
+
+def test_help_names_every_command():
+    done = subprocess.run([RMQ, "--help"], capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0
+    assert {"standalone", "broker", "namesrv", "bench"} <= set(re.findall(r"\w+", done.stdout))
+
+
+def test_bench_start_prints_json():
+    done = subprocess.run([RMQ, "bench", "start", "--runs", "1", "--json"], capture_output=True, text=True)
+    assert re.search(r'"process": "standalone".*"ready_ms_median": \d', done.stdout)
