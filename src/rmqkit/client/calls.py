@@ -1,0 +1,182 @@
+"""What a client asks brokers, typed: one method per request code. Source: remoting.md §4.3.
+
+Every method raises RemotingError when the broker does not answer and PeerRefused when it answers with a code that the
+method's result cannot express; only further errors are listed.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.errors import PeerRefused
+from rmqkit.protocol.bodies.clients import (
+    CheckClientBody,
+    ConsumerIds,
+    HeartbeatData,
+    MessageQueue,
+    SubscriptionData,
+)
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Body, Command, decode_header, request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.headers.clients import (
+    ConsumerGroupRequest,
+    ConsumerSendBackRequest,
+    UnregisterClientRequest,
+)
+from rmqkit.protocol.headers.offsets import (
+    OffsetResponse,
+    QueryConsumerOffsetRequest,
+    QueueRequest,
+    SearchOffsetRequest,
+    UpdateConsumerOffsetRequest,
+)
+from rmqkit.protocol.headers.pull import PullMessageRequest, PullMessageResponse
+from rmqkit.remoting.client import RemotingClient, expect_success
+
+__all__ = ["OFFSET_TIMEOUT_MS", "SEND_BACK_TIMEOUT_MS", "BrokerCalls", "PullStatus", "Pulled"]
+
+OFFSET_TIMEOUT_MS = 5000
+SEND_BACK_TIMEOUT_MS = 5000
+
+
+class PullStatus(enum.Enum):
+    """What became of a pull (behaviour.md §4.3)."""
+
+    FOUND = "FOUND"
+    NO_NEW_MESSAGE = "NO_NEW_MSG"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MSG"
+    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
+
+
+_PULL_STATUS: dict[int, PullStatus] = {
+    ResponseCode.SUCCESS: PullStatus.FOUND,
+    ResponseCode.PULL_NOT_FOUND: PullStatus.NO_NEW_MESSAGE,
+    ResponseCode.PULL_RETRY_IMMEDIATELY: PullStatus.NO_MATCHED_MESSAGE,
+    ResponseCode.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
+}
+
+
+class Pulled(Struct):
+    """The answer to a pull, its records undecoded."""
+
+    status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    suggested_broker_id: int
+    body: bytes
+
+
+class BrokerCalls:
+    """Requests to brokers by address.
+
+    Args:
+        timeout_ms: for requests about groups and queues.
+    """
+
+    def __init__(self, remoting: RemotingClient, timeout_ms: float) -> None:
+        self._remoting = remoting
+        self._timeout_ms = timeout_ms
+
+    async def heartbeat(self, address: str, data: HeartbeatData) -> None:
+        """HEART_BEAT: what this client produces to and consumes."""
+        await self._ask(address, request(RequestCode.HEART_BEAT, body=msgspec.json.encode(data)))
+
+    async def unregister(
+        self, address: str, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        """UNREGISTER_CLIENT: this client leaves a group."""
+        header = UnregisterClientRequest(client_id, producer_group, consumer_group)
+        await self._ask(address, request(RequestCode.UNREGISTER_CLIENT, header))
+
+    async def check_subscription(
+        self, address: str, client_id: str, group: str, subscription: SubscriptionData
+    ) -> None:
+        """CHECK_CLIENT_CONFIG: PeerRefused says why the broker cannot filter by the expression."""
+        body = CheckClientBody(client_id=client_id, group=group, subscription_data=subscription)
+        await self._ask(address, request(RequestCode.CHECK_CLIENT_CONFIG, body=msgspec.json.encode(body)))
+
+    async def consumer_ids(self, address: str, group: str) -> list[str]:
+        """GET_CONSUMER_LIST_BY_GROUP: the client ids of a group.
+
+        Raises:
+            BodyError: the list cannot be read.
+        """
+        answer = await self._ask(address, request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequest(group)))
+        return decode_as(_bytes(answer), ConsumerIds).consumer_id_list
+
+    async def committed_offset(self, address: str, group: str, queue: MessageQueue) -> int | None:
+        """QUERY_CONSUMER_OFFSET: where a group is in a queue; None when the broker has no offset of it."""
+        header = QueryConsumerOffsetRequest(group, queue.topic, queue.queue_id)
+        command = request(RequestCode.QUERY_CONSUMER_OFFSET, header)
+        answer = await self._remoting.call(address, command, OFFSET_TIMEOUT_MS)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return decode_header(expect_success(answer, address), OffsetResponse).offset
+
+    async def commit_offset(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
+        """UPDATE_CONSUMER_OFFSET: save where a group is, and wait until the broker has it."""
+        header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
+        command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        expect_success(await self._remoting.call(address, command, OFFSET_TIMEOUT_MS), address)
+
+    async def commit_offset_one_way(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
+        """UPDATE_CONSUMER_OFFSET without an answer."""
+        header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
+        command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header, one_way=True)
+        await self._remoting.send_one_way(address, command, OFFSET_TIMEOUT_MS)
+
+    async def max_offset(self, address: str, queue: MessageQueue) -> int:
+        """GET_MAX_OFFSET: one past the last message of a queue."""
+        return await self._offset(address, RequestCode.GET_MAX_OFFSET, QueueRequest(queue.topic, queue.queue_id))
+
+    async def min_offset(self, address: str, queue: MessageQueue) -> int:
+        """GET_MIN_OFFSET: the first message of a queue that is still stored."""
+        return await self._offset(address, RequestCode.GET_MIN_OFFSET, QueueRequest(queue.topic, queue.queue_id))
+
+    async def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
+        """SEARCH_OFFSET_BY_TIMESTAMP: the first message stored at or after a time."""
+        header = SearchOffsetRequest(queue.topic, queue.queue_id, timestamp_ms)
+        return await self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    async def send_back(self, address: str, header: ConsumerSendBackRequest) -> None:
+        """CONSUMER_SEND_MSG_BACK: have a message delivered again later, or put to the dead letters."""
+        command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        expect_success(await self._remoting.call(address, command, SEND_BACK_TIMEOUT_MS), address)
+
+    async def pull(self, address: str, header: PullMessageRequest, timeout_ms: float) -> Pulled:
+        """PULL_MESSAGE.
+
+        Raises:
+            HeaderError: the numbers of the answer cannot be read.
+        """
+        answer = await self._remoting.call(address, request(RequestCode.PULL_MESSAGE, header), timeout_ms)
+        status = _PULL_STATUS.get(answer.code)
+        if status is None:
+            raise PeerRefused(answer.code, answer.remark, address)
+        numbers = decode_header(answer, PullMessageResponse)
+        return Pulled(
+            status,
+            numbers.next_begin_offset,
+            numbers.min_offset,
+            numbers.max_offset,
+            numbers.suggest_which_broker_id,
+            _bytes(answer),
+        )
+
+    async def _ask(self, address: str, command: Command) -> Command:
+        return expect_success(await self._remoting.call(address, command, self._timeout_ms), address)
+
+    async def _offset(self, address: str, code: int, header: Struct) -> int:
+        answer = await self._ask(address, request(code, header))
+        return decode_header(answer, OffsetResponse).offset
+
+
+def _bytes(answer: Command) -> bytes:
+    body: Body | list[Body] = answer.body
+    assert isinstance(body, bytes), "the splitter gives bodies as bytes"
+    return body

@@ -1,0 +1,137 @@
+"""The messages of one queue that are pulled but not yet consumed, and the offset that follows (``ProcessQueue``).
+
+The offset of a queue may advance to the lowest message that is still here, never beyond: what is not consumed is
+delivered again to whoever gets the queue next. A message that is stuck therefore holds the offset back, and after
+``span_max`` offsets also the pulling.
+
+==========  ================================================================================
+state       meaning
+==========  ================================================================================
+held        pulled from, consumed, its offset saved
+dropped     not ours any more: no handler starts, those that run may still finish and count
+released    gone: what finishes now is delivered again elsewhere
+==========  ================================================================================
+
+Loop only. Costs per message: one dict entry, O(log n) to find the lowest. Source: behaviour.md §8.6, §8.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import Iterable
+
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.message import ReceivedMessage
+
+__all__ = ["NOTHING_HELD", "ProcessQueue"]
+
+NOTHING_HELD = -1
+"""What `ProcessQueue.remove` returns when there is nothing to conclude an offset from."""
+
+
+class ProcessQueue:
+    """One queue's messages under way.
+
+    Args:
+        messages_max, bytes_max, span_max: from which numbers of messages, body bytes and offsets on there is no room.
+
+    Attributes:
+        body_bytes: of all messages here.
+        broker_id: which broker of the name to pull from, as the last answer suggested.
+        is_dropped, is_released: see above.
+    """
+
+    def __init__(self, queue: MessageQueue, *, messages_max: int, bytes_max: int, span_max: int) -> None:
+        self.queue = queue
+        self.body_bytes = 0
+        self.broker_id = 0
+        self.is_dropped = False
+        self.is_released = False
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._span_max = span_max
+        self._messages: dict[int, ReceivedMessage] = {}
+        self._offsets: list[int] = []  # a heap; offsets that were removed stay until they come to the top
+        self._last_offset = -1
+        self._handlers = 0
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __contains__(self, message: ReceivedMessage) -> bool:
+        return self._messages.get(message.queue_offset) is message
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be pulled."""
+        return (
+            len(self._messages) < self._messages_max
+            and self.body_bytes < self._bytes_max
+            and (not self._offsets or self._last_offset - self._offsets[0] < self._span_max)
+        )
+
+    def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Take pulled messages; those that were not here already come back, to be consumed."""
+        new = []
+        for message in messages:
+            offset = message.queue_offset
+            if offset not in self._messages:
+                self._messages[offset] = message
+                heapq.heappush(self._offsets, offset)
+                self._last_offset = max(self._last_offset, offset)
+                self.body_bytes += len(message.body)
+                new.append(message)
+        return new
+
+    def remove(self, message: ReceivedMessage) -> int:
+        """A message is done with: the queue's new offset, or `NOTHING_HELD`."""
+        if not self._messages:
+            return NOTHING_HELD
+        if message in self:
+            del self._messages[message.queue_offset]
+            self.body_bytes -= len(message.body)
+            while self._offsets and self._offsets[0] not in self._messages:
+                heapq.heappop(self._offsets)
+            self._changed.set()
+        return self._offsets[0] if self._offsets else self._last_offset + 1
+
+    def lowest(self, count: int) -> list[ReceivedMessage]:
+        """The messages that hold the offset back, at most ``count``."""
+        return [self._messages[offset] for offset in heapq.nsmallest(count, self._messages)]
+
+    def drop(self) -> None:
+        """Start no handler any more."""
+        self.is_dropped = True
+        self._changed.set()
+
+    def release(self) -> None:
+        """Let nothing count any more."""
+        self.is_dropped = self.is_released = True
+        self._changed.set()
+
+    def handler_starts(self) -> None:
+        """A handler works on one of the messages until `handler_ends`."""
+        self._handlers += 1
+
+    def handler_ends(self) -> None:
+        """The opposite of `handler_starts`."""
+        self._handlers -= 1
+        self._changed.set()
+
+    async def wait_for_room(self) -> None:
+        """Until more may be pulled or the queue is dropped."""
+        while not self.has_room and not self.is_dropped:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_for_handlers(self, timeout_ms: float) -> bool:
+        """Until no handler works on a message of this queue; False when the time is over first."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000.0):
+                while self._handlers:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return not self._handlers

@@ -1,0 +1,206 @@
+"""The pull loop of one queue (``DefaultMQPushConsumerImpl.pullMessage``).
+
+The loop asks for messages, hands them over and asks again at once; a broker that has none holds the request for up
+to 15 s. It waits while the process queue has no room.
+
+========================  =====================================================================================
+answer                    then
+========================  =====================================================================================
+FOUND                     unpack, compare tags exactly, hand over; pull on at the next offset
+NO_NEW, NO_MATCHED        with nothing under way, everything before the next offset is consumed; pull on
+OFFSET_ILLEGAL            save and keep the offset the broker names, give the queue up; it comes back with the
+                          next rebalance and starts there
+FLOW_CONTROL              again after 20 ms
+anything else             again after 1 s; a broker that does not know our subscription gets a heartbeat
+========================  =====================================================================================
+
+A record whose body cannot be unpacked would stop the queue for ever, so it goes to the group's dead letters.
+Source: behaviour.md §8.6, §8.9; remoting.md §9.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from rmqkit.client.calls import Pulled, PullStatus
+from rmqkit.client.consuming import Consuming
+from rmqkit.client.offsets import GroupOffsets
+from rmqkit.client.process_queue import ProcessQueue
+from rmqkit.client.routes import MASTER_ID
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.errors import BodyError, ConnectFailed, PeerRefused, RmqError
+from rmqkit.filter.subscription import matches_tags
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.bodies.clients import SubscriptionData
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.message import ReceivedMessage, messages_of_record
+from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP, iter_records
+
+__all__ = ["PullLoop", "SubscriptionOf"]
+
+SubscriptionOf = Callable[[str], SubscriptionData | None]
+
+_FLOW_CONTROL_PAUSE_MS = 20.0
+_HALF_HOUR_MS = 30 * 60_000
+_NOT_KNOWN_THERE = frozenset((ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST))
+
+_log = logging.getLogger(__name__)
+
+
+class PullLoop:
+    """Keeps one process queue filled.
+
+    Args:
+        on_illegal: gives the queue up; told the offset that the broker wants instead.
+    """
+
+    def __init__(
+        self,
+        runtime: ClientRuntime,
+        group: str,
+        process_queue: ProcessQueue,
+        *,
+        subscription_of: SubscriptionOf,
+        offsets: GroupOffsets,
+        consuming: Consuming,
+        settings: PushConsumerSettings,
+        on_illegal: Callable[[ProcessQueue, int], Awaitable[None]],
+    ) -> None:
+        self._runtime = runtime
+        self._group = group
+        self._process_queue = process_queue
+        self._queue = process_queue.queue
+        self._subscription_of = subscription_of
+        self._offsets = offsets
+        self._consuming = consuming
+        self._settings = settings
+        self._on_illegal = on_illegal
+        self._next_offset: int | None = None
+
+    async def run(self, pause_ms: float) -> None:
+        """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
+        while not self._process_queue.is_dropped:
+            if pause_ms:
+                await asyncio.sleep(pause_ms / 1000.0)
+            try:
+                pause_ms = await self._step()
+            except PeerRefused as error:
+                pause_ms = self._refused(error)
+            except RmqError as error:
+                _log.warning("pulling %s for group %s: %s", self._queue, self._group, error)
+                pause_ms = self._settings.error_pause_ms
+
+    async def _step(self) -> float:
+        """One pull; ms to pause after it."""
+        subscription = self._subscription_of(self._queue.topic)
+        if subscription is None:
+            return self._settings.error_pause_ms
+        if self._next_offset is None:
+            self._next_offset = await self._start_offset()
+        await self._process_queue.wait_for_room()
+        if not self._process_queue.is_dropped:
+            pulled = await self._pull(subscription, self._next_offset)
+            if pulled.status is PullStatus.OFFSET_ILLEGAL:
+                _log.warning("offset %d of %s is illegal: %s", self._next_offset, self._queue, pulled)
+                await self._on_illegal(self._process_queue, pulled.next_begin_offset)
+            else:
+                await self._take(subscription, pulled)
+        return 0.0
+
+    async def _pull(self, subscription: SubscriptionData, offset: int) -> Pulled:
+        found = self._runtime.routes.any_address(self._queue.broker_name, self._process_queue.broker_id)
+        if found is None:
+            self._runtime.refresh_routes_soon()
+            raise ConnectFailed(self._queue.broker_name, "no route names a broker of that name")
+        broker_id, address = found
+        commit_offset = self._offsets.known(self._queue) or 0
+        flags = PullFlag.SUSPEND
+        if commit_offset > 0 and broker_id == MASTER_ID:
+            flags |= PullFlag.COMMIT_OFFSET
+        settings = self._settings
+        header = PullMessageRequest(
+            consumer_group=self._group,
+            topic=self._queue.topic,
+            queue_id=self._queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=settings.pull_count,
+            sys_flag=int(flags),
+            commit_offset=commit_offset,
+            suspend_timeout_millis=settings.suspend_ms,
+            sub_version=subscription.sub_version,
+            expression_type=subscription.expression_type,
+            max_msg_bytes=settings.pull_bytes_max,
+            bname=self._queue.broker_name,
+        )
+        pulled = await self._runtime.calls.pull(address, header, settings.pull_timeout_ms)
+        self._process_queue.broker_id = pulled.suggested_broker_id
+        return pulled
+
+    async def _take(self, subscription: SubscriptionData, pulled: Pulled) -> None:
+        if pulled.status is PullStatus.FOUND:
+            messages, unreadable = self._unpack(subscription, pulled)
+            for message in unreadable:
+                await self._consuming.to_dead_letters(message)
+            self._consuming.put(self._process_queue, self._process_queue.put(messages))
+        self._next_offset = pulled.next_begin_offset
+        if not len(self._process_queue):
+            self._offsets.raise_to(self._queue, pulled.next_begin_offset)
+
+    def _unpack(
+        self, subscription: SubscriptionData, pulled: Pulled
+    ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+        """The messages that match the subscription, and those whose bodies cannot be read, as they are stored."""
+        messages: list[ReceivedMessage] = []
+        unreadable: list[ReceivedMessage] = []
+        for record in iter_records(pulled.body):
+            try:
+                messages += list(messages_of_record(record, self._queue.broker_name))
+            except BodyError as error:
+                _log.error("offset %d of %s goes to the dead letters: %s", record.queue_offset, self._queue, error)
+                record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
+                unreadable += messages_of_record(record, self._queue.broker_name)
+        unreadable = [message for message in unreadable if matches_tags(subscription, message.tags)]
+        matching = [message for message in messages if matches_tags(subscription, message.tags)]
+        min_offset, max_offset = str(pulled.min_offset), str(pulled.max_offset)
+        for message in matching:
+            message.properties[names.MIN_OFFSET] = min_offset
+            message.properties[names.MAX_OFFSET] = max_offset
+            message.properties.pop(names.CONSUME_START_TIME, None)  # somebody else's
+        return matching, unreadable
+
+    async def _start_offset(self) -> int:
+        """Where to begin: what the broker has saved, else as the settings say (behaviour.md §8.9).
+
+        Raises:
+            RemotingError, PeerRefused: the broker did not say.
+        """
+        saved = await self._offsets.fetch(self._queue)
+        if saved is not None:
+            return saved
+        found = self._runtime.routes.any_address(self._queue.broker_name)
+        assert found is not None, "fetch asked the same broker"
+        address, calls = found[1], self._runtime.calls
+        is_retry = self._queue.topic.startswith(RETRY_PREFIX)
+        match self._settings.start_from:
+            case StartFrom.FIRST_OFFSET:
+                return 0
+            case StartFrom.LAST_OFFSET:
+                return 0 if is_retry else await calls.max_offset(address, self._queue)
+            case StartFrom.TIMESTAMP:
+                if is_retry:
+                    return await calls.max_offset(address, self._queue)
+                at_ms = self._settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
+                return await calls.search_offset(address, self._queue, at_ms)
+
+    def _refused(self, error: PeerRefused) -> float:
+        if error.code == ResponseCode.FLOW_CONTROL:
+            return _FLOW_CONTROL_PAUSE_MS
+        if error.code in _NOT_KNOWN_THERE:
+            self._runtime.heartbeat_soon()
+        _log.warning("pulling %s for group %s: %s", self._queue, self._group, error)
+        return self._settings.error_pause_ms

@@ -1,0 +1,162 @@
+"""The routes of the topics in use: fetched when first needed, refreshed from time to time, kept when nobody answers.
+
+A topic that no broker has is given the queues of the template topic (TBW102) for sending, so that the broker creates
+it; readers get no queues for it until it exists. A route once known is kept when a name server no longer has it, as
+the reference does: brokers go on serving without name servers. Loop only. Source: behaviour.md §7.1, §7.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from rmqkit.client.name_servers import NameServers
+from rmqkit.client.routes import (
+    MASTER_ID,
+    PublishQueues,
+    broker_addresses,
+    from_template,
+    publish_queues,
+    subscribe_queues,
+)
+from rmqkit.errors import NoRoute, PeerRefused, ProtocolError
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.topics import TopicRoute
+
+__all__ = ["RouteTable"]
+
+_log = logging.getLogger(__name__)
+
+
+class RouteTable:
+    """Topics, their queues, and where brokers are.
+
+    Args:
+        on_change: told the topic whose route is new or different.
+
+    Attributes:
+        brokers: broker name → broker id → address, of all routes together.
+    """
+
+    def __init__(self, name_servers: NameServers, on_change: Callable[[str], None]) -> None:
+        self._name_servers = name_servers
+        self._on_change = on_change
+        self._routes: dict[str, TopicRoute] = {}
+        self._templates: set[str] = set()
+        self._publish: dict[str, PublishQueues] = {}
+        self._watched: set[str] = set()
+        self._fetching = asyncio.Lock()
+        self.brokers: dict[str, dict[int, str]] = {}
+
+    def known_publish_queues(self, topic: str) -> PublishQueues | None:
+        """The queues to send to, when they are known already."""
+        return self._publish.get(topic)
+
+    async def publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
+        """The queues to send to.
+
+        Raises:
+            NoRoute: no name server answered, or neither the topic nor the template topic can be written to.
+        """
+        async with self._fetching:
+            if topic not in self._publish:
+                await self._fetch(topic)
+            if topic not in self._publish:
+                await self._use_template(topic, template_topic, template_queue_count)
+        known = self._publish.get(topic)
+        if known is None:
+            raise NoRoute(
+                f"no broker takes messages for topic {topic}, asked name servers "
+                f"{', '.join(self._name_servers.addresses)}: create the topic, or start a broker with "
+                "autoCreateTopicEnable=true"
+            )
+        return known
+
+    def subscribe_queues(self, topic: str) -> list[MessageQueue]:
+        """The queues to read from, sorted; none while the topic does not exist."""
+        return subscribe_queues(topic, self._routes[topic]) if self._exists(topic) else []
+
+    def watch(self, topic: str) -> None:
+        """Have `refresh_all` look for a topic, whether it exists or not."""
+        self._watched.add(topic)
+
+    def unwatch(self, topic: str) -> None:
+        """The opposite of `watch`."""
+        self._watched.discard(topic)
+
+    def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
+        """Where a broker is."""
+        return self.brokers.get(broker_name, {}).get(broker_id)
+
+    def any_address(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
+        """Where the wanted broker is, else the next slave, else any of that name; with the id that was found."""
+        addresses = self.brokers.get(broker_name)
+        if not addresses:
+            return None
+        for candidate in (broker_id, broker_id + 1):
+            if candidate in addresses:
+                return candidate, addresses[candidate]
+        return next(iter(sorted(addresses.items())))
+
+    def brokers_of(self, topic: str) -> list[str]:
+        """The names of the brokers that have a topic."""
+        route = self._routes.get(topic)
+        return [] if route is None else [broker.broker_name for broker in route.broker_datas]
+
+    async def refresh(self, topic: str) -> bool:
+        """Ask for the route of one topic; whether it exists.
+
+        Raises:
+            NoRoute: no name server answered.
+        """
+        async with self._fetching:
+            await self._fetch(topic)
+            return self._exists(topic)
+
+    async def refresh_all(self) -> bool:
+        """Ask for the routes of all topics in use; whether all that are watched exist.
+
+        Raises:
+            NoRoute: no name server answered.
+        """
+        for topic in sorted(self._watched | self._routes.keys()):
+            try:
+                await self.refresh(topic)
+            except (PeerRefused, ProtocolError) as error:
+                _log.warning("route of topic %s stays as it is: %s", topic, error)
+        return all(self._exists(topic) for topic in self._watched)
+
+    def _exists(self, topic: str) -> bool:
+        return topic in self._routes and topic not in self._templates
+
+    async def _fetch(self, topic: str) -> None:
+        route = await self._name_servers.route(topic)
+        if route is not None and route.broker_datas:
+            self._take(topic, route)
+
+    async def _use_template(self, topic: str, template_topic: str, queue_count: int) -> None:
+        template = await self._name_servers.route(template_topic)
+        if template is not None and template.broker_datas and topic not in self._routes:
+            self._templates.add(topic)
+            self._put(topic, from_template(template, queue_count))
+
+    def _take(self, topic: str, route: TopicRoute) -> None:
+        route.queue_datas.sort(key=lambda data: data.broker_name)
+        route.broker_datas.sort(key=lambda broker: broker.broker_name)
+        if route == self._routes.get(topic) and topic not in self._templates:
+            return
+        self._templates.discard(topic)
+        self._put(topic, route)
+        _log.info("route of topic %s: %d queues", topic, len(subscribe_queues(topic, route)))
+
+    def _put(self, topic: str, route: TopicRoute) -> None:
+        self._routes[topic] = route
+        queues = publish_queues(topic, route)
+        if queues:
+            self._publish[topic] = PublishQueues(queues, random.randrange(len(queues)))
+        else:
+            self._publish.pop(topic, None)
+        self.brokers = {name: ids for known in self._routes.values() for name, ids in broker_addresses(known).items()}
+        self._on_change(topic)

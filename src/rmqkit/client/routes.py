@@ -1,0 +1,119 @@
+"""From a topic's route to the queues a client may send to and read from (``topicRouteData2TopicPublishInfo``).
+
+===========================  ==================================================================================
+queues to publish to         those of ``orderTopicConf`` exactly as it lists them; else, per writable queue data whose
+                             broker has a master: 0 … writeQueueNums - 1; sorted by broker name
+queues to subscribe to       per readable queue data: 0 … readQueueNums - 1; no master needed
+===========================  ==================================================================================
+
+Pure functions and one counter. Who asks the name servers: `runtime`. Source: behaviour.md §7.2, §7.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.topics import Permission, QueueData, TopicRoute
+
+__all__ = [
+    "MASTER_ID",
+    "PublishQueues",
+    "broker_addresses",
+    "from_template",
+    "publish_queues",
+    "subscribe_queues",
+]
+
+MASTER_ID = 0
+
+
+class PublishQueues:
+    """The queues a topic is sent to, handed out in turn (``TopicPublishInfo``, ``sendWhichQueue``).
+
+    Args:
+        queues: at least one.
+        start: where the turn begins; a random number spreads producers.
+    """
+
+    __slots__ = ("_next", "queues")
+
+    def __init__(self, queues: Sequence[MessageQueue], start: int = 0) -> None:
+        assert queues, "a topic without queues has no route"
+        self.queues = tuple(queues)
+        self._next = start
+
+    def pick(self, avoid_broker: str | None = None) -> MessageQueue:
+        """The next queue, on another broker than ``avoid_broker`` where there is one."""
+        queues = self.queues
+        for _ in queues:
+            queue = queues[self._next % len(queues)]
+            self._next += 1
+            if queue.broker_name != avoid_broker:
+                return queue
+        queue = queues[self._next % len(queues)]
+        self._next += 1
+        return queue
+
+
+def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
+    """The queues a topic may be sent to; none when no broker takes writes."""
+    order = route.order_topic_conf
+    if isinstance(order, str) and order:
+        return _ordered_queues(topic, order)
+    with_master = {broker.broker_name for broker in route.broker_datas if MASTER_ID in broker.broker_addrs}
+    return [
+        MessageQueue(topic, data.broker_name, queue_id)
+        for data in sorted(route.queue_datas, key=_broker_name)
+        if data.perm & Permission.WRITE and data.broker_name in with_master
+        for queue_id in range(data.write_queue_nums)
+    ]
+
+
+def subscribe_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
+    """The queues a topic may be read from, sorted as rebalancing needs them."""
+    return sorted(
+        {
+            MessageQueue(topic, data.broker_name, queue_id)
+            for data in route.queue_datas
+            if data.perm & Permission.READ
+            for queue_id in range(data.read_queue_nums)
+        }
+    )
+
+
+def from_template(template: TopicRoute, queue_count: int) -> TopicRoute:
+    """The route an unknown topic is going to have: the template topic's, with at most ``queue_count`` queues.
+
+    Its read count limits it, as the broker creates the topic by the same rule (behaviour.md §3.2).
+    """
+    datas = [
+        replace(
+            data,
+            read_queue_nums=min(queue_count, data.read_queue_nums),
+            write_queue_nums=min(queue_count, data.read_queue_nums),
+        )
+        for data in template.queue_datas
+    ]
+    return replace(template, queue_datas=datas)
+
+
+def broker_addresses(route: TopicRoute) -> dict[str, dict[int, str]]:
+    """Broker name → broker id → address."""
+    return {broker.broker_name: dict(broker.broker_addrs) for broker in route.broker_datas}
+
+
+def _broker_name(data: QueueData) -> str:
+    return data.broker_name
+
+
+def _ordered_queues(topic: str, order: str) -> list[MessageQueue]:
+    """``broker-a:4;broker-b:2``; what cannot be read is left out."""
+    queues: list[MessageQueue] = []
+    for part in order.split(";"):
+        broker_name, found, count = part.strip().rpartition(":")
+        if found and count.isdecimal():
+            queues += [MessageQueue(topic, broker_name, queue_id) for queue_id in range(int(count))]
+    return queues

@@ -1,0 +1,242 @@
+"""One client instance (``MQClientInstance``): its id, connections, routes and heartbeats, shared by its groups.
+
+====================  ==========================================================================================
+what it repeats       when
+====================  ==========================================================================================
+route refresh         every 30 s; sooner after a failed send and while a subscribed topic does not exist (1, 2, 4 …
+                      30 s), so that a consumer may be started before the first message of a topic is sent
+heartbeat             every 30 s to every broker of the routes (to masters only, when it only produces); at once when
+                      a subscription changed, or a broker's connection was lost or forgot us
+====================  ==========================================================================================
+
+Brokers send their own requests over our connections; `dispatch` answers them. Loop only.
+Source: behaviour.md §7.1, §8.15; remoting.md §4.5, §9.1–9.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from rmqkit.client.calls import BrokerCalls
+from rmqkit.client.name_servers import NameServers
+from rmqkit.client.route_table import RouteTable
+from rmqkit.client.routes import MASTER_ID
+from rmqkit.client.settings import ClientSettings, name_server_list
+from rmqkit.client.tasks import Tasks, keep_doing
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ClientError, RmqError
+from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, ProducerData
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, decode_header
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.ids import UniqueKeys
+from rmqkit.protocol.record import pack_host
+from rmqkit.remoting.address import advertised_ip
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import Dispatch
+
+__all__ = ["ClientRuntime", "GroupConsumer"]
+
+_MISSING_TOPIC_PAUSE_MS = 1000.0
+_REFRESH_GAP_MS = 500.0
+"""However many sends fail, name servers are not asked more often than this."""
+
+_PORT_BYTES = 4
+
+_log = logging.getLogger(__name__)
+_instances = itertools.count()
+
+
+class GroupConsumer(Protocol):
+    """What the runtime has to know of a consumer."""
+
+    def consumer_data(self) -> ConsumerData:
+        """Its group and subscriptions, as heartbeats say them."""
+        ...
+
+    def rebalance_soon(self) -> None:
+        """Its queues have to be shared out again: members, routes or subscriptions changed."""
+        ...
+
+
+class ClientRuntime:
+    """What producers and consumers with one client id share.
+
+    Args:
+        name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
+
+    Attributes:
+        client_id: ``<ip>@<pid>#<nanoseconds>``, with the unit name behind it if there is one.
+        keys: unique keys for messages.
+        calls: typed requests to brokers.
+        dispatch: answers requests of brokers; further codes may be registered before `start`.
+
+    Raises:
+        SettingsError: no name server is given, or an address is not ``host:port``.
+    """
+
+    def __init__(
+        self, name_servers: str | None = None, *, settings: ClientSettings | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        settings = settings or ClientSettings()
+        addresses = name_server_list(name_servers)
+        self._settings = settings
+        self.clock = clock
+        ip = settings.client_ip or advertised_ip("")
+        self.client_id = _client_id(ip, settings, clock.now_ms())
+        self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
+        self.dispatch = Dispatch()
+        self.dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._consumer_ids_changed)
+        self.remoting = RemotingClient(self.dispatch, clock=clock, on_close=self._connection_closed)
+        self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
+        self.routes = RouteTable(NameServers(addresses, self.remoting, settings.api_timeout_ms), self._route_changed)
+        self._producers: set[str] = set()
+        self._consumers: dict[str, GroupConsumer] = {}
+        self._tasks = Tasks()
+        self._refresh = asyncio.Event()
+        self._beat = asyncio.Event()
+        self._missing_pause_ms = _MISSING_TOPIC_PAUSE_MS
+        self._is_running = False
+
+    async def start(self) -> None:
+        """Begin to refresh routes and send heartbeats; nothing happens the second time."""
+        if self._is_running:
+            return
+        self._is_running = True
+        name = f"of client {self.client_id}"
+        self._tasks.start(
+            keep_doing(self._refresh_routes, wake=self._refresh, name=f"route refresh {name}", gap_ms=_REFRESH_GAP_MS),
+            f"routes {name}",
+        )
+        self._tasks.start(keep_doing(self._heartbeat, wake=self._beat, name=f"heartbeat {name}"), f"heartbeat {name}")
+
+    async def close(self) -> None:
+        """Stop what `start` began and close every connection. Groups have to be unregistered before."""
+        self._is_running = False
+        await self._tasks.close()
+        await self.remoting.close()
+
+    # -- groups
+
+    def register_producer(self, group: str) -> None:
+        """Announce a producer group in heartbeats.
+
+        Raises:
+            ClientError: the instance has a producer of that group.
+        """
+        if group in self._producers:
+            raise ClientError(f"producer group {group} exists in client {self.client_id}: choose another group")
+        self._producers.add(group)
+        self.heartbeat_soon()
+
+    def register_consumer(self, group: str, consumer: GroupConsumer) -> None:
+        """Announce a consumer group in heartbeats and tell it about changes.
+
+        Raises:
+            ClientError: the instance has a consumer of that group.
+        """
+        if group in self._consumers:
+            raise ClientError(f"consumer group {group} exists in client {self.client_id}: choose another group")
+        self._consumers[group] = consumer
+
+    async def unregister_producer(self, group: str) -> None:
+        """Leave a producer group at all brokers; a broker that does not answer finds out by itself."""
+        self._producers.discard(group)
+        await self._everywhere(
+            lambda address: self.calls.unregister(address, self.client_id, producer_group=group), "unregistering"
+        )
+
+    async def unregister_consumer(self, group: str) -> None:
+        """Leave a consumer group at all brokers, as above."""
+        self._consumers.pop(group, None)
+        await self._everywhere(
+            lambda address: self.calls.unregister(address, self.client_id, consumer_group=group), "unregistering"
+        )
+
+    # -- what is to be done soon
+
+    def heartbeat_soon(self) -> None:
+        """Send a heartbeat with the next turn of the loop."""
+        self._beat.set()
+
+    def refresh_routes_soon(self) -> None:
+        """Look at the routes again, for example because a broker did not answer."""
+        self._missing_pause_ms = _MISSING_TOPIC_PAUSE_MS
+        self._refresh.set()
+
+    async def heartbeat(self) -> None:
+        """Tell all brokers which groups are here; a broker that does not answer is logged."""
+        data = HeartbeatData(
+            clientID=self.client_id,
+            producerDataSet=[ProducerData(group) for group in sorted(self._producers)],
+            consumerDataSet=[consumer.consumer_data() for consumer in self._consumers.values()],
+        )
+        if data.producerDataSet or data.consumerDataSet:
+            await self._everywhere(lambda address: self.calls.heartbeat(address, data), "heartbeat")
+
+    # -- inside
+
+    async def _heartbeat(self) -> float:
+        await self.heartbeat()
+        return self._settings.heartbeat_interval_ms
+
+    async def _refresh_routes(self) -> float:
+        known = set(self._broker_addresses())
+        all_exist = await self.routes.refresh_all()
+        for address in known - set(self._broker_addresses()):
+            self.remoting.drop(address)
+        interval_ms = float(self._settings.route_interval_ms)
+        if all_exist:
+            return interval_ms
+        pause_ms = min(self._missing_pause_ms, interval_ms)
+        self._missing_pause_ms = min(pause_ms * 2, interval_ms)
+        return pause_ms
+
+    async def _everywhere(self, call: Callable[[str], Awaitable[None]], what: str) -> None:
+        addresses = self._broker_addresses()
+        results = await asyncio.gather(*(call(address) for address in addresses), return_exceptions=True)
+        for address, result in zip(addresses, results, strict=True):
+            if isinstance(result, RmqError):
+                _log.warning("%s at broker %s: %s", what, address, result)
+            elif isinstance(result, BaseException):
+                raise result
+
+    def _broker_addresses(self) -> list[str]:
+        """Those that get heartbeats."""
+        return [
+            address
+            for ids in self.routes.brokers.values()
+            for broker_id, address in ids.items()
+            if self._consumers or broker_id == MASTER_ID
+        ]
+
+    def _route_changed(self, topic: str) -> None:
+        self.heartbeat_soon()  # the route may lead to brokers that do not know us
+        for consumer in self._consumers.values():
+            consumer.rebalance_soon()
+
+    def _connection_closed(self, address: str, connection: Connection) -> None:
+        if self._is_running and address in self._broker_addresses():
+            self.heartbeat_soon()
+            self.refresh_routes_soon()
+
+    def _consumer_ids_changed(self, connection: Connection, command: Command) -> None:
+        group = decode_header(command, ConsumerGroupRequest).consumer_group
+        consumer = self._consumers.get(group)
+        if consumer is not None:
+            consumer.rebalance_soon()
+
+
+def _client_id(ip: str, settings: ClientSettings, now_ms: int) -> str:
+    """Two instances of one process differ, also when they are made in the same millisecond."""
+    name = settings.instance_name
+    if name == "DEFAULT":
+        name = f"{os.getpid()}#{now_ms * 1_000_000 + next(_instances)}"
+    return "@".join(part for part in (ip, name, settings.unit_name) if part)

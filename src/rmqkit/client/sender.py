@@ -1,0 +1,202 @@
+"""Sending to brokers: which queue, how often, and what the answer means (``sendDefaultImpl``).
+
+==========================================  ========================================================================
+outcome of a try                            then
+==========================================  ========================================================================
+stored (SEND_OK)                            return it
+stored, but not flushed or replicated       return it; with ``retryAnotherBrokerWhenNotStoreOK`` the next try
+no address, no connection, no answer        next try, on another broker where there is one
+refused with a code of `RETRYABLE`          next try
+refused with any other code                 raise PeerRefused at once
+==========================================  ========================================================================
+
+All tries share one budget of time. A queue chosen by the caller gets one try. A message may be stored twice when an
+answer was lost; consumers tell by its unique key. Not here: checks and compression (`outgoing`), the latency fault
+table. Loop only. Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+from rmqkit.client.outgoing import Outgoing
+from rmqkit.client.routes import PublishQueues
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.settings import ProducerSettings
+from rmqkit.errors import ConnectFailed, PeerRefused, RemotingError, SendFailed
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header, request
+from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
+
+__all__ = ["RETRYABLE", "SendResult", "SendStatus", "Sender"]
+
+RETRYABLE = frozenset(
+    (
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    )
+)
+"""Refusals after which another broker is tried."""
+
+
+class SendStatus(enum.Enum):
+    """How safely a message is stored; all of them count as sent."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+_STATUS: dict[int, SendStatus] = {
+    ResponseCode.SUCCESS: SendStatus.SEND_OK,
+    ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+}
+
+
+class SendResult(Struct, gc=False):
+    """Where a message was stored.
+
+    Attributes:
+        msg_id: the unique key the client gave; of a batch those of its messages, joined by commas.
+        offset_msg_id: the id the broker gave: its address and the place in its log; of a batch joined by commas.
+        queue_offset: position in the queue; of a batch that of its first message.
+        transaction_id: as the broker answered it.
+    """
+
+    status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+    transaction_id: str | None = None
+
+
+class Sender:
+    """Sends prepared messages for one group."""
+
+    def __init__(self, runtime: ClientRuntime, group: str, settings: ProducerSettings) -> None:
+        self._runtime = runtime
+        self._remoting = runtime.remoting
+        self._clock = runtime.clock
+        self._group = group
+        self._settings = settings
+
+    async def queues(self, topic: str) -> PublishQueues:
+        """The queues of a topic.
+
+        Raises:
+            NoRoute: there are none, or no name server answered.
+        """
+        known = self._runtime.routes.known_publish_queues(topic)
+        if known is not None:
+            return known
+        settings = self._settings
+        return await self._runtime.routes.publish_queues(topic, settings.template_topic, settings.template_queue_count)
+
+    async def send(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> SendResult:
+        """Send until a broker has stored the message; to one queue only if it is given.
+
+        Raises:
+            NoRoute: the topic has no queues.
+            PeerRefused: a broker refused it in a way that no other broker would change.
+            SendFailed: every try failed, or the time is over.
+        """
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        queues = await self.queues(message.topic) if queue is None else None
+        tries = 1 if queues is None else 1 + self._settings.retries
+        brokers: list[str] = []
+        failure: RemotingError | PeerRefused | None = None
+        not_safe: SendResult | None = None
+        for tries_left in range(tries - 1, -1, -1):
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms <= 0 and brokers:
+                break
+            chosen = queue or _of(queues).pick(brokers[-1] if brokers else None)
+            brokers.append(chosen.broker_name)
+            try:
+                result = await self._try(message, chosen, self._try_timeout_ms(left_ms, tries_left))
+            except RemotingError as error:
+                failure = error
+                self._runtime.refresh_routes_soon()
+            except PeerRefused as error:
+                if error.code not in RETRYABLE:
+                    raise
+                failure = error
+            else:
+                if result.status is SendStatus.SEND_OK or not self._settings.retry_not_stored:
+                    return result
+                not_safe = result
+        if not_safe is not None:
+            return not_safe
+        assert failure is not None, "a try ends with a result or a failure"
+        raise SendFailed(message.topic, brokers, failure) from failure
+
+    async def send_one_way(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> None:
+        """Write the message to a connection; nobody tells whether it was stored.
+
+        Raises:
+            NoRoute: the topic has no queues.
+            ConnectFailed: the broker cannot be reached.
+        """
+        chosen = queue or (await self.queues(message.topic)).pick()
+        command = self._command(message, chosen, one_way=True)
+        await self._remoting.send_one_way(self._master_address(chosen), command, timeout_ms)
+
+    async def _try(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> SendResult:
+        address = self._master_address(queue)
+        answer = await self._remoting.call(address, self._command(message, queue), timeout_ms)
+        status = _STATUS.get(answer.code)
+        if status is None:
+            raise PeerRefused(answer.code, answer.remark, address)
+        stored = decode_header(answer, SendMessageResponse)
+        if stored.queue_id != queue.queue_id:
+            queue = MessageQueue(queue.topic, queue.broker_name, stored.queue_id)
+        return SendResult(status, message.msg_id, stored.msg_id, queue, stored.queue_offset, stored.transaction_id)
+
+    def _command(self, message: Outgoing, queue: MessageQueue, *, one_way: bool = False) -> Command:
+        settings = self._settings
+        header = SendMessageV2Request(
+            producer_group=self._group,
+            topic=message.topic,
+            default_topic=settings.template_topic,
+            default_topic_queue_nums=settings.template_queue_count,
+            queue_id=queue.queue_id,
+            sys_flag=message.sys_flag,
+            born_timestamp=self._clock.now_ms(),
+            flag=message.flag,
+            properties=message.properties,
+            reconsume_times=message.reconsume_times or None,
+            max_reconsume_times=message.retries_max,
+            batch=message.is_batch or None,
+            bname=queue.broker_name,
+        )
+        code = RequestCode.SEND_BATCH_MESSAGE if message.is_batch else RequestCode.SEND_MESSAGE_V2
+        return request(code, header, message.body, one_way=one_way)
+
+    def _master_address(self, queue: MessageQueue) -> str:
+        address = self._runtime.routes.address(queue.broker_name)
+        if address is None:
+            raise ConnectFailed(queue.broker_name, "no route names its master")
+        return address
+
+    def _try_timeout_ms(self, left_ms: float, tries_left: int) -> float:
+        """What one try may take; the last one all that is left."""
+        limit_ms = self._settings.try_timeout_ms
+        return max(1.0, min(left_ms, limit_ms) if limit_ms > 0 and tries_left else left_ms)
+
+
+def _of(queues: PublishQueues | None) -> PublishQueues:
+    assert queues is not None, "without a chosen queue there are queues to choose from"
+    return queues

@@ -1,0 +1,197 @@
+"""Settings of the clients, under the names their Java properties have.
+
+One declaration per value: default, bounds and help. `check` enforces the bounds when a client is built, so a wrong
+value is an error at once and not a surprise later. Source: behaviour.md §7.1, §7.4, §8.2; remoting.md §9.3.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+from msgspec import Struct
+
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.names import AUTO_CREATE_TOPIC
+from rmqkit.remoting.address import split_addresses
+from rmqkit.settings import Setting, setting_table
+
+__all__ = [
+    "ClientSettings",
+    "CompressionType",
+    "ProducerSettings",
+    "PullConsumerSettings",
+    "PushConsumerSettings",
+    "StartFrom",
+    "check",
+    "name_server_list",
+]
+
+S = TypeVar("S", bound=Struct)
+_FLOW_MESSAGES_MAX = 65535
+
+
+class CompressionType(enum.Enum):
+    """How bodies are compressed."""
+
+    ZLIB = "ZLIB"
+    LZ4 = "LZ4"
+    ZSTD = "ZSTD"
+
+
+class StartFrom(enum.Enum):
+    """Where a group begins in a queue for which the broker has no offset of it (``ConsumeFromWhere``)."""
+
+    LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+class ClientSettings(Struct, kw_only=True):
+    """What every client has."""
+
+    instance_name: Annotated[
+        str, Setting("instanceName", "second part of the client id; DEFAULT becomes <pid>#<nanoseconds>")
+    ] = "DEFAULT"
+    client_ip: Annotated[str, Setting("clientIP", "first part of the client id; empty: this machine's address")] = ""
+    unit_name: Annotated[str, Setting("unitName", "last part of the client id")] = ""
+    route_interval_ms: Annotated[
+        int, Setting("pollNameServerInterval", "ms between two looks at the routes of the topics in use", low=10)
+    ] = 30_000
+    heartbeat_interval_ms: Annotated[
+        int, Setting("heartbeatBrokerInterval", "ms between two heartbeats to every broker", low=10)
+    ] = 30_000
+    api_timeout_ms: Annotated[
+        int, Setting("mqClientApiTimeout", "ms a request to a name server or about a group may take", low=1)
+    ] = 3000
+
+
+class ProducerSettings(ClientSettings, kw_only=True):
+    """How messages are sent."""
+
+    send_timeout_ms: Annotated[int, Setting("sendMsgTimeout", "ms a send may take, all tries together", low=1)] = 3000
+    try_timeout_ms: Annotated[
+        int, Setting("sendMsgMaxTimeoutPerRequest", "ms one try may take, the last one excepted; -1: no such limit")
+    ] = -1
+    retries: Annotated[
+        int, Setting("retryTimesWhenSendFailed", "further tries after a failed one", low=0, high=100)
+    ] = 2
+    retry_not_stored: Annotated[
+        bool,
+        Setting("retryAnotherBrokerWhenNotStoreOK", "whether a flush or replication time-out is sent again elsewhere"),
+    ] = False
+    compress_body_bytes: Annotated[
+        int, Setting("compressMsgBodyOverHowmuch", "bodies of at least this many bytes are compressed", low=1)
+    ] = 4096
+    compression: Annotated[CompressionType, Setting("compressType", "how bodies are compressed")] = CompressionType.ZLIB
+    compression_level: Annotated[int, Setting("compressLevel", "effort of ZLIB (0 to 9) and ZSTD", low=0, high=22)] = 5
+    message_bytes_max: Annotated[int, Setting("maxMessageSize", "largest body or batch in bytes", low=1)] = 4 << 20
+    template_topic: Annotated[
+        str, Setting("createTopicKey", "topic whose queues an unknown topic is created after")
+    ] = AUTO_CREATE_TOPIC
+    template_queue_count: Annotated[
+        int, Setting("defaultTopicQueueNums", "queues per broker of a topic that is created by sending", low=1)
+    ] = 4
+
+
+class PullConsumerSettings(ClientSettings, kw_only=True):
+    """How a pull consumer asks."""
+
+    pull_timeout_ms: Annotated[
+        int, Setting("consumerPullTimeoutMillis", "ms a pull may take besides the time it is allowed to be held", low=1)
+    ] = 10_000
+
+
+class PushConsumerSettings(ClientSettings, kw_only=True):
+    """How a push consumer pulls, consumes and retries."""
+
+    start_from: Annotated[StartFrom, Setting("consumeFromWhere", "where a group without an offset begins")] = (
+        StartFrom.LAST_OFFSET
+    )
+    start_timestamp_ms: Annotated[
+        int, Setting("consumeTimestamp", "ms since the epoch, for start_from TIMESTAMP; 0: half an hour ago", low=0)
+    ] = 0
+    handlers_max: Annotated[
+        int, Setting("consumeThreadMax", "messages that are handled at the same time", low=1, high=1000)
+    ] = 20
+    span_max: Annotated[
+        int,
+        Setting(
+            "consumeConcurrentlyMaxSpan",
+            "offsets between the first and last message held of a queue",
+            low=1,
+            high=_FLOW_MESSAGES_MAX,
+        ),
+    ] = 2000
+    held_messages_max: Annotated[
+        int, Setting("pullThresholdForQueue", "messages held of a queue", low=1, high=_FLOW_MESSAGES_MAX)
+    ] = 1000
+    held_mib_max: Annotated[
+        int, Setting("pullThresholdSizeForQueue", "MiB of bodies held of a queue", low=1, high=1024)
+    ] = 100
+    pull_count: Annotated[int, Setting("pullBatchSize", "messages one pull asks for", low=1, high=1024)] = 32
+    pull_bytes_max: Annotated[int, Setting("pullBatchSizeInBytes", "bytes one pull asks for", low=1)] = 256 << 10
+    suspend_ms: Annotated[
+        int, Setting("brokerSuspendMaxTimeMillis", "ms a broker may hold a pull that finds nothing", low=1)
+    ] = 15_000
+    pull_timeout_ms: Annotated[
+        int, Setting("consumerTimeoutMillisWhenSuspend", "ms after which a pull without an answer has failed", low=1)
+    ] = 30_000
+    retries_max: Annotated[
+        int, Setting("maxReconsumeTimes", "failures after which a message goes to the dead letters; -1: 16", low=-1)
+    ] = -1
+    consume_timeout_minutes: Annotated[
+        int, Setting("consumeTimeout", "minutes after which a handler counts as failed", low=1)
+    ] = 15
+    persist_interval_ms: Annotated[
+        int, Setting("persistConsumerOffsetInterval", "ms between two rounds that save offsets at the brokers", low=10)
+    ] = 5000
+    rebalance_interval_ms: Annotated[
+        int, Setting("rebalanceWaitInterval", "ms between two looks at who owns which queue", low=10)
+    ] = 20_000
+    take_over_pause_ms: Annotated[
+        int,
+        Setting("takeOverPause", "ms between getting a queue that another client may hold and reading it", low=0),
+    ] = 500
+    drain_ms: Annotated[
+        int,
+        Setting("awaitTerminationMillisWhenShutdown", "ms that closing waits for handlers at work", low=0),
+    ] = 30_000
+    error_pause_ms: Annotated[
+        int, Setting("pullTimeDelayMillsWhenException", "ms between a failed pull and the next", low=1)
+    ] = 1000
+    local_retry_ms: Annotated[
+        int, Setting("localRetryPause", "ms until a message that could not be sent back is handled again", low=1)
+    ] = 5000
+
+
+def check(settings: S) -> S:
+    """The settings themselves when every number is within its bounds.
+
+    Raises:
+        SettingsError: one is not; the text names both spellings, the value and the bounds.
+    """
+    for key, (name, _, setting) in setting_table(type(settings)).items():
+        value = getattr(settings, name)
+        too_low = setting.low is not None and value < setting.low
+        if too_low or (setting.high is not None and value > setting.high):
+            high = "" if setting.high is None else f" and at most {setting.high}"
+            raise SettingsError(f"{name} ({key}) is {value}: it must be at least {setting.low}{high}")
+    return settings
+
+
+def name_server_list(name_servers: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The name servers a client was given, else those of ``NAMESRV_ADDR``.
+
+    Raises:
+        SettingsError: neither names any, or one is not ``host:port``.
+    """
+    text = name_servers or environment.get("NAMESRV_ADDR", "")
+    if not text:
+        raise SettingsError("no name server is known: pass name_servers='host:port;host:port' or set NAMESRV_ADDR")
+    try:
+        return split_addresses(text)
+    except ValueError as error:
+        raise SettingsError(f"name servers {text!r}: {error}") from None

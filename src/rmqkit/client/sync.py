@@ -1,0 +1,149 @@
+"""The clients for programs without an event loop: same names, same arguments, blocking::
+
+    from rmqkit import Message, sync
+
+    with sync.Producer("orders", name_servers="127.0.0.1:9876") as producer:
+        producer.send(Message(topic="Orders", body=b"17"))
+
+A thin facade: each class here holds the asyncio client of the same name, which lives on one loop thread (`portal`),
+and each method hands its arguments over and waits. There is no second implementation; signatures and docstrings are
+the originals'. Methods may be called from any thread, several at a time. Handlers of a push consumer that are plain
+functions run in threads of their own and may use the facade; coroutine functions run on the loop thread and may not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+
+from rmqkit.client import producer, pull_consumer, push_consumer
+from rmqkit.client.lifecycle import Client
+from rmqkit.client.portal import Portal, portal
+from rmqkit.protocol.message import ReceivedMessage
+
+__all__ = ["Producer", "PullConsumer", "PushConsumer"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Method = Callable[Concatenate[Any, P], T]
+
+
+def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
+    """Has an ``__init__`` make the asyncio client, on the loop, from the arguments that one takes."""
+
+    def init(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        async def make() -> Client:
+            return client_type(*args, **kwargs)
+
+        self._portal = portal()
+        self._client = self._portal.run(make)
+        self._portal.close_at_exit(self._client)
+
+    def replace(declared: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
+        return functools.update_wrapper(init, cast("type[Client]", client_type).__init__)
+
+    return replace
+
+
+def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
+    """A method that waits for the coroutine of the same name."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        outcome: T = self._portal.run(lambda: method(self._client, *args, **kwargs))
+        return outcome
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def _calls(method: _Method[P, T]) -> _Method[P, T]:
+    """A method that calls the plain one of the same name, on the loop."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def on_loop() -> T:
+            return method(self._client, *args, **kwargs)
+
+        outcome: T = self._portal.run(on_loop)
+        return outcome
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def _shares(method: _Method[P, T]) -> _Method[P, T]:
+    """The same method: it uses only others of the facade."""
+    return method
+
+
+class _Blocking:
+    """What the facades have in common."""
+
+    _portal: Portal
+    _client: Client
+
+    start = _waits(Client.start)
+    close = _waits(Client.close)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.run(lambda: self._client.__aexit__(kind, error, trace))
+
+
+class Producer(_Blocking):
+    """`rmqkit.client.producer.Producer`, blocking."""
+
+    @_makes(producer.Producer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.producer.Producer`."""
+
+    send = _waits(producer.Producer.send)
+    send_one_way = _waits(producer.Producer.send_one_way)
+    send_batch = _waits(producer.Producer.send_batch)
+    queues = _waits(producer.Producer.queues)
+
+
+class PullConsumer(_Blocking):
+    """`rmqkit.client.pull_consumer.PullConsumer`, blocking."""
+
+    @_makes(pull_consumer.PullConsumer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.pull_consumer.PullConsumer`."""
+
+    queues = _waits(pull_consumer.PullConsumer.queues)
+    pull = _waits(pull_consumer.PullConsumer.pull)
+    min_offset = _waits(pull_consumer.PullConsumer.min_offset)
+    max_offset = _waits(pull_consumer.PullConsumer.max_offset)
+    search_offset = _waits(pull_consumer.PullConsumer.search_offset)
+    committed = _waits(pull_consumer.PullConsumer.committed)
+    commit = _waits(pull_consumer.PullConsumer.commit)
+
+
+class PushConsumer(_Blocking):
+    """`rmqkit.client.push_consumer.PushConsumer`, blocking."""
+
+    @_makes(push_consumer.PushConsumer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.push_consumer.PushConsumer`."""
+
+    subscribe = _calls(push_consumer.PushConsumer.subscribe)
+    on = _shares(push_consumer.PushConsumer.on)
+    unsubscribe = _calls(push_consumer.PushConsumer.unsubscribe)
+    held_queues = _calls(push_consumer.PushConsumer.held_queues)
+    _stream = _calls(push_consumer.PushConsumer.messages)
+
+    def messages(self) -> Iterator[ReceivedMessage]:
+        """As `rmqkit.client.push_consumer.PushConsumer.messages`, for ``for``."""
+        stream = self._stream()
+        while True:
+            try:
+                message = self._portal.run(stream.__anext__)
+            except StopAsyncIteration:
+                return
+            yield message

@@ -1,0 +1,364 @@
+"""Handlers, and what becomes of messages after. Source: behaviour.md §8.8; remoting.md §4.3.5, §9.5."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from rmqkit.client.consuming import ConsumeLater, Consuming
+from rmqkit.client.offsets import GroupOffsets
+from rmqkit.client.process_queue import ProcessQueue
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.settings import PushConsumerSettings
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import reply
+from rmqkit.protocol.properties import decode_properties
+from tests.client.messages import received
+from tests.client.peers import Cluster, on_loop, refused, until
+
+SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
+QUEUE = MessageQueue("T", "broker-0", 0)
+
+
+class Clock:
+    """A wall clock that stands where a test puts it."""
+
+    def __init__(self) -> None:
+        self.at_ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+    def monotonic_ms(self) -> float:
+        return asyncio.get_running_loop().time() * 1000.0
+
+
+class Workers:
+    """Consuming for group G over one process queue, against a scripted broker."""
+
+    def __init__(self, handler=None, **settings) -> None:
+        self.cluster = Cluster()
+        self.handler = handler
+        self.settings = PushConsumerSettings(**settings)
+        self.clock = Clock()
+
+    async def __aenter__(self):
+        await self.cluster.__aenter__()
+        self.cluster.topic("T")
+        self.cluster.topic("%RETRY%G", queues=1)
+        self.cluster.broker.answer(SEND_BACK, reply)
+        self.runtime = ClientRuntime(self.cluster.namesrv, clock=self.clock)
+        await self.runtime.routes.refresh("T")
+        self.offsets = GroupOffsets(self.runtime, "G")
+        self.consuming = Consuming(self.runtime, "G", self.offsets, self.settings, lambda topic: self._handler)
+        self._handler = self.consuming.on_loop(self.handler)
+        self.held = ProcessQueue(QUEUE, messages_max=1000, bytes_max=1 << 20, span_max=2000)
+        self.consuming.start()
+        return self
+
+    async def __aexit__(self, *exc_info):
+        await self.consuming.close()
+        await self.runtime.close()
+        await self.cluster.__aexit__(*exc_info)
+
+    def put(self, *messages):
+        self.consuming.put(self.held, self.held.put(messages))
+
+    @property
+    def offset(self):
+        return self.offsets.known(QUEUE)
+
+    def sent_back(self):
+        return self.cluster.broker.asked(SEND_BACK)
+
+
+@on_loop
+async def test_a_message_is_consumed_when_its_coroutine_returns():
+    seen = []
+
+    async def handler(message):
+        seen.append((message.queue_offset, message.properties["CONSUME_START_TIME"]))
+
+    async with Workers(handler) as it:
+        it.put(received(10), received(11))
+        await until(lambda: it.offset == 12, "both consumed")
+        assert seen == [(10, "1700000000000"), (11, "1700000000000")]
+        assert it.sent_back() == []
+
+
+@on_loop
+async def test_a_plain_function_runs_in_a_thread_and_may_block():
+    gate = threading.Event()
+    threads = set()
+
+    def handler(message):
+        threads.add(threading.current_thread())
+        assert gate.wait(10)
+
+    async with Workers(handler) as it:
+        it.put(received(0), received(1))
+        await until(lambda: len(threads) == 2, "two handlers at the same time")
+        assert threading.current_thread() not in threads
+        assert it.offset is None
+        gate.set()
+        await until(lambda: it.offset == 2, "both consumed")
+
+
+@on_loop
+async def test_a_callable_that_returns_an_awaitable_is_awaited():
+    done = []
+
+    async def work(message):
+        await asyncio.sleep(0)
+        done.append(message)
+
+    async with Workers(lambda message: work(message)) as it:
+        it.put(received(0))
+        await until(lambda: it.offset == 1, "consumed")
+        assert len(done) == 1
+
+
+@on_loop
+async def test_an_object_with_a_coroutine_call_runs_on_the_loop():
+    class Handler:
+        thread = None
+
+        async def __call__(self, message):
+            self.thread = threading.current_thread()
+
+    handler = Handler()
+    async with Workers(handler) as it:
+        it.put(received(0))
+        await until(lambda: it.offset == 1, "consumed")
+    assert handler.thread is threading.current_thread()
+
+
+@on_loop
+async def test_no_more_handlers_run_than_the_setting_says():
+    gate, running = asyncio.Event(), []
+
+    async def handler(message):
+        running.append(message)
+        await gate.wait()
+
+    async with Workers(handler, handlers_max=3) as it:
+        it.put(*[received(i) for i in range(10)])
+        await until(lambda: len(running) == 3, "three handlers")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(running) == 3
+        gate.set()
+        await until(lambda: it.offset == 10, "all consumed")
+
+
+@on_loop
+async def test_the_offset_waits_for_the_slowest_handler():
+    gate = asyncio.Event()
+
+    async def handler(message):
+        if message.queue_offset == 5:
+            await gate.wait()
+
+    async with Workers(handler) as it:
+        it.put(*[received(i) for i in range(5, 9)])
+        await until(lambda: len(it.held) == 1, "three of four consumed")
+        assert it.offset == 5
+        gate.set()
+        await until(lambda: it.offset == 9, "all consumed")
+
+
+@on_loop
+async def test_a_failed_message_is_sent_back_and_counts_as_consumed(caplog):
+    async def handler(message):
+        raise ValueError("no stock")
+
+    async with Workers(handler) as it:
+        it.put(received(10))
+        await until(lambda: it.offset == 11, "sent back")
+        assert it.sent_back() == [
+            {
+                "offset": "1010",
+                "group": "G",
+                "delayLevel": "0",
+                "originMsgId": "id-10",
+                "originTopic": "T",
+                "unitMode": "false",
+                "maxReconsumeTimes": "16",
+            }
+        ]
+    (logged,) = [entry for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert "handler failed on message id-10 of T, offset 10 in queue 0 of broker-0, time 1" in logged.getMessage()
+    assert "no stock" in (logged.exc_text or "")
+
+
+@pytest.mark.parametrize(("level", "sent"), [(0, "0"), (5, "5"), (-1, "-1")])
+@on_loop
+async def test_a_handler_may_choose_the_delay_level(level, sent, caplog):
+    async def handler(message):
+        raise ConsumeLater(level)
+
+    async with Workers(handler) as it:
+        it.put(received(0))
+        await until(lambda: it.offset == 1, "sent back")
+        assert it.sent_back()[0]["delayLevel"] == sent
+    assert not caplog.records, "what a handler chooses is no warning"
+
+
+@on_loop
+async def test_the_largest_number_of_retries_is_a_setting():
+    async def handler(message):
+        raise ValueError
+
+    async with Workers(handler, retries_max=3) as it:
+        it.put(received(0))
+        await until(it.sent_back, "sent back")
+        assert it.sent_back()[0]["maxReconsumeTimes"] == "3"
+
+
+@on_loop
+async def test_when_sending_back_fails_the_message_is_sent_to_the_retry_topic():
+    async def handler(message):
+        raise ValueError
+
+    async with Workers(handler) as it:
+        it.cluster.broker.answer(SEND_BACK, refused(1, "look message by offset failed, 1000"))
+        it.put(received(0, reconsume_times=1))
+        await until(lambda: it.offset == 1, "sent to the retry topic")
+        (fields,) = it.cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)
+        assert (fields["a"], fields["b"], fields["j"], fields["l"]) == ("CLIENT_INNER_PRODUCER", "%RETRY%G", "2", "16")
+        assert decode_properties(fields["i"].encode())["DELAY"] == "4"
+
+
+@on_loop
+async def test_when_that_fails_too_the_message_stays_and_is_handled_again():
+    times = []
+
+    async def handler(message):
+        times.append(message.reconsume_times)
+        if len(times) < 3:
+            raise ValueError
+
+    async with Workers(handler, local_retry_ms=1) as it:
+        it.cluster.broker.answer(SEND_BACK, refused(1))
+        it.cluster.broker.answer(RequestCode.SEND_MESSAGE_V2, refused(1))
+        it.put(received(0), received(1))
+        await until(lambda: it.offset == 2, "consumed at last")
+        assert sorted(times) == [0, 0, 1, 1]
+
+
+@on_loop
+async def test_the_offset_is_held_while_a_message_stays_here():
+    failing = {0}
+
+    async def handler(message):
+        if message.queue_offset in failing:
+            raise ValueError
+
+    async with Workers(handler, local_retry_ms=60_000) as it:
+        it.cluster.broker.answer(SEND_BACK, refused(1))
+        it.cluster.broker.answer(RequestCode.SEND_MESSAGE_V2, refused(1))
+        it.put(received(0), received(1))
+        await until(lambda: len(it.cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)) == 3, "every way was tried")
+        await until(lambda: it.offset == 0, "the other message is consumed")
+        assert len(it.held) == 1
+
+
+@on_loop
+async def test_retry_messages_have_their_own_topic_again():
+    seen = []
+
+    async def handler(message):
+        seen.append(message.topic)
+
+    async with Workers(handler) as it:
+        it.put(received(0, topic="%RETRY%G", properties={"RETRY_TOPIC": "Orders"}))
+        it.put(received(1, properties={"RETRY_TOPIC": "Other"}))
+        await until(lambda: it.offset == 2, "consumed")
+        assert seen == ["Orders", "T"]
+
+
+@on_loop
+async def test_messages_of_a_dropped_queue_are_not_handled():
+    seen = []
+
+    async def handler(message):
+        seen.append(message)
+
+    async with Workers(handler) as it:
+        it.held.drop()
+        it.put(received(0))
+        other = ProcessQueue(MessageQueue("T", "broker-0", 1), messages_max=9, bytes_max=999, span_max=9)
+        it.consuming.put(other, other.put([received(5)]))
+        await until(lambda: seen, "the other queue's message")
+        assert [message.queue_offset for message in seen] == [5]
+        assert it.offset is None
+
+
+@on_loop
+async def test_what_finishes_after_the_release_does_not_count():
+    gate = asyncio.Event()
+
+    async def handler(message):
+        await gate.wait()
+
+    async with Workers(handler) as it:
+        it.put(received(0))
+        await asyncio.sleep(0)
+        it.held.release()
+        gate.set()
+        assert await it.held.wait_for_handlers(10_000)
+        assert it.offset is None
+
+
+@on_loop
+async def test_a_cancellation_inside_the_handler_is_a_failure_and_the_worker_goes_on():
+    async def handler(message):
+        if message.queue_offset == 0:
+            raise asyncio.CancelledError
+
+    async with Workers(handler, handlers_max=1) as it:
+        it.put(received(0), received(1))
+        await until(lambda: it.offset == 2, "both are done with")
+        assert len(it.sent_back()) == 1
+
+
+@on_loop
+async def test_a_handler_that_takes_too_long_has_its_message_sent_back():
+    gate = asyncio.Event()
+
+    async def handler(message):
+        if message.queue_offset < 2:
+            await gate.wait()
+            raise ValueError("too late to matter")
+
+    async with Workers(handler, handlers_max=2, consume_timeout_minutes=15) as it:
+        it.put(received(0), received(1), received(2))
+        await until(lambda: "CONSUME_START_TIME" in it.held.lowest(2)[1].properties, "both handlers run")
+        it.clock.at_ms += 15 * 60_000 - 1
+        await it.consuming.expire(it.held)
+        assert it.sent_back() == []
+        it.clock.at_ms += 1
+        await it.consuming.expire(it.held)
+        assert [fields["delayLevel"] for fields in it.sent_back()] == ["3", "3"]
+        gate.set()
+        await until(lambda: it.offset == 3, "the last message is consumed")
+        assert len(it.sent_back()) == 2
+
+
+@on_loop
+async def test_messages_without_handler_are_taken_by_hand():
+    async with Workers(None) as it:
+        it.put(received(0), received(1))
+        first = await it.consuming.next()
+        assert first is not None
+        assert it.offset is None
+        it.consuming.consumed(*first)
+        assert it.offset == 1
+        await it.consuming.close()
+        assert (await it.consuming.next())[1].queue_offset == 1
+        assert await it.consuming.next() is None
+        assert await it.consuming.next() is None

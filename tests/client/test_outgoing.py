@@ -1,0 +1,175 @@
+"""Messages before they are sent. Source: behaviour.md §7.3, §7.6, §7.8; remoting.md §7.2, §7.5."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmqkit.client.outgoing import check_topic, outgoing, outgoing_batch, outgoing_retry
+from rmqkit.client.settings import CompressionType, ProducerSettings
+from rmqkit.errors import MessageIllegal
+from rmqkit.protocol.batch import decode_batch
+from rmqkit.protocol.compression import decompress
+from rmqkit.protocol.message import Message
+from rmqkit.protocol.properties import decode_properties
+from tests.client.messages import received
+
+SETTINGS = ProducerSettings()
+
+
+def test_a_message_carries_its_tag_keys_properties_and_unique_key():
+    message = Message(topic="T", body=b"x", tags="TagA", keys=["k1", "k2"], properties={"colour": "red"}, flag=9)
+    prepared = outgoing(message, "UK", SETTINGS)
+    assert (prepared.topic, prepared.body, prepared.flag, prepared.sys_flag) == ("T", b"x", 9, 0)
+    assert prepared.msg_id == "UK"
+    assert decode_properties(prepared.properties.encode()) == {
+        "colour": "red",
+        "KEYS": "k1 k2",
+        "TAGS": "TagA",
+        "WAIT": "true",
+        "UNIQ_KEY": "UK",
+    }
+
+
+@pytest.mark.parametrize(
+    ("compression", "sys_flag"),
+    [(CompressionType.ZLIB, 0x301), (CompressionType.LZ4, 0x101), (CompressionType.ZSTD, 0x201)],
+)
+def test_bodies_from_4096_bytes_on_are_compressed(compression, sys_flag):
+    settings = ProducerSettings(compression=compression)
+    below, above = (outgoing(Message(topic="T", body=b"a" * size), "UK", settings) for size in (4095, 4096))
+    assert (below.sys_flag, len(below.body)) == (0, 4095)
+    assert above.sys_flag == sys_flag
+    assert len(above.body) < 200
+    assert decompress(above.body, above.sys_flag) == b"a" * 4096
+
+
+def test_a_body_that_would_not_get_smaller_stays_as_it_is():
+    body = random.Random(1).randbytes(5000)
+    prepared = outgoing(Message(topic="T", body=body), "UK", SETTINGS)
+    assert (prepared.body, prepared.sys_flag) == (body, 0)
+
+
+@pytest.mark.parametrize(
+    ("topic", "text"),
+    [
+        ("", "The specified topic is blank."),
+        ("a b", "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"),
+        ("t" * 128, f"The specified topic: {'t' * 128}, is longer than topic max length: 127"),
+        (
+            "SCHEDULE_TOPIC_XXXX",
+            "Sending message to topic[SCHEDULE_TOPIC_XXXX] is forbidden: only the broker writes to it",
+        ),
+    ],
+)
+def test_topics_are_checked(topic, text):
+    with pytest.raises(MessageIllegal) as caught:
+        check_topic(topic)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"body": b""}, "body of a message for topic T is empty: it must have at least one byte"),
+        ({"body": "text"}, "body of a message for topic T is str: it must be bytes"),
+        (
+            {"body": bytes(1002)},
+            "body of a message for topic T has 1002 bytes, 2 more than the limit of 1000 (maxMessageSize)",
+        ),
+        (
+            {"properties": {"TAGS": "x"}},
+            "message for topic T: property name TAGS belongs to RocketMQ: choose another",
+        ),
+        (
+            {"properties": {"a": "\x01"}},
+            "message for topic T: a property name or value contains the separator 0x01 or 0x02: remove it",
+        ),
+        (
+            {"properties": {"a": "x" * 32760}},
+            "properties of a message for topic T have 32785 bytes, 18 more than the limit of 32767",
+        ),
+        (
+            {"keys": ["a b"]},
+            "message for topic T: keys ['a b'] must be words without blanks: a blank separates them",
+        ),
+    ],
+    ids=["empty", "text", "large", "reserved", "separator", "properties", "keys"],
+)
+def test_messages_are_checked_and_the_text_says_by_how_much(fields, text):
+    with pytest.raises(MessageIllegal) as caught:
+        outgoing(Message(**{"topic": "T", "body": b"x", **fields}), "UK", ProducerSettings(message_bytes_max=1000))
+    assert str(caught.value) == text
+
+
+def test_other_buffers_are_taken_as_bytes():
+    assert outgoing(Message(topic="T", body=bytearray(b"ab")), "UK", SETTINGS).body == b"ab"
+
+
+def test_a_batch_is_entries_with_their_own_unique_keys():
+    messages = [Message(topic="T", body=b"1", tags="A"), Message(topic="T", body=b"22", flag=5)]
+    prepared = outgoing_batch(messages, ["U1", "U2"], "UB", SETTINGS)
+    assert (prepared.is_batch, prepared.msg_id, prepared.sys_flag) == (True, "U1,U2", 0)
+    assert decode_properties(prepared.properties.encode()) == {"UNIQ_KEY": "UB", "WAIT": "true"}
+    first, second = decode_batch(prepared.body)
+    assert (first.body, second.body, second.flag) == (b"1", b"22", 5)
+    assert decode_properties(first.properties) == {"TAGS": "A", "WAIT": "true", "UNIQ_KEY": "U1"}
+    assert decode_properties(second.properties) == {"WAIT": "true", "UNIQ_KEY": "U2"}
+
+
+def test_a_batch_is_never_compressed():
+    prepared = outgoing_batch([Message(topic="T", body=bytes(5000))], ["U1"], "UB", SETTINGS)
+    assert prepared.sys_flag == 0
+    assert len(prepared.body) > 5000
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([], "a batch has no messages: give at least one"),
+        (
+            [Message(topic="T", body=b"1"), Message(topic="U", body=b"1")],
+            "a batch has one topic and one wait_store: found U, True besides T, True",
+        ),
+        (
+            [Message(topic="T", body=b"1"), Message(topic="T", body=b"1", wait_store=False)],
+            "a batch has one topic and one wait_store: found T, False besides T, True",
+        ),
+        (
+            [Message(topic="%RETRY%G", body=b"1")],
+            "a batch cannot be sent to retry topic %RETRY%G: send its messages one by one",
+        ),
+        (
+            [Message(topic="T", body=bytes(90)), Message(topic="T", body=bytes(90))],
+            "batch of 2 messages for topic T has 268 bytes, 68 more than the limit of 200: split it",
+        ),
+    ],
+    ids=["none", "topics", "wait", "retry", "large"],
+)
+def test_batches_are_checked(messages, text):
+    with pytest.raises(MessageIllegal) as caught:
+        outgoing_batch(messages, ["U1", "U2"][: len(messages)], "UB", ProducerSettings(message_bytes_max=200))
+    assert str(caught.value) == text
+
+
+def test_a_message_sent_to_the_retry_topic_remembers_where_it_came_from():
+    message = received(7, reconsume_times=2, flag=4, properties={"UNIQ_KEY": "UK", "MIN_OFFSET": "0", "a": "b"})
+    prepared = outgoing_retry(message, "G", 16)
+    assert (prepared.topic, prepared.body, prepared.flag) == ("%RETRY%G", b"body", 4)
+    assert (prepared.reconsume_times, prepared.retries_max) == (3, 16)
+    assert decode_properties(prepared.properties.encode()) == {
+        "UNIQ_KEY": "UK",
+        "a": "b",
+        "RETRY_TOPIC": "T",
+        "ORIGIN_MESSAGE_ID": message.offset_msg_id,
+        "DELAY": "5",
+    }
+
+
+@given(st.binary(min_size=1, max_size=9000), st.sampled_from(CompressionType))
+def test_what_is_sent_is_what_will_be_read(body, compression):
+    prepared = outgoing(Message(topic="T", body=body), "UK", ProducerSettings(compression=compression))
+    assert decompress(prepared.body, prepared.sys_flag) == body

@@ -1,0 +1,165 @@
+"""The producer against our own name server and broker. Source: behaviour.md §7."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rmqkit.client.producer import Producer
+from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.selectors import by_hash, by_sharding_key
+from rmqkit.client.sender import SendStatus
+from rmqkit.client.settings import ProducerSettings
+from rmqkit.errors import ClientError, MessageIllegal, SettingsError
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.message import Message
+from rmqkit.standalone import Standalone
+from tests.client.peers import Cluster, on_loop, until
+
+
+@on_loop
+async def test_messages_arrive_as_they_were_sent(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        large = b"0123456789" * 1000
+        for body in (b"small", large):
+            message = Message(topic="T", body=body, tags="A", keys=["k"], properties={"p": "v"}, flag=3)
+            result = await producer.send(message)
+            assert result.status is SendStatus.SEND_OK
+            async with PullConsumer("CG", cluster.namesrv_address) as consumer:
+                (received,) = (await consumer.pull(result.queue, result.queue_offset)).messages
+            assert (received.body, received.tags, received.keys, received.flag) == (body, "A", ["k"], 3)
+            assert received.properties["p"] == "v"
+            assert received.msg_id == result.msg_id
+            assert received.offset_msg_id == result.offset_msg_id
+            assert received.store_size < 1000, "the large body was stored compressed"
+
+
+@on_loop
+async def test_many_sends_at_a_time_use_every_queue_evenly_and_lose_nothing(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        results = await asyncio.gather(*(producer.send(Message(topic="T", body=b"%d" % i)) for i in range(400)))
+        assert len({result.msg_id for result in results}) == 400
+        places = {(result.queue.queue_id, result.queue_offset) for result in results}
+        assert places == {(queue, offset) for queue in range(4) for offset in range(100)}
+
+
+@on_loop
+async def test_a_batch_lies_together_in_one_queue(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        result = await producer.send_batch([Message(topic="T", body=b"%d" % i, tags="A") for i in range(5)])
+        async with PullConsumer("CG", cluster.namesrv_address) as consumer:
+            received = (await consumer.pull(result.queue, result.queue_offset)).messages
+        assert [message.body for message in received] == [b"0", b"1", b"2", b"3", b"4"]
+        assert [message.msg_id for message in received] == result.msg_id.split(",")
+        assert [message.offset_msg_id for message in received] == result.offset_msg_id.split(",")
+
+
+@on_loop
+async def test_a_one_way_message_is_stored(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        (queue, *_) = await producer.queues("T")
+        await producer.send_one_way(Message(topic="T", body=b"x"), queue=queue)
+        result = await producer.send(Message(topic="T", body=b"y"), queue=queue)
+        assert result.queue_offset == 1
+
+
+@on_loop
+async def test_queue_and_selector_decide_where_a_message_goes(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        queues = await producer.queues("T")
+        message = Message(topic="T", body=b"x", sharding_key="TagA")
+        assert (await producer.send(message, queue=queues[2])).queue == queues[2]
+        assert (await producer.send(message, selector=by_hash("TagA"))).queue == queues[2598919 % 4]
+        assert (await producer.send(message, selector=by_sharding_key)).queue == queues[2598919 % 4]
+
+
+@on_loop
+async def test_what_queue_and_selector_must_not_do_is_told():
+    async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
+        cluster.topic("T")
+        message = Message(topic="T", body=b"x")
+        with pytest.raises(MessageIllegal, match="message for topic T cannot go to a queue of topic U"):
+            await producer.send(message, queue=MessageQueue("U", "broker-0", 0))
+        with pytest.raises(ClientError, match="the selector chose no queue for a message of topic T"):
+            await producer.send(message, selector=lambda queues, message: None)
+
+
+@on_loop
+async def test_an_illegal_message_never_reaches_a_socket():
+    async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
+        with pytest.raises(MessageIllegal):
+            await producer.send(Message(topic="a b", body=b"x"))
+        assert cluster.name_server.requests == []
+
+
+@on_loop
+async def test_it_works_only_between_start_and_close():
+    async with Cluster() as cluster:
+        cluster.topic("T")
+        producer = Producer("PG", cluster.namesrv)
+        message = Message(topic="T", body=b"x")
+        with pytest.raises(ClientError, match="producer of group PG is not started: use it inside 'async with'"):
+            await producer.send(message)
+        await producer.start()
+        await producer.send(message)
+        with pytest.raises(ClientError, match="producer of group PG is started already: make a new one"):
+            await producer.start()
+        await producer.close()
+        await producer.close()
+        with pytest.raises(ClientError, match="producer of group PG is closed: make a new one"):
+            await producer.send(message)
+        with pytest.raises(ClientError, match="is closed already"):
+            await producer.start()
+
+
+@on_loop
+async def test_closing_leaves_the_group():
+    async with Cluster() as cluster:
+        cluster.topic("T")
+        async with Producer("PG", cluster.namesrv) as producer:
+            await producer.send(Message(topic="T", body=b"x"))
+            await until(lambda: cluster.heartbeats, "a heartbeat")
+        (fields,) = cluster.broker.asked(RequestCode.UNREGISTER_CLIENT)
+        assert fields == {"clientID": cluster.heartbeats[0].clientID, "producerGroup": "PG"}
+
+
+@on_loop
+async def test_producers_may_share_a_runtime_which_stays_open():
+    async with Cluster() as cluster:
+        cluster.topic("T")
+        runtime = ClientRuntime(cluster.namesrv)
+        await runtime.start()
+        async with Producer("one", runtime=runtime) as one, Producer("two", runtime=runtime) as two:
+            await one.send(Message(topic="T", body=b"x"))
+            await two.send(Message(topic="T", body=b"x"))
+            twin = Producer("one", runtime=runtime)
+            with pytest.raises(ClientError, match="producer group one exists"):
+                await twin.start()
+            await one.send(Message(topic="T", body=b"x"))
+        assert len(cluster.broker.connections) == 1
+        assert cluster.broker.connections[0].is_open
+        await runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [
+        ("", "The specified group is blank."),
+        ("a b", "The specified group: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"),
+        ("DEFAULT_PRODUCER", "The specified group: DEFAULT_PRODUCER, is reserved: choose another"),
+    ],
+)
+def test_group_names_are_checked(group, text):
+    with pytest.raises(SettingsError) as caught:
+        Producer(group, "a:1")
+    assert str(caught.value) == text
+
+
+def test_settings_are_checked():
+    with pytest.raises(SettingsError, match=r"retries \(retryTimesWhenSendFailed\) is -1"):
+        Producer("PG", "a:1", settings=ProducerSettings(retries=-1))
+    with pytest.raises(SettingsError, match="name_servers and runtime exclude each other"):
+        Producer("PG", "a:1", runtime=ClientRuntime("a:1"))

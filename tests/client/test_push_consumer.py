@@ -1,0 +1,403 @@
+"""The push consumer: against our own name server and broker, and its protocol against scripted ones.
+
+Source: behaviour.md §8.3, §8.4, §8.6–8.9; remoting.md §9.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.client.producer import Producer
+from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.push_consumer import PushConsumer
+from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.errors import NoRoute, PeerRefused, SendFailed, SettingsError
+from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import reply
+from rmqkit.protocol.message import Message
+from rmqkit.standalone import Standalone
+from tests.client.messages import record
+from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until
+
+PULL, SAVE, LEAVE = RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNREGISTER_CLIENT
+QUICK = PushConsumerSettings(take_over_pause_ms=400, start_from=StartFrom.FIRST_OFFSET)
+
+
+class Received:
+    """A handler that writes down what it gets."""
+
+    def __init__(self) -> None:
+        self.messages = []
+
+    async def __call__(self, message) -> None:
+        self.messages.append(message)
+
+    @property
+    def bodies(self):
+        return sorted(message.body for message in self.messages)
+
+
+def bodies(*numbers: int) -> list[bytes]:
+    return sorted(b"%d" % number for number in numbers)
+
+
+async def send(producer: Producer, *numbers: int, topic: str = "T", tags: str | None = None) -> None:
+    await asyncio.gather(*(producer.send(Message(topic=topic, body=b"%d" % i, tags=tags)) for i in numbers))
+
+
+# -- against our own broker
+
+
+@on_loop
+async def test_every_message_is_received_once(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        await send(producer, *range(100))
+        received = Received()
+        consumer = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+        consumer.subscribe("T", "*", received)
+        async with consumer:
+            await until(lambda: len(received.messages) == 100, "the stored messages")
+            await send(producer, *range(100, 200))
+            await until(lambda: len(received.messages) == 200, "the new messages")
+            assert received.bodies == bodies(*range(200))
+
+
+@on_loop
+async def test_a_consumer_may_be_started_before_its_topic_exists(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        received = Received()
+        consumer = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+        consumer.subscribe("T", "*", received)
+        async with consumer:
+            assert consumer.held_queues() == set()
+            await send(producer, 1, 2, 3)
+            await until(lambda: len(received.messages) == 3, "three messages")
+
+
+@on_loop
+async def test_tags_choose(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        await send(producer, *range(10), tags="A")
+        await send(producer, *range(10, 20), tags="B")
+        await send(producer, *range(20, 30), tags="C")
+        await send(producer, *range(30, 40))
+        received = Received()
+        consumer = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+        consumer.on("T", "A || C")(received)
+        async with consumer:
+            await until(lambda: len(received.messages) == 20, "the messages with tag A or C")
+            assert received.bodies == bodies(*range(10), *range(20, 30))
+
+
+@on_loop
+async def test_two_members_share_the_queues_and_every_message_goes_to_one_of_them(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        await send(producer, *range(100))
+        first, second = Received(), Received()
+        one = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+        two = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+        one.subscribe("T", "*", first)
+        two.subscribe("T", "*", second)
+
+        def share(consumer):
+            return len([queue for queue in consumer.held_queues() if queue.topic == "T"])
+
+        async with one:
+            await until(lambda: len(first.messages) == 100, "the first member reads all")
+            async with two:
+                await until(lambda: (share(one), share(two)) == (2, 2), "two queues each")
+                await send(producer, *range(100, 300))
+                await until(lambda: len(first.messages) + len(second.messages) >= 300, "all messages")
+                assert len(second.messages) == 100
+            await until(lambda: share(one) == 4, "the first member has all queues again")
+            await send(producer, *range(300, 400))
+            await until(lambda: len(first.messages) + len(second.messages) >= 400, "all messages")
+        counted = Counter(message.msg_id for message in (*first.messages, *second.messages))
+        assert len(counted) == 400
+        assert set(counted.values()) == {1}
+
+
+@on_loop
+async def test_a_restarted_consumer_goes_on_where_it_was(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        await send(producer, *range(50))
+        for sent in (range(50), range(50, 80)):
+            await send(producer, *[number for number in sent if number >= 50])
+            received = Received()
+            consumer = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+            consumer.subscribe("T", "*", received)
+            async with consumer:
+                await until(lambda: len(received.messages) >= len(sent), "the rest")  # noqa: B023 - awaited here
+            assert received.bodies == bodies(*sent)
+
+
+@on_loop
+async def test_closing_lets_handlers_finish_and_saves_their_offsets(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        await send(producer, 1)
+        gate, running, done = asyncio.Event(), asyncio.Event(), []
+        consumer = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+
+        @consumer.on("T")
+        async def handler(message):
+            running.set()
+            await gate.wait()
+            done.append(message)
+
+        await consumer.start()
+        await running.wait()
+        closing = asyncio.create_task(consumer.close())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        gate.set()
+        await closing
+        (message,) = done
+        async with PullConsumer("CG", cluster.namesrv_address) as reader:
+            assert await reader.committed(MessageQueue("T", message.broker_name, message.queue_id)) == 1
+
+
+@on_loop
+async def test_messages_come_one_by_one_and_each_is_consumed_when_the_next_is_asked_for(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        await send(producer, *range(10))
+        seen = []
+        for stop_after in (4, 6):
+            consumer = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+            consumer.subscribe("T")
+            async with consumer:
+                count = 0
+                async for message in consumer.messages():
+                    seen.append(message.body)
+                    count += 1
+                    if count == stop_after:
+                        break
+        assert sorted(seen) == bodies(*range(10))
+
+
+@on_loop
+async def test_a_message_whose_processing_raised_comes_again(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        await send(producer, 1)
+        seen = []
+        for raising in (True, False):
+            consumer = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+            consumer.subscribe("T")
+            try:
+                async with consumer:
+                    async for message in consumer.messages():
+                        seen.append(message.msg_id)
+                        if raising:
+                            raise ValueError("no stock")
+                        break
+            except ValueError:
+                assert raising
+        assert len(seen) == 2
+        assert len(set(seen)) == 1
+
+
+@on_loop
+async def test_topics_may_be_subscribed_and_given_up_while_it_runs(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        await send(producer, 1, topic="First")
+        await send(producer, 2, topic="Second")
+        received = Received()
+        consumer = PushConsumer("CG", cluster.namesrv_address, settings=QUICK)
+        consumer.subscribe("First", "*", received)
+        async with consumer:
+            await until(lambda: received.bodies == bodies(1), "the first topic")
+            consumer.subscribe("Second", "*", received)
+            await until(lambda: received.bodies == bodies(1, 2), "the second topic")
+            consumer.unsubscribe("First")
+            await until(
+                lambda: {queue.topic for queue in consumer.held_queues()} <= {"Second", "%RETRY%CG"},
+                "the first is gone",
+            )
+            await send(producer, 3, topic="First")
+            await send(producer, 4, topic="Second")
+            await until(lambda: received.bodies == bodies(1, 2, 4), "only the second")
+
+
+# -- what crosses the wire
+
+
+@on_loop
+async def test_it_says_hello_before_it_pulls_and_leaves_when_it_is_closed():
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=2)
+        cluster.broker.answer(
+            PULL,
+            lambda command: pulled(command, 0, 1, record(0)) if len(cluster.broker.asked(PULL)) == 1 else None,
+        )
+        received = Received()
+        consumer = PushConsumer("CG", cluster.namesrv)
+        consumer.subscribe("T", "A || B", received)
+        async with consumer:
+            await until(lambda: len(cluster.broker.asked(PULL)) == 3, "pulls on both queues")
+            codes = [command.code for command in cluster.broker.requests]
+            assert codes.index(RequestCode.HEART_BEAT) < codes.index(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+            (data,) = cluster.heartbeats[-1].consumerDataSet
+            versions = {one.topic: one.sub_version for one in data.subscription_data_set}
+            first = {
+                one.topic: one.sub_version for one in cluster.heartbeats[0].consumerDataSet[0].subscription_data_set
+            }
+            assert versions["T"] > first["T"], "the queues changed: brokers take the newest subscription"
+            assert {int(fields["subVersion"]) for fields in cluster.broker.asked(PULL)} == {versions["T"]}
+            assert (data.group_name, data.consume_type, data.message_model, data.consume_from_where) == (
+                "CG",
+                "CONSUME_PASSIVELY",
+                "CLUSTERING",
+                "CONSUME_FROM_LAST_OFFSET",
+            )
+            subscriptions = {
+                one.topic: (one.sub_string, one.tags_set, one.code_set) for one in data.subscription_data_set
+            }
+            assert subscriptions == {"T": ("A || B", ["A", "B"], [65, 66]), "%RETRY%CG": ("*", [], [])}
+        codes = [command.code for command in cluster.broker.requests]
+        assert codes[-1] == LEAVE
+        (fields,) = cluster.broker.asked(LEAVE)
+        assert fields["consumerGroup"] == "CG"
+        (saved,) = cluster.broker.asked(SAVE)
+        assert (saved["topic"], saved["commitOffset"]) == ("T", "1"), "record 0 has no tag, so it counts as consumed"
+        assert received.messages == []
+
+
+@on_loop
+async def test_an_illegal_offset_is_saved_and_the_queue_begins_there():
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=1)
+        saved = {"offset": 50}
+
+        def save(command):
+            saved["offset"] = int(cluster.broker.asked(SAVE)[-1]["commitOffset"])
+            return reply(command)
+
+        def pull(command):
+            return pulled(command, 21, 7) if len(cluster.broker.asked(PULL)) == 1 else None
+
+        cluster.broker.answer(PULL, pull)
+        cluster.broker.answer(SAVE, save)
+        cluster.broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, lambda command: offset(command, saved["offset"]))
+        consumer = PushConsumer("CG", cluster.namesrv)
+        consumer.subscribe("T", "*", Received())
+        async with consumer:
+            await until(lambda: len(cluster.broker.asked(PULL)) == 2, "pulling begins anew")
+        assert [fields["queueOffset"] for fields in cluster.broker.asked(PULL)] == ["50", "7"]
+        assert cluster.broker.asked(SAVE)[0]["commitOffset"] == "7"
+
+
+@on_loop
+async def test_a_queue_is_given_up_when_its_handlers_had_a_moment_to_finish():
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=1)
+        answers = [lambda command: pulled(command, 0, 3, record(0) + record(1) + record(2))]
+        cluster.broker.answer(PULL, lambda command: answers.pop()(command) if answers else None)
+        gate, running = asyncio.Event(), []
+        consumer = PushConsumer("CG", cluster.namesrv, settings=PushConsumerSettings(handlers_max=1))
+
+        @consumer.on("T")
+        async def handler(message):
+            running.append(message.queue_offset)
+            await gate.wait()
+
+        async with consumer:
+            await until(lambda: running, "a handler")
+            queue = MessageQueue("T", "broker-0", 0)
+            giving_up = asyncio.create_task(consumer.change_queues([], [queue], is_shared=True))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert cluster.broker.asked(SAVE) == []
+            gate.set()
+            await giving_up
+            assert [fields["commitOffset"] for fields in cluster.broker.asked(SAVE)] == ["1"]
+            assert running == [0], "no other handler was started"
+
+
+@on_loop
+async def test_offsets_are_saved_every_few_seconds():
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=1)
+        answers = [lambda command: pulled(command, 0, 3, record(0) + record(1) + record(2))]
+        cluster.broker.answer(PULL, lambda command: answers.pop()(command) if answers else None)
+        consumer = PushConsumer("CG", cluster.namesrv, settings=PushConsumerSettings(persist_interval_ms=10))
+        consumer.subscribe("T", "*", Received())
+        async with consumer:
+            await until(lambda: cluster.broker.asked(SAVE), "an offset is saved")
+            await until(lambda: cluster.broker.asked(SAVE)[-1]["commitOffset"] == "3", "the last offset is saved")
+
+
+@on_loop
+async def test_an_sql_subscription_is_checked_by_the_broker_at_the_start():
+    async with Cluster() as cluster:
+        cluster.topic("T")
+        cluster.broker.answer(RequestCode.CHECK_CLIENT_CONFIG, refused(23, "at line 1: unexpected AND"))
+        consumer = PushConsumer("CG", cluster.namesrv)
+        consumer.subscribe("T", "a > 1 AND AND", Received(), expression_type="SQL92")
+        with pytest.raises(PeerRefused, match="unexpected AND"):
+            await consumer.start()
+        assert b'"expressionType":"SQL92"' in next(
+            command.body for command in cluster.broker.requests if command.code == RequestCode.CHECK_CLIENT_CONFIG
+        )
+
+
+@on_loop
+async def test_without_a_name_server_it_does_not_start():
+    consumer = PushConsumer("CG", "127.0.0.1:1")
+    consumer.subscribe("T", "*", Received())
+    with pytest.raises(NoRoute, match=r"cannot connect to 127\.0\.0\.1:1"):
+        await consumer.start()
+
+
+@pytest.mark.parametrize(
+    ("topic", "expression", "text"),
+    [
+        ("a b", "*", "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"),
+        ("T", "||", "subscription to topic T: subscription expression '||' names no tag: use '*' or 'A || B'"),
+    ],
+)
+def test_subscriptions_are_checked(topic, expression, text):
+    with pytest.raises(SettingsError) as caught:
+        PushConsumer("CG", "a:1").subscribe(topic, expression)
+    assert str(caught.value) == text
+
+
+@on_loop
+async def test_clients_survive_a_restart_of_name_server_and_broker(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster:
+        ports = [int(address.rpartition(":")[2]) for address in (cluster.namesrv_address, cluster.broker_address)]
+        name_server = cluster.namesrv_address
+        stored: set[str] = set()
+        received = Received()
+        consumer = PushConsumer("CG", name_server, settings=QUICK)
+        consumer.subscribe("T", "*", received)
+        producer = Producer("PG", name_server)
+        await producer.start()
+
+        async def send_one() -> bool:
+            try:
+                stored.add((await producer.send(Message(topic="T", body=b"x"), timeout_ms=1000)).msg_id)
+            except SendFailed:
+                return False
+            return True
+
+        for _ in range(50):
+            assert await send_one()
+        await consumer.start()
+        await until(lambda: len(received.messages) == 50, "the messages before the restart")
+    assert not await send_one()
+    namesrv = NamesrvSettings(listen_port=ports[0], bind_address="127.0.0.1")
+    broker = BrokerSettings(listen_port=ports[1], bind_address="127.0.0.1")
+    async with Standalone(tmp_path / "store", namesrv=namesrv, broker=broker):
+        while not await send_one():
+            await asyncio.sleep(0.01)
+        for _ in range(50):
+            assert await send_one()
+        await until(lambda: stored <= {message.msg_id for message in received.messages}, "the rest", 20)
+        await consumer.close()
+        await producer.close()

@@ -1,0 +1,239 @@
+"""The send loop against scripted brokers. Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rmqkit.client.outgoing import Outgoing
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.sender import RETRYABLE, Sender, SendStatus
+from rmqkit.client.settings import ProducerSettings
+from rmqkit.errors import NoRoute, PeerRefused, RequestTimedOut, SendFailed
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from tests.client.peers import Cluster, on_loop, refused, stored, until
+
+MESSAGE = Outgoing("T", b"body", "a\x01b\x02", "UK", flag=3, sys_flag=0x301)
+SEND = RequestCode.SEND_MESSAGE_V2
+
+
+class Sending:
+    """A cluster with topic T, a runtime and a sender."""
+
+    def __init__(self, brokers: int = 1, **settings) -> None:
+        self.cluster = Cluster(brokers)
+        self.settings = ProducerSettings(**settings)
+
+    async def __aenter__(self):
+        await self.cluster.__aenter__()
+        self.cluster.topic("T", queues=2)
+        self.runtime = ClientRuntime(self.cluster.namesrv)
+        self.sender = Sender(self.runtime, "PG", self.settings)
+        return self
+
+    async def __aexit__(self, *exc_info):
+        await self.runtime.close()
+        await self.cluster.__aexit__(*exc_info)
+
+    def answer(self, *answers) -> None:
+        """One answer to sends for each broker."""
+        for broker, answer in zip(self.cluster.brokers, answers, strict=True):
+            broker.answer(SEND, answer)
+
+    def tries(self) -> list[int]:
+        return [len(broker.asked(SEND)) for broker in self.cluster.brokers]
+
+
+@on_loop
+async def test_the_request_has_the_short_names_and_the_result_says_where_it_is():
+    async with Sending() as it:
+        result = await it.sender.send(MESSAGE, timeout_ms=3000)
+        (fields,) = it.cluster.broker.asked(SEND)
+        born = int(fields.pop("g"))
+        assert abs(born - it.runtime.clock.now_ms()) < 60_000
+        queue_id = fields.pop("e")
+        assert fields == {
+            "a": "PG",
+            "b": "T",
+            "c": "TBW102",
+            "d": "4",
+            "f": "769",
+            "h": "3",
+            "i": "a\x01b\x02",
+            "n": "broker-0",
+        }
+        assert it.cluster.broker.requests[0].body == b"body"
+        assert result.status is SendStatus.SEND_OK
+        assert result.msg_id == "UK"
+        assert result.offset_msg_id == "7F0000010000559700000000000000AB"
+        assert result.queue == MessageQueue("T", "broker-0", int(queue_id))
+        assert result.queue_offset == 7
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ResponseCode.FLUSH_DISK_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT),
+        (ResponseCode.FLUSH_SLAVE_TIMEOUT, SendStatus.FLUSH_SLAVE_TIMEOUT),
+        (ResponseCode.SLAVE_NOT_AVAILABLE, SendStatus.SLAVE_NOT_AVAILABLE),
+    ],
+)
+@on_loop
+async def test_stored_less_safely_is_a_result_and_no_reason_to_try_again(code, status):
+    async with Sending() as it:
+        it.answer(lambda command: stored(command, code))
+        assert (await it.sender.send(MESSAGE, timeout_ms=3000)).status is status
+        assert it.tries() == [1]
+
+
+@on_loop
+async def test_stored_less_safely_is_sent_again_elsewhere_when_asked_for():
+    async with Sending(2, retry_not_stored=True) as it:
+        it.answer(*[lambda command: stored(command, ResponseCode.FLUSH_DISK_TIMEOUT)] * 2)
+        assert (await it.sender.send(MESSAGE, timeout_ms=3000)).status is SendStatus.FLUSH_DISK_TIMEOUT
+        assert sorted(it.tries()) == [1, 2]
+
+
+@pytest.mark.parametrize("code", sorted(RETRYABLE))
+@on_loop
+async def test_some_refusals_lead_to_another_broker(code):
+    async with Sending(2) as it:
+        it.answer(refused(code), stored)
+        for _ in range(4):
+            result = await it.sender.send(MESSAGE, timeout_ms=3000)
+            assert result.queue.broker_name == "broker-1"
+        assert it.tries()[1] == 4
+
+
+@on_loop
+async def test_other_refusals_are_raised_at_once_with_code_and_remark():
+    async with Sending(2) as it:
+        it.answer(*[refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal")] * 2)
+        with pytest.raises(PeerRefused, match=r"^127\.0\.0\.1:\d+ answered with code 13: the message is illegal$"):
+            await it.sender.send(MESSAGE, timeout_ms=3000)
+        assert sum(it.tries()) == 1
+
+
+@on_loop
+async def test_after_the_last_try_the_error_names_the_brokers_and_the_last_cause():
+    async with Sending(2) as it:
+        it.answer(*[refused(ResponseCode.SYSTEM_BUSY, "busy")] * 2)
+        with pytest.raises(SendFailed) as caught:
+            await it.sender.send(MESSAGE, timeout_ms=3000)
+        first, second, third = caught.value.brokers
+        assert first == third != second
+        assert isinstance(caught.value.cause, PeerRefused)
+        assert "not stored after 3 tries" in str(caught.value)
+        assert "code 2: busy" in str(caught.value)
+
+
+@on_loop
+async def test_the_number_of_tries_is_a_setting():
+    async with Sending(1, retries=0) as it:
+        it.answer(refused(ResponseCode.SYSTEM_BUSY))
+        with pytest.raises(SendFailed):
+            await it.sender.send(MESSAGE, timeout_ms=3000)
+        assert it.tries() == [1]
+
+
+@on_loop
+async def test_a_chosen_queue_gets_one_try():
+    async with Sending(2) as it:
+        await it.sender.queues("T")
+        it.answer(*[refused(ResponseCode.SYSTEM_BUSY)] * 2)
+        with pytest.raises(SendFailed):
+            await it.sender.send(MESSAGE, timeout_ms=3000, queue=MessageQueue("T", "broker-1", 1))
+        assert it.tries() == [0, 1]
+        assert it.cluster.brokers[1].asked(SEND)[0]["e"] == "1"
+
+
+@on_loop
+async def test_a_broker_that_is_gone_is_avoided_and_the_routes_are_looked_at():
+    async with Sending(2) as it:
+        await it.sender.queues("T")
+        await it.runtime.start()
+        await until(lambda: len(it.cluster.name_server.requests) == 2, "the refresh of the start")
+        await it.cluster.brokers[0].stop()
+        asked = 2
+        for _ in range(4):
+            assert (await it.sender.send(MESSAGE, timeout_ms=3000)).queue.broker_name == "broker-1"
+        await until(lambda: len(it.cluster.name_server.requests) > asked, "the route is asked for again")
+
+
+@on_loop
+async def test_no_answer_uses_up_the_time_and_names_the_broker():
+    async with Sending(1) as it:
+        it.answer(lambda command: None)
+        with pytest.raises(SendFailed) as caught:
+            await it.sender.send(MESSAGE, timeout_ms=50)
+        assert it.tries() == [1]
+        assert isinstance(caught.value.cause, RequestTimedOut)
+        assert it.cluster.broker.address in str(caught.value)
+
+
+@on_loop
+async def test_a_limit_for_each_try_leaves_time_for_the_next():
+    async with Sending(2, try_timeout_ms=50) as it:
+        it.answer(lambda command: None, stored)
+        for _ in range(3):
+            assert (await it.sender.send(MESSAGE, timeout_ms=20_000)).queue.broker_name == "broker-1"
+        assert it.tries()[0] >= 1
+
+
+@on_loop
+async def test_an_unknown_topic_takes_the_template_and_says_so_to_the_broker():
+    async with Sending() as it:
+        it.cluster.topic("TBW102", queues=8, perm=7)
+        message = Outgoing("New", b"x", "", "UK")
+        sent = {(await it.sender.send(message, timeout_ms=3000)).queue.queue_id for _ in range(20)}
+        assert sent == {0, 1, 2, 3}
+        assert it.cluster.broker.asked(SEND)[0]["c"] == "TBW102"
+        assert [fields["topic"] for fields in it.cluster.name_server.asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)] == [
+            "New",
+            "TBW102",
+        ]
+
+
+@on_loop
+async def test_no_route_names_topic_name_servers_and_remedy():
+    async with Sending() as it:
+        with pytest.raises(NoRoute) as caught:
+            await it.sender.send(Outgoing("New", b"x", "", "UK"), timeout_ms=3000)
+        assert str(caught.value) == (
+            f"no broker takes messages for topic New, asked name servers {it.cluster.namesrv}: create the topic, or "
+            "start a broker with autoCreateTopicEnable=true"
+        )
+
+
+@on_loop
+async def test_many_first_sends_ask_for_the_route_once():
+    async with Sending() as it:
+        await asyncio.gather(*(it.sender.send(MESSAGE, timeout_ms=3000) for _ in range(50)))
+        assert len(it.cluster.name_server.requests) == 1
+
+
+@on_loop
+async def test_one_way_is_written_once_and_not_answered():
+    async with Sending() as it:
+        await it.sender.send_one_way(MESSAGE, timeout_ms=3000)
+        await until(lambda: it.tries() == [1], "the request arrives")
+        assert it.cluster.broker.requests[0].is_one_way
+
+
+@on_loop
+async def test_retry_topics_carry_their_count_in_the_header():
+    async with Sending() as it:
+        it.cluster.topic("%RETRY%G", queues=1)
+        await it.sender.send(Outgoing("%RETRY%G", b"x", "", "UK", reconsume_times=3, retries_max=16), timeout_ms=3000)
+        (fields,) = it.cluster.broker.asked(SEND)
+        assert (fields["j"], fields["l"]) == ("3", "16")
+
+
+@on_loop
+async def test_batches_have_their_own_code_and_flag():
+    async with Sending() as it:
+        await it.sender.send(Outgoing("T", b"x", "", "U1,U2", is_batch=True), timeout_ms=3000)
+        (fields,) = it.cluster.broker.asked(RequestCode.SEND_BATCH_MESSAGE)
+        assert fields["m"] == "true"

@@ -1,0 +1,96 @@
+"""Client settings. Source: behaviour.md §7.4, §8.2."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqkit.client.settings import (
+    ClientSettings,
+    CompressionType,
+    ProducerSettings,
+    PullConsumerSettings,
+    PushConsumerSettings,
+    StartFrom,
+    check,
+    name_server_list,
+)
+from rmqkit.errors import SettingsError
+from rmqkit.settings import load, setting_table
+
+
+def test_defaults_are_the_reference_ones():
+    producer, consumer = ProducerSettings(), PushConsumerSettings()
+    assert (producer.send_timeout_ms, producer.retries, producer.compress_body_bytes) == (3000, 2, 4096)
+    assert (producer.message_bytes_max, producer.template_topic, producer.template_queue_count) == (
+        4194304,
+        "TBW102",
+        4,
+    )
+    assert (consumer.pull_count, consumer.held_messages_max, consumer.held_mib_max, consumer.span_max) == (
+        32,
+        1000,
+        100,
+        2000,
+    )
+    assert (consumer.suspend_ms, consumer.pull_timeout_ms, consumer.handlers_max) == (15_000, 30_000, 20)
+    assert consumer.start_from is StartFrom.LAST_OFFSET
+
+
+@pytest.mark.parametrize(
+    "settings_type", [ClientSettings, ProducerSettings, PullConsumerSettings, PushConsumerSettings]
+)
+def test_defaults_are_within_their_own_bounds_and_every_field_is_declared(settings_type):
+    check(settings_type())
+    declared = {name for name, _, _ in setting_table(settings_type).values()}
+    assert declared == set(settings_type.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            PushConsumerSettings(pull_count=0),
+            "pull_count (pullBatchSize) is 0: it must be at least 1 and at most 1024",
+        ),
+        (
+            PushConsumerSettings(handlers_max=1001),
+            "handlers_max (consumeThreadMax) is 1001: it must be at least 1 and at most 1000",
+        ),
+        (ProducerSettings(send_timeout_ms=0), "send_timeout_ms (sendMsgTimeout) is 0: it must be at least 1"),
+    ],
+)
+def test_a_value_out_of_bounds_is_told_with_the_bounds(settings, text):
+    with pytest.raises(SettingsError) as caught:
+        check(settings)
+    assert str(caught.value) == text
+
+
+def test_a_properties_file_of_java_clients_fills_them():
+    properties = {"sendMsgTimeout": "5000", "compressType": "ZSTD", "retryAnotherBrokerWhenNotStoreOK": "true"}
+    loaded = load([ProducerSettings], properties, source="client.properties")
+    (settings,) = loaded.values
+    assert (settings.send_timeout_ms, settings.compression, settings.retry_not_stored) == (
+        5000,
+        CompressionType.ZSTD,
+        True,
+    )
+
+
+def test_name_servers_come_from_the_argument_else_from_the_environment():
+    environment = {"NAMESRV_ADDR": "b:2"}
+    assert name_server_list("a:1; c:3", environment) == ["a:1", "c:3"]
+    assert name_server_list(None, environment) == ["b:2"]
+
+
+@pytest.mark.parametrize(
+    ("name_servers", "text"),
+    [
+        (None, "no name server is known: pass name_servers='host:port;host:port' or set NAMESRV_ADDR"),
+        ("a", "name servers 'a': address 'a' must be host:port, for example 127.0.0.1:9876"),
+        (";", "name servers ';': the list of name servers is empty: give host:port;host:port"),
+    ],
+)
+def test_name_servers_that_cannot_be_used_are_told(name_servers, text):
+    with pytest.raises(SettingsError) as caught:
+        name_server_list(name_servers, {})
+    assert str(caught.value) == text

@@ -1,0 +1,174 @@
+"""The blocking facade: the same names, the same arguments, one loop thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rmqkit.client import producer, pull_consumer, push_consumer, sync
+from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.errors import ClientError, MessageIllegal
+from rmqkit.protocol.message import Message
+from rmqkit.standalone import Standalone
+
+PAIRS = [
+    (sync.Producer, producer.Producer),
+    (sync.PullConsumer, pull_consumer.PullConsumer),
+    (sync.PushConsumer, push_consumer.PushConsumer),
+]
+INTERNAL = {"consumer_data", "rebalance_soon", "change_queues"}  # what the runtime and the rebalance call
+FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
+
+
+@contextlib.contextmanager
+def standalone(root: Path) -> Iterator[str]:
+    """Our name server and broker on a loop of their own; yields the name server's address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    cluster = Standalone(root / "store")
+    try:
+        asyncio.run_coroutine_threadsafe(cluster.start(), loop).result(20)
+        yield cluster.namesrv_address
+        asyncio.run_coroutine_threadsafe(cluster.stop(), loop).result(20)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def public_methods(client: type) -> set[str]:
+    return {
+        name for name, member in inspect.getmembers(client, inspect.isfunction) if not name.startswith("_")
+    } - INTERNAL
+
+
+@pytest.mark.parametrize(("blocking", "original"), PAIRS, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")
+def test_names_arguments_and_texts_are_the_original_ones(blocking, original):
+    assert public_methods(blocking) == public_methods(original)
+    assert str(inspect.signature(blocking)) == str(inspect.signature(original))
+    for name in public_methods(original) - {"messages"}:
+        ours, theirs = getattr(blocking, name), getattr(original, name)
+        assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters, name
+        assert ours.__doc__ == theirs.__doc__, name
+        assert not inspect.iscoroutinefunction(ours), name
+
+
+def test_messages_go_out_and_come_in(tmp_path):
+    with standalone(tmp_path) as namesrv:
+        with sync.Producer("PG", namesrv) as sender:
+            sent = {sender.send(Message(topic="T", body=b"%d" % i)).msg_id for i in range(20)}
+            sent |= set(sender.send_batch([Message(topic="T", body=b"x")] * 3).msg_id.split(","))
+        received: dict[str, str] = {}
+        everything = threading.Event()
+        consumer = sync.PushConsumer("CG", namesrv, settings=FIRST)
+
+        @consumer.on("T")
+        def handler(message):
+            received[message.msg_id] = threading.current_thread().name
+            if len(received) == 23:
+                everything.set()
+
+        with consumer:
+            assert everything.wait(20), f"{len(received)} of 23 messages"
+            assert {queue.topic for queue in consumer.held_queues()} >= {"T"}
+        assert received.keys() == sent
+        assert all(name.startswith("rmqkit CG") for name in received.values())
+        with sync.PullConsumer("CG", namesrv) as reader:
+            assert sum(reader.committed(queue) or 0 for queue in reader.queues("T")) == 23
+
+
+def test_messages_are_iterated(tmp_path):
+    with standalone(tmp_path) as namesrv:
+        with sync.Producer("PG", namesrv) as sender:
+            for i in range(5):
+                sender.send(Message(topic="T", body=b"%d" % i))
+        seen = []
+        consumer = sync.PushConsumer("CG", namesrv, settings=FIRST)
+        consumer.subscribe("T")
+        with consumer:
+            for message in consumer.messages():
+                seen.append(message.body)
+                if len(seen) == 5:
+                    break
+        assert sorted(seen) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_any_thread_may_use_a_client_and_all_share_one_loop_thread(tmp_path):
+    with standalone(tmp_path) as namesrv, sync.Producer("PG", namesrv) as sender, ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda i: sender.send(Message(topic="T", body=b"%d" % i)), range(200)))
+        assert len({result.msg_id for result in results}) == 200
+        assert [thread.name for thread in threading.enumerate()].count("rmqkit portal") == 1
+
+
+def test_errors_are_the_same():
+    sender = sync.Producer("PG", "127.0.0.1:1")
+    with pytest.raises(ClientError, match="is not started"):
+        sender.send(Message(topic="T", body=b"x"))
+    with sender, pytest.raises(MessageIllegal):
+        sender.send(Message(topic="T", body=b""))
+    sender.close()
+
+
+def test_it_refuses_to_wait_for_itself(tmp_path):
+    with standalone(tmp_path) as namesrv, sync.Producer("PG", namesrv) as sender:
+        sender.send(Message(topic="T", body=b"x"))
+        errors = []
+        consumer = sync.PushConsumer("CG", namesrv, settings=FIRST)
+        done = threading.Event()
+
+        @consumer.on("T")
+        async def handler(message):
+            try:
+                sender.send(Message(topic="U", body=b"x"))
+            except RuntimeError as error:
+                errors.append(str(error))
+                done.set()
+
+        with consumer:
+            assert done.wait(20)
+        assert errors == ["a blocking client cannot be used on its own loop: use rmqkit's coroutines there"]
+
+
+PROGRAM = """
+import sys, threading
+from rmqkit import Message, PushConsumerSettings, StartFrom, sync
+producer = sync.Producer("PG", sys.argv[1])
+producer.start()
+for i in range(10):
+    producer.send(Message(topic="T", body=b"%d" % i))
+consumer = sync.PushConsumer("CG", sys.argv[1], settings=PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET))
+everything = threading.Event()
+seen = []
+@consumer.on("T")
+def handler(message):
+    seen.append(message)
+    if len(seen) == 10:
+        everything.set()
+consumer.start()
+assert everything.wait(20)
+print("end of program")
+"""
+
+
+def test_a_program_that_closes_nothing_ends_cleanly_and_its_offsets_are_saved(tmp_path):
+    with standalone(tmp_path) as namesrv:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", PROGRAM, namesrv],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "end of program\n", "")
+        with sync.PullConsumer("CG", namesrv) as reader:
+            assert sum(reader.committed(queue) or 0 for queue in reader.queues("T")) == 10
