@@ -1,0 +1,16 @@
+"""The PySpark side: RocketMQ stores as data frames. Source: spark.md.
+
+::
+
+    from rmqkit.spark import spark_session
+    spark = spark_session()
+    spark.read.format("rocketmq-store").load("/data/store").show()
+
+`spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists.
+"""
+
+from __future__ import annotations
+
+from rmqkit.spark.session import register, spark_session
+
+__all__ = ["register", "spark_session"]

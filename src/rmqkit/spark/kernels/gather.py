@@ -1,0 +1,73 @@
+"""Variable-length fields of a segment as Arrow arrays: one copy, made by Arrow, no Python loop.
+
+An Arrow binary array is an offsets array over a data buffer. Laid over the segment itself with two offsets per
+record, it has the wanted values at its even places and the bytes between them at its odd ones::
+
+    segment   ...head|body 0|topic+properties+head|body 1|...
+    offsets          a0     b0                    a1     b1      (relative to a0)
+    values           [0]=body 0   [1]=gap         [2]=body 1
+
+so ``take([0, 2, 4, ...])`` is the gather: 5 GiB/s where a Python loop makes one object per value. Source: spark.md §3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rmqkit.store.scan import Buffer
+
+__all__ = ["every_nth", "gather", "octets_of", "overlay", "pick", "text_array"]
+
+_OFFSET_MAX = 2**31 - 1
+
+
+def gather(buffer: Buffer | memoryview, at: NDArray[np.int64], lengths: NDArray[np.int64]) -> pa.Array:
+    """The values at ascending positions, which must not overlap, as an Arrow binary array (copied out)."""
+    bounds = np.empty(2 * len(at), "i8")
+    bounds[0::2] = at
+    bounds[1::2] = at + lengths
+    return overlay(buffer, bounds).take(every_nth(0, 2, len(at)))
+
+
+def overlay(buffer: Buffer | memoryview, bounds: NDArray[np.int64]) -> pa.Array:
+    """The bytes between each two neighbours of ascending positions, as an Arrow binary array that copies nothing."""
+    if not len(bounds):
+        return pa.array([], pa.binary())
+    start, end = int(bounds[0]), int(bounds[-1])
+    assert end - start <= _OFFSET_MAX, "a batch is far smaller than 2 GiB"
+    offsets = pa.py_buffer((bounds - start).astype("i4"))
+    window = pa.py_buffer(memoryview(buffer)[start:end])
+    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, offsets, window])
+
+
+def every_nth(first: int, step: int, count: int) -> pa.Array:
+    """The indexes ``first``, ``first + step``, ... for ``take``."""
+    return pa.array(np.arange(first, first + step * count, step, dtype="i4"))
+
+
+def octets_of(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """The data of a binary or string array without nulls, and where its values begin and end in it (n + 1 numbers)."""
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, "i4")[values.offset : values.offset + len(values) + 1] if len(values) else _ZERO
+    return np.frombuffer(data, "u1") if data is not None else np.empty(0, "u1"), ends
+
+
+def pick(values: pa.Array, indexes: NDArray[np.int64]) -> pa.Array:
+    """``values`` at some indexes; null where the index is negative."""
+    return values.take(pa.array(indexes, mask=indexes < 0))
+
+
+def text_array(values: pa.Array) -> pa.Array:
+    """A binary array as strings; bytes that are not UTF-8 become U+FFFD, as `bytes.decode` with "replace" has it."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts: list[Any] = [None if value is None else value.decode("utf-8", "replace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
+
+
+_ZERO = np.zeros(1, "i4")

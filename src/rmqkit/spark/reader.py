@@ -1,0 +1,148 @@
+"""One task's work: a split of a commit log → Arrow batches of messages. Nothing here knows Spark.
+
+::
+
+    scan.walk ─ runs of records ─→ filters ─→ CRC ─→ message_batches ─→ column kernels ─→ record batch
+            └─ damage ─────────────────────────────────────────────────→ fail, skip or a row that reports it
+
+Decoding is cut to the columns that are asked for: without ``body`` no body is copied, without ``properties``,
+``keys``, ``tags`` and ``msgId`` no property string is looked at. Source: spark.md §3, §8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from rmqkit.errors import StoreError
+from rmqkit.spark.filters import Condition, matches
+from rmqkit.spark.fs import map_file
+from rmqkit.spark.kernels.batch import MessageBatch, crc_matches, message_batches
+from rmqkit.spark.options import CorruptRecords, VerifyCrc
+from rmqkit.spark.schema import CORRUPT, Column, arrow_schema
+from rmqkit.spark.splits import Split
+from rmqkit.store import scan
+from rmqkit.store.scan import Damage, Records
+
+__all__ = ["ReadPlan", "read_split"]
+
+
+class ReadPlan(Struct, frozen=True):
+    """What to make of every split.
+
+    Attributes:
+        columns: the columns of the result, in order.
+        conditions: what a message must meet; damage that is reported need not.
+        broker_name: value of that column; null if empty.
+        batch_rows: most records decoded at once.
+    """
+
+    columns: tuple[Column, ...]
+    conditions: tuple[Condition, ...] = ()
+    verify_crc: VerifyCrc = VerifyCrc.NONE
+    corrupt_records: CorruptRecords = CorruptRecords.FAIL
+    decompress: bool = True
+    unwrap: bool = True
+    broker_name: str = ""
+    batch_rows: int = scan.BATCH_ROWS
+
+    def needs(self, column: str) -> bool:
+        """Whether a column is among those of the result."""
+        return any(chosen.name == column for chosen in self.columns)
+
+
+def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+    """The messages of a split in the order of the log.
+
+    Raises:
+        StoreError: the file has vanished, or there is damage and the plan says to fail.
+    """
+    buffer = map_file(split.path)
+    if len(buffer) < split.high:
+        raise StoreError(
+            f"{split.path} has {len(buffer)} bytes, {split.high} when the query was planned: load it again"
+        )
+    for part in scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.batch_rows):
+        if isinstance(part, Records):
+            yield from _batches(split, part, plan)
+        elif plan.corrupt_records is CorruptRecords.FAIL:
+            raise _damaged(split, part.position, part.reason)
+        elif plan.corrupt_records is CorruptRecords.REPORT:
+            yield _report(split, part, plan)
+
+
+def _batches(split: Split, records: Records, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+    if plan.conditions:
+        records = records.take(matches(records, plan.conditions))
+    crc_wrong = np.empty(0, "i8")
+    if plan.verify_crc is not VerifyCrc.NONE and len(records):
+        is_right = crc_matches(records)
+        if plan.verify_crc is VerifyCrc.DROP:
+            records = records.take(is_right)
+        else:
+            crc_wrong = records.positions[~is_right]
+    if len(crc_wrong) and plan.verify_crc is VerifyCrc.FAIL:
+        raise _wrong_crc(split, int(crc_wrong[0]))
+    batches = message_batches(
+        records,
+        bodies=plan.needs("body"),
+        decompressed=plan.decompress,
+        unwrapped=plan.unwrap,
+        broker_name=plan.broker_name,
+    )
+    for batch in batches:
+        yield _decoded(split, batch, crc_wrong, plan)
+
+
+def _decoded(split: Split, batch: MessageBatch, crc_wrong: NDArray[np.int64], plan: ReadPlan) -> pa.RecordBatch:
+    """The columns of a batch. That a row cannot be decoded may show only while they are made."""
+    arrays = [column.kernel(batch) if column.kernel else None for column in plan.columns]
+    if batch.problems and plan.corrupt_records is CorruptRecords.FAIL:
+        row = min(batch.problems)
+        raise _damaged(split, int(batch.of_record(batch.records.positions)[row]), batch.problems[row])
+    arrays = [_reasons(batch, crc_wrong) if array is None else array for array in arrays]
+    decoded = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(plan.columns))
+    if batch.problems and plan.corrupt_records is CorruptRecords.SKIP:
+        return decoded.filter(pa.array([row not in batch.problems for row in range(len(batch))]))
+    return decoded
+
+
+def _reasons(batch: MessageBatch, crc_wrong: NDArray[np.int64]) -> pa.Array:
+    """What is wrong with each row, or null."""
+    reasons: list[str | None] = [None] * len(batch)
+    positions = batch.of_record(batch.records.positions)
+    for row in np.flatnonzero(np.isin(positions, crc_wrong)).tolist():
+        reasons[row] = "the body does not match its CRC"
+    for row, reason in batch.problems.items():
+        reasons[row] = reason
+    return pa.array(reasons, pa.string())
+
+
+def _report(split: Split, damage: Damage, plan: ReadPlan) -> pa.RecordBatch:
+    """One row that says where the damage is and how far it reaches."""
+    known = {
+        "commitLogOffset": split.base_offset + damage.position,
+        "storeSize": damage.end - damage.position,
+        "brokerName": plan.broker_name or None,
+        CORRUPT: damage.reason,
+    }
+    arrays = [pa.array([known.get(column.name)], column.arrow) for column in plan.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(plan.columns))
+
+
+def _damaged(split: Split, position: int, reason: str) -> StoreError:
+    return StoreError(
+        f"{split.path}: damage at byte {position} (commitLogOffset {split.base_offset + position}): {reason};"
+        " corruptRecordMode=skip reads on, report shows it in rows"
+    )
+
+
+def _wrong_crc(split: Split, position: int) -> StoreError:
+    return StoreError(
+        f"{split.path}: the body at byte {position} (commitLogOffset {split.base_offset + position}) does not match its"
+        " CRC; verifyCrc=drop leaves such messages out, column marks them"
+    )

@@ -1,0 +1,77 @@
+"""A Spark session that works after ``pip install``, and the registration of our formats.
+
+What `spark_session` settles, and why: the Java runtime (`java`), the Python of the workers (Spark takes ``python3``
+from PATH, which may lack pyarrow), loopback addresses for local masters (host names of laptops and containers often
+do not resolve), no web UI, few shuffle partitions (200 tasks for a small table are all overhead), filters for Python
+sources (off by default), and a log that shows errors only. Source: spark.md §1, §2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmqkit.errors import SettingsError
+from rmqkit.spark.java import find_java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register", "spark_session"]
+
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+_LOOPBACK = "127.0.0.1"
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+
+
+def spark_session(
+    app_name: str = "rmqkit", master: str = "local[*]", conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The running session, or a new one, with our formats registered.
+
+    Args:
+        app_name: what Spark shows it as.
+        master: where it runs; ``local[*]`` is this process and all cores.
+        conf: Spark settings that go before ours.
+
+    Raises:
+        SettingsError: pyspark is not installed, or no Java runtime can be used.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise SettingsError("pyspark is not installed: pip install 'rmqkit[spark]'") from None
+    _prepare(os.environ, is_local=master.startswith("local"))
+    settings = {**_DEFAULTS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}"}
+    if master.startswith("local"):
+        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in {**settings, **(conf or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make our formats known to a session."""
+    from rmqkit.spark.store_source import StoreSource
+
+    spark.dataSource.register(StoreSource)
+
+
+def _prepare(environ: os._Environ[str], *, is_local: bool) -> None:
+    """Settle what Spark reads from the environment, where the caller has not."""
+    environ["JAVA_HOME"] = str(find_java_home(environ))
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if is_local:
+        environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
