@@ -1,0 +1,166 @@
+"""Real Apache RocketMQ servers on free loopback ports, over any store directory."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_command, encode_command
+from rmqkit.protocol.frame import FrameSplitter
+from tests.interop.kit import ApacheKit
+from tests.interop.server_process import ServerProcess, wait_until
+
+HOST = "127.0.0.1"
+CLUSTER = "InteropCluster"
+BROKER_NAME = "broker-interop"
+AUTO_CREATE_TOPIC = "TBW102"
+
+NAME_SERVER_HEAP_MB = 128
+BROKER_HEAP_MB = 700
+READY_SECONDS = 60
+# A broker that is asked to stop waits for one service thread after the other: 11 to 18 s were measured.
+BROKER_STOP_SECONDS = 90
+
+# Small files, so that a test's store rolls over and stays small; everything else as Apache ships it.
+BROKER_CONF: Mapping[str, object] = {
+    "brokerClusterName": CLUSTER,
+    "brokerName": BROKER_NAME,
+    "brokerId": 0,
+    "brokerRole": "ASYNC_MASTER",
+    "flushDiskType": "ASYNC_FLUSH",
+    "autoCreateTopicEnable": "true",
+    "autoCreateSubscriptionGroup": "true",
+    "enablePropertyFilter": "true",
+    "mappedFileSizeCommitLog": 1 << 20,
+    "mappedFileSizeConsumeQueue": 6000,
+    "maxHashSlotNum": 1000,
+    "maxIndexNum": 4000,
+    "diskMaxUsedSpaceRatio": 95,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ApachePair:
+    """A running name server and the broker that registers with it."""
+
+    kit: ApacheKit
+    name_server: ServerProcess
+    broker: ServerProcess
+    namesrv_addr: str
+    broker_addr: str
+    store_dir: Path
+
+    def stop_broker(self) -> None:
+        """A clean stop: the broker flushes, writes its configuration files and removes `abort`. Takes 11 to 18 s."""
+        exit_code = self.broker.stop(signal.SIGTERM, BROKER_STOP_SECONDS)
+        # The Java machine ends with 128 + 15 after its shutdown hooks ran.
+        assert exit_code in (0, 128 + signal.SIGTERM), f"broker ended with {exit_code}; {self.broker.log_tail()}"
+
+    def kill_broker(self) -> None:
+        self.broker.kill()
+
+
+@contextmanager
+def open_store_with_apache(
+    kit: ApacheKit, store_dir: Path, work_dir: Path, conf: Mapping[str, object] | None = None
+) -> Iterator[ApachePair]:
+    """A real name server and a real broker on any store directory, an empty or missing one included.
+
+    Args:
+        kit: what `prepare` returned.
+        store_dir: becomes `storePathRootDir`. The broker writes to it: hand over a copy of what has to stay.
+        work_dir: an existing folder for configuration, logs and the rest; not the store.
+        conf: added to `BROKER_CONF`. The file sizes must be those that the store was written with.
+
+    Both are killed at the end; call `stop_broker` before, where the store has to be left clean.
+    """
+    home = work_dir / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "ROCKETMQ_HOME": str(home)}
+    namesrv_port, broker_port, ha_port = free_ports()
+    namesrv_conf = {"listenPort": namesrv_port, "bindAddress": HOST}
+    broker_conf = {
+        **BROKER_CONF,
+        "listenPort": broker_port,
+        "bindAddress": HOST,
+        "haListenPort": ha_port,
+        "brokerIP1": HOST,
+        "namesrvAddr": f"{HOST}:{namesrv_port}",
+        "storePathRootDir": store_dir,
+        "storePathCommitLog": store_dir / "commitlog",
+        **(conf or {}),
+    }
+
+    def start(name: str, main: str, conf: Mapping[str, object], heap_mb: int) -> ServerProcess:
+        conf_file = work_dir / f"{name}.conf"
+        conf_file.write_text("".join(f"{key}={value}\n" for key, value in conf.items()))
+        command = kit.jvm(main, ["-c", conf_file], heap_mb=heap_mb, work_dir=work_dir)
+        return ServerProcess(command, work_dir / f"{name}.log", env)
+
+    # One after the other: the broker's own attempts to register need a name server that listens.
+    with start(
+        "namesrv", "org.apache.rocketmq.namesrv.NamesrvStartup", namesrv_conf, NAME_SERVER_HEAP_MB
+    ) as name_server:
+        name_server.wait_ready("boot success", READY_SECONDS)
+        with start("broker", "org.apache.rocketmq.broker.BrokerStartup", broker_conf, BROKER_HEAP_MB) as broker:
+            broker.wait_ready("boot success", READY_SECONDS)
+            register_now(f"{HOST}:{namesrv_port}", f"{HOST}:{broker_port}")
+            yield ApachePair(
+                kit=kit,
+                name_server=name_server,
+                broker=broker,
+                namesrv_addr=f"{HOST}:{namesrv_port}",
+                broker_addr=f"{HOST}:{broker_port}",
+                store_dir=store_dir,
+            )
+
+
+def register_now(namesrv_addr: str, broker_addr: str) -> None:
+    """Have the name server know the broker at once.
+
+    A 5.x broker registers at its start, before its connection to the name server stands, so that nothing is sent, and
+    then again after ten seconds. Changing `brokerPermission` (here: to what it is) registers it in full.
+    """
+    default_route = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": AUTO_CREATE_TOPIC})
+    update_config = Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6")
+
+    def is_registered() -> bool:
+        if ask(namesrv_addr, default_route).code == ResponseCode.SUCCESS:
+            return True
+        updated = ask(broker_addr, update_config)
+        assert updated.code == ResponseCode.SUCCESS, f"{broker_addr} answered {updated.code}: {updated.remark}"
+        return False
+
+    wait_until(is_registered, READY_SECONDS, f"route to {broker_addr} at {namesrv_addr}")
+
+
+def ask(address: str, command: Command) -> Command:
+    """One request on a connection of its own, and its response."""
+    host, _, port = address.rpartition(":")
+    splitter = FrameSplitter()
+    with socket.create_connection((host, int(port)), timeout=READY_SECONDS) as connection:
+        connection.sendall(b"".join(encode_command(command)))
+        while chunk := connection.recv(65536):
+            for frame in splitter.feed(chunk):
+                return decode_command(frame)
+    raise ConnectionError(f"{address} closed the connection without an answer to request {command.code}")
+
+
+def free_ports() -> tuple[int, int, int]:
+    """Ports for name server, broker and HA; the broker also listens two below its own (the "fast" port)."""
+    with socket.socket() as namesrv, socket.socket() as ha:
+        namesrv.bind((HOST, 0))
+        ha.bind((HOST, 0))
+        while True:
+            with socket.socket() as broker, socket.socket() as fast:
+                broker.bind((HOST, 0))
+                broker_port: int = broker.getsockname()[1]
+                try:
+                    fast.bind((HOST, broker_port - 2))
+                except OSError:
+                    continue
+                return namesrv.getsockname()[1], broker_port, ha.getsockname()[1]

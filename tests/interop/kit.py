@@ -1,0 +1,164 @@
+"""What a Java peer needs: a JDK, Apache's jars, our compiled probes; found, fetched once, compiled once.
+
+| Part | Where it comes from |
+|---|---|
+| java, javac >= 17 | `JAVA_HOME`, else the path |
+| the Apache jars | Maven, once per version, into the cache |
+| `java/src/interop/*.java`, our probes | javac, once per version and content, into the cache |
+
+The cache is `.cache/interop` in the repository; `RMQKIT_INTEROP_CACHE` names another one, to share it between
+checkouts. What is missing raises `Unavailable` with the reason, which the fixtures show as a skip.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+JAVA_FOLDER = Path(__file__).parent / "java"
+POM = JAVA_FOLDER / "pom.xml"
+LOWEST_JAVA = 17
+
+# The broker and its Netty use JDK internals that Java 17 closes by default.
+OPENED_PACKAGES = ("java.lang", "java.nio", "java.util", "jdk.internal.misc", "jdk.internal.ref", "sun.nio.ch")
+LOGGING_OFF = '<configuration><root level="OFF"/></configuration>'
+
+
+class Unavailable(Exception):
+    """A tool or a download that the machine does not have; the text is the reason to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApacheKit:
+    """One RocketMQ version, ready to run: the Java program, Apache's jars, our compiled probes."""
+
+    version: str
+    java: Path
+    lib: Path
+    classes: Path
+
+    def jvm(self, main: str, arguments: Sequence[object], *, heap_mb: int, work_dir: Path) -> list[str]:
+        """The command line of one Java program that logs nothing and writes below `work_dir` only."""
+        logging = work_dir / "logging-off.xml"
+        logging.write_text(LOGGING_OFF)
+        return [
+            str(self.java),
+            f"-Xmx{heap_mb}m",
+            "-XX:+UseSerialGC",
+            "-XX:MaxDirectMemorySize=256m",
+            *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED_PACKAGES),
+            *(f"--add-exports=java.base/{package}=ALL-UNNAMED" for package in ("jdk.internal.ref", "sun.nio.ch")),
+            f"-Duser.home={work_dir}",
+            f"-Drmq.logback.configurationFile={logging}",
+            f"-Drocketmq.client.logRoot={work_dir}",
+            "-Drocketmq.client.logLevel=ERROR",
+            f"-Drocketmq.client.localOffsetStoreDir={work_dir}",
+            # A client looks for its queues every 20 s; who starts between two changes would wait that long.
+            "-Drocketmq.client.rebalance.waitInterval=500",
+            "-cp",
+            f"{self.classes}{os.pathsep}{self.lib}/*",
+            main,
+            *map(str, arguments),
+        ]
+
+
+def default_version() -> str:
+    """The version that `java/pom.xml` names."""
+    element = ElementTree.parse(POM).find(".//{*}rocketmq.version")
+    assert element is not None, f"{POM} has no rocketmq.version property"
+    assert element.text, f"rocketmq.version is empty in {POM}"
+    return element.text
+
+
+def prepare(version: str) -> ApacheKit:
+    """Everything that a Java peer of this version needs, fetched and compiled on first use. Raises Unavailable."""
+    java = find_java()
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    lib = cache / f"lib-{version}"
+    if not lib.is_dir():
+        fetch_jars(version, lib)
+    classes = cache / f"classes-{version}-{sources_digest()}"
+    if not classes.is_dir():
+        compile_probes(java, lib, classes)
+    return ApacheKit(version=version, java=java, lib=lib, classes=classes)
+
+
+def cache_folder() -> Path:
+    shared = os.environ.get("RMQKIT_INTEROP_CACHE")
+    return Path(shared) if shared else Path(__file__).parents[2] / ".cache" / "interop"
+
+
+def find_java() -> Path:
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if found is None:
+        where = f"JAVA_HOME={home}" if home else "the path"
+        raise Unavailable(f"no java in {where}: needs a JDK >= {LOWEST_JAVA}")
+    text = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', text)
+    if version is None or int(version[1]) < LOWEST_JAVA:
+        raise Unavailable(f"{found} is version {version[1] if version else 'unknown'}: needs a JDK >= {LOWEST_JAVA}")
+    return Path(found)
+
+
+def fetch_jars(version: str, lib: Path) -> None:
+    """Let Maven copy the jars; the folder appears only when it is complete. Raises Unavailable."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Unavailable(f"no mvn on the path and no jars in {lib}: needs Maven once, to fetch RocketMQ {version}")
+    with tempfile.TemporaryDirectory(dir=lib.parent, prefix="fetching-") as folder:
+        command = [maven, "-q", "-B", "-f", str(POM), f"-Drocketmq.version={version}"]
+        command += ["dependency:copy-dependencies", f"-DoutputDirectory={folder}/lib"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            errors = [line for line in done.stdout.splitlines() if "ERROR" in line] or ["no message"]
+            raise Unavailable(f"mvn could not fetch RocketMQ {version}: {errors[0][:300]}")
+        move_into_place(Path(folder, "lib"), lib)
+
+
+def sources_digest() -> str:
+    digest = hashlib.sha256()
+    for source in java_sources():
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def java_sources() -> list[Path]:
+    return sorted(JAVA_FOLDER.glob("src/**/*.java"))
+
+
+def compile_probes(java: Path, lib: Path, classes: Path) -> None:
+    """Compile `java/src` against one version's jars. Raises Unavailable without a compiler."""
+    javac = java.resolve().with_name("javac")
+    if not javac.exists():
+        raise Unavailable(f"{java} is a runtime without javac: needs a JDK >= {LOWEST_JAVA}")
+    with tempfile.TemporaryDirectory(dir=classes.parent, prefix="compiling-") as folder:
+        command: list[str | Path] = [
+            javac,
+            "-nowarn",
+            "-encoding",
+            "UTF-8",
+            "-d",
+            f"{folder}/classes",
+            "-cp",
+            f"{lib}/*",
+        ]
+        done = subprocess.run([*command, *java_sources()], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"javac failed on {JAVA_FOLDER}:\n{done.stdout}{done.stderr}"
+        move_into_place(Path(folder, "classes"), classes)
+
+
+def move_into_place(made: Path, wanted: Path) -> None:
+    """Rename; when somebody else was faster, theirs is as good."""
+    try:
+        made.rename(wanted)
+    except OSError:
+        if not wanted.is_dir():
+            raise

@@ -1,0 +1,100 @@
+"""A server started as a process of its own: waits for its ready line, ends it by its pid.
+
+Output goes to a file, which the message of a failed start quotes.
+"""
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+POLL_SECONDS = 0.01
+LOG_TAIL_LINES = 20
+
+
+class ServerProcess:
+    """One running server; leaving the `with` block kills what is still there."""
+
+    def __init__(self, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        self.started_at = time.monotonic()
+        self.ready_seconds = float("nan")
+        with log.open("wb") as output:
+            self._popen = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=None if env is None else dict(env),
+                start_new_session=True,  # an interrupt at the terminal is ours to pass on
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def wait_ready(self, pattern: str, timeout_seconds: float) -> re.Match[str]:
+        """Wait until a line of the output matches.
+
+        Raises RuntimeError when the process ends first, TimeoutError when it takes longer.
+        """
+        found: list[re.Match[str]] = []
+
+        def is_ready() -> bool:
+            match = re.search(pattern, self.log.read_text(errors="replace"), re.MULTILINE)
+            if match is None and self._popen.poll() is not None:
+                raise RuntimeError(f"ended with {self._popen.returncode} before {pattern!r}; {self.log_tail()}")
+            if match is not None:
+                found.append(match)
+            return match is not None
+
+        try:
+            wait_until(is_ready, timeout_seconds, f"{pattern!r} in {self.log}")
+        except TimeoutError as late:
+            raise TimeoutError(f"{late}; {self.log_tail()}") from None
+        self.ready_seconds = time.monotonic() - self.started_at
+        return found[0]
+
+    def stop(self, how: signal.Signals, timeout_seconds: float) -> int:
+        """Signal the process and return its exit code; negative is the signal that ended it.
+
+        Raises TimeoutError, after killing it, when it does not end in time.
+        """
+        if self._popen.poll() is None:
+            self._popen.send_signal(how)
+        try:
+            return self._popen.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise TimeoutError(
+                f"process {self.pid} still ran {timeout_seconds:g} s after {how.name}; {self.log_tail()}"
+            ) from None
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+    def log_tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return f"the last lines of {self.log}:\n" + "\n".join(lines)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def wait_until(condition: Callable[[], bool], timeout_seconds: float, what: str) -> None:
+    """Poll `condition` until it holds. Raises TimeoutError naming `what`."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {what} within {timeout_seconds:g} s")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,57 @@
+"""The harness itself: a real broker opens a store that another one left behind; the probe notices what is missing."""
+
+from pathlib import Path
+
+from tests.interop.apache import ApachePair, open_store_with_apache
+from tests.interop.kit import ApacheKit
+from tests.interop.probe import Received, run_probe
+
+COUNT = 60
+
+
+def by_place(messages: list[Received]) -> dict[tuple[int, int], tuple[int, str, str]]:
+    """Offset message ids are left out: they carry the store host, and the second broker has another port."""
+    return {
+        (message.queue_id, message.queue_offset): (message.physical_offset, message.msg_id, message.body_sha256)
+        for message in messages
+    }
+
+
+def test_a_store_of_a_killed_broker_opens_in_another(apache_kit: ApacheKit, tmp_path: Path) -> None:
+    store_dir = tmp_path / "store"
+    with open_store_with_apache(apache_kit, store_dir, tmp_path) as first:
+        before = run_probe(
+            apache_kit,
+            "both",
+            namesrv=first.namesrv_addr,
+            topic="Moved",
+            count=COUNT,
+            consumers={"mover": "*"},
+            work_dir=tmp_path,
+        )
+        assert before.exit_code == 0, before.outcome
+        first.kill_broker()
+    assert (store_dir / "abort").exists(), "a killed broker leaves the abort file"
+
+    with open_store_with_apache(apache_kit, store_dir, tmp_path) as second:
+        after = run_probe(apache_kit, "read", namesrv=second.namesrv_addr, topic="Moved", work_dir=tmp_path)
+
+    assert after.exit_code == 0, after.outcome
+    assert len(after.received) == COUNT + len(after.queues) == sum(queue.max_offset for queue in after.queues)
+    assert {queue.min_offset for queue in after.queues} == {0}
+    assert by_place(after.received) == by_place(before.received)
+
+
+def test_the_probe_says_what_is_missing(apache: ApachePair, tmp_path: Path) -> None:
+    run = run_probe(
+        apache.kit,
+        "consume",
+        namesrv=apache.namesrv_addr,
+        topic="NothingThere",
+        consumers={"hopeful": "*:10"},
+        timeout_seconds=1,
+        work_dir=tmp_path,
+    )
+
+    assert run.exit_code == 1, run.outcome
+    assert [(summary.complete, summary.text) for summary in run.summaries] == [(False, "hopeful 0 of 10")]
