@@ -74,6 +74,15 @@ def test_open_store_is_locked(tmp_path: Path) -> None:
         put_all(store, message())
 
 
+def test_locked_store_is_not_even_looked_at(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as store:
+        put_all(store, message())
+        (store.root / "commitlog" / "half-made").touch()
+        with pytest.raises(StoreLocked):
+            MessageStore(store.root, small_settings()).open()
+        (store.root / "commitlog" / "half-made").unlink()
+
+
 def test_closed_store_refuses(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as store:
         put_all(store, message())

@@ -56,6 +56,15 @@ def test_second_store_of_this_process_is_kept_out_and_does_not_break_the_lock(tm
     lock.release()
 
 
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    StoreLock(tmp_path / "missing").check()
+    StoreLock(tmp_path).check()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "lock").touch()
+    StoreLock(tmp_path).check()
+    assert (tmp_path / "lock").read_bytes() == b""
+
+
 def test_lock_held_elsewhere(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "lock")],
@@ -65,6 +74,8 @@ def test_lock_held_elsewhere(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdin is not None and holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
+        with pytest.raises(StoreLocked):
+            StoreLock(tmp_path).check()
         with pytest.raises(StoreLocked):
             StoreLock(tmp_path).acquire()
         assert (tmp_path / "lock").read_bytes() == b""

@@ -16,22 +16,11 @@ Not handled here: queue offsets and checks of a message (`message_store`), flush
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.record import (
-    BLANK_BYTES,
-    MAGIC_V1,
-    MAGIC_V2,
-    Record,
-    decode_record,
-    is_blank,
-    pack_blank,
-)
+from rmqkit.protocol.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, pack_blank
 from rmqkit.store.file_queue import FileQueue
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.mapped_file import MappedFile
@@ -39,7 +28,6 @@ from rmqkit.store.settings import StoreSettings
 
 __all__ = ["CommitLog", "log_directories"]
 
-_log = logging.getLogger(__name__)
 _CREATE_TIMEOUT_SECONDS = 5.0
 _HEAD_BYTES = 88
 
@@ -163,26 +151,6 @@ class CommitLog:
             return -1
         at = 68 if record[39] & 0x10 else 56
         return int.from_bytes(record[at : at + 8], "big", signed=True)
-
-    def records(self, start: int, end: int) -> Iterator[Record]:
-        """The records between two offsets, decoded; stops at bytes that are no record.
-
-        This is the one forward walk of a running store; recovery, which judges records, has its own (`recovery`).
-        """
-        offset = start
-        while offset < end and (file := self.queue.find(offset)) is not None:
-            view = file.view
-            position = offset - file.start
-            if file.size - position < BLANK_BYTES or is_blank(view, position):
-                offset = file.end
-                continue
-            try:
-                record = decode_record(view, position)
-            except RecordCorrupt as error:
-                _log.error("%s: %s", file.path, error)
-                return
-            yield record
-            offset += record.size
 
 
 class _NextFile:

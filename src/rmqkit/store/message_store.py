@@ -126,6 +126,7 @@ class MessageStore:
         """
         assert not self._appender.is_open, "a store is opened once"
         try:
+            self._lock.check()
             self._check()
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()

@@ -26,6 +26,26 @@ class StoreLock:
         self._root = root.resolve()
         self._fd = -1
 
+    def check(self) -> None:
+        """See whether the directory is free, without changing anything.
+
+        Raises:
+            StoreLocked: a store of this or another process has it.
+        """
+        with _held_lock:
+            if self._root in _held:
+                raise StoreLocked(str(self._root))
+            try:
+                fd = os.open(self._root / "lock", os.O_RDWR | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            except OSError:
+                raise StoreLocked(str(self._root)) from None
+            finally:
+                os.close(fd)
+
     def acquire(self) -> None:
         """Take the lock.
 
