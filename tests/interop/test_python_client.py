@@ -97,35 +97,60 @@ def run(scenario: object) -> None:
     asyncio.run(main())
 
 
+def share(member: PushConsumer, topic: str) -> int:
+    return sum(queue.topic == topic for queue in member.held_queues())
+
+
 def test_what_is_sent_is_received_once_by_two_members_and_not_again_after_a_restart(namesrv: str) -> None:
     async def scenario() -> None:
-        sent = await send_all("Everything", namesrv)
+        async with Producer("PG-first", namesrv) as producer:
+            await producer.send(message("Everything", 0))
         handlers = [Received(), Received()]
         members = [PushConsumer("CG-everything", namesrv, settings=FIRST) for _ in handlers]
         for member, handler in zip(members, handlers, strict=True):
             member.subscribe("Everything", "*", handler)
-        for member in members:
             await member.start()
+        await until(lambda: all(share(member, "Everything") == 2 for member in members), "two queues each", 40)
+        await until(lambda: any(handler.messages for handler in handlers), "the first message", 40)
+        for handler in handlers:
+            handler.messages.clear()
+
+        sent = await send_all("Everything", namesrv)
         await until(lambda: sum(len(one.messages) for one in handlers) >= len(sent), "every message", 40)
-        await until(
-            lambda: all(sum(queue.topic == "Everything" for queue in one.held_queues()) == 2 for one in members),
-            "two queues each",
-        )
         for member in members:
             await member.close()
-
         assert {one.msg_id: described(one) for handler in handlers for one in handler.messages} == {
             msg_id: described(one) for msg_id, one in sent.items()
         }
         assert set((handlers[0].ids + handlers[1].ids).values()) == {1}
+        assert all(handler.messages for handler in handlers)
 
         later = Received()
         restarted = PushConsumer("CG-everything", namesrv, settings=FIRST)
         restarted.subscribe("Everything", "*", later)
         async with restarted, Producer("PG-later", namesrv) as producer:
             new = (await producer.send(message("Everything", 5000))).msg_id
-            await until(lambda: later.messages, "the new message")
+            await until(lambda: later.messages, "the new message", 40)
         assert later.ids == {new: 1}
+
+    run(scenario())
+
+
+def test_a_member_that_joins_while_messages_flow_loses_none(namesrv: str) -> None:
+    async def scenario() -> None:
+        handlers = [Received(), Received()]
+        members = [PushConsumer("CG-joining", namesrv, settings=FIRST) for _ in handlers]
+        for member, handler in zip(members, handlers, strict=True):
+            member.subscribe("Joining", "*", handler)
+        await members[0].start()
+        sending = asyncio.create_task(send_all("Joining", namesrv))
+        await until(lambda: handlers[0].messages, "the first message", 40)
+        await members[1].start()
+        sent = await sending
+        await until(lambda: (handlers[0].ids + handlers[1].ids).keys() >= sent.keys(), "every message", 40)
+        await until(lambda: share(members[1], "Joining") == 2, "a share for the second", 40)
+        for member in members:
+            await member.close()
 
     run(scenario())
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from rmqkit import Message, Producer, ProducerSettings
 from rmqkit.errors import ConnectFailed, ConnectionLost, RemotingError, SettingsError
 from rmqkit.protocol.command import reply, request
 from rmqkit.remoting.client import RemotingClient
@@ -23,25 +22,10 @@ from rmqkit.remoting.tls import (
     ServerTlsSettings,
     TlsMode,
 )
+from rmqkit.standalone import Standalone
+from tests.certificates import OPENSSL, REASON, Certificate, make_certificate
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="openssl, which makes the certificates, is missing"
-)
-
-
-@dataclass
-class Certificate:
-    certificate: str
-    key: str
-
-
-def make_certificate(folder: Path, name: str) -> Certificate:
-    """A self-signed certificate; it is also what signs itself for those who trust it."""
-    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", f"/CN={name}", "-out", str(certificate), "-keyout", str(key)]
-    subprocess.run(command, check=True, capture_output=True)
-    return Certificate(str(certificate), str(key))
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason=REASON)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +72,7 @@ def talk(tls: ServerTls | None, *clients: ClientTls | None, body: bytes = b"hell
     return asyncio.run(main())
 
 
-ANYONE = ClientTlsSettings(enable=True)
+ANYONE = ClientTlsSettings(tls_enable=True)
 
 
 def test_a_permissive_port_speaks_both(server_certificate):
@@ -118,8 +102,8 @@ def test_a_port_without_tls_closes_handshakes(tls, caplog):
 
 
 def test_a_client_checks_the_server_when_asked(server_certificate, client_certificate):
-    trusts = ClientTls(ClientTlsSettings(verify_server=True, trusted=server_certificate.certificate))
-    distrusts = ClientTls(ClientTlsSettings(verify_server=True, trusted=client_certificate.certificate))
+    trusts = ClientTls(ClientTlsSettings(tls_verify_server=True, tls_trusted=server_certificate.certificate))
+    distrusts = ClientTls(ClientTlsSettings(tls_verify_server=True, tls_trusted=client_certificate.certificate))
     heard = talk(server_tls(server_certificate), trusts, distrusts)
     assert heard[0] == b"hello"
     assert isinstance(heard[1], ConnectionLost)
@@ -129,7 +113,7 @@ def test_a_server_checks_clients_when_asked(server_certificate, client_certifica
     tls = server_tls(
         server_certificate, need_client_auth=NeedClientAuth.REQUIRE, trusted=client_certificate.certificate
     )
-    known = ClientTls(ClientTlsSettings(certificate=client_certificate.certificate, key=client_certificate.key))
+    known = ClientTls(ClientTlsSettings(tls_certificate=client_certificate.certificate, tls_key=client_certificate.key))
     heard = talk(tls, known, ClientTls(ANYONE))
     assert heard[0] == b"hello"
     assert isinstance(heard[1], ConnectionLost)
@@ -146,7 +130,7 @@ def test_changed_certificate_files_are_used_by_the_next_connection(tmp_path):
 
     install(first)
     tls = server_tls(used)
-    trusts = [ClientTls(ClientTlsSettings(verify_server=True, trusted=c.certificate)) for c in (first, second)]
+    trusts = [ClientTls(ClientTlsSettings(tls_verify_server=True, tls_trusted=c.certificate)) for c in (first, second)]
     heard = talk(tls, trusts[0], trusts[1], between=lambda: install(second))
     assert heard == [b"hello", b"hello"]
 
@@ -186,3 +170,17 @@ def test_garbage_after_a_client_hello_closes_that_connection(server_certificate,
 
     asyncio.run(main())
     assert "TLS handshake failed" in caplog.text
+
+
+def test_producer_broker_and_name_server_speak_tls_only(tmp_path, server_certificate):
+    tls = server_tls(server_certificate, TlsMode.ENFORCING)
+    settings = ProducerSettings(tls_enable=True, tls_verify_server=True, tls_trusted=server_certificate.certificate)
+
+    async def main() -> str:
+        async with (
+            Standalone(tmp_path / "store", tls=tls, client_tls=ClientTls(settings)) as standalone,
+            Producer("p", standalone.namesrv_address, settings=settings) as producer,
+        ):
+            return (await producer.send(Message(topic="T", body=b"secret"))).status.value
+
+    assert asyncio.run(main()) == "SEND_OK"

@@ -41,6 +41,7 @@ from rmqkit.remoting.address import advertised_ip
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.tls import ClientTls
 
 __all__ = ["ClientRuntime", "GroupConsumer"]
 
@@ -94,7 +95,8 @@ class ClientRuntime:
         self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
         self.dispatch = Dispatch()
         self.dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._consumer_ids_changed)
-        self.remoting = RemotingClient(self.dispatch, clock=clock, on_close=self._connection_closed)
+        tls = ClientTls(settings) if settings.tls_enable else None
+        self.remoting = RemotingClient(self.dispatch, clock=clock, on_close=self._connection_closed, tls=tls)
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
         self.routes = RouteTable(NameServers(addresses, self.remoting, settings.api_timeout_ms), self._route_changed)
         self._producers: set[str] = set()

@@ -16,6 +16,7 @@ from msgspec import Struct
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC
 from rmqkit.remoting.address import split_addresses
+from rmqkit.remoting.tls import ClientTlsSettings
 from rmqkit.settings import Setting, setting_table
 
 __all__ = [
@@ -49,7 +50,7 @@ class StartFrom(enum.Enum):
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
-class ClientSettings(Struct, kw_only=True):
+class ClientSettings(ClientTlsSettings, kw_only=True):
     """What every client has."""
 
     instance_name: Annotated[

@@ -76,12 +76,14 @@ class ServerTlsSettings(Struct, kw_only=True):
 class ClientTlsSettings(Struct, kw_only=True):
     """What ``tls.properties`` says about a client."""
 
-    enable: Annotated[bool, Setting("tls.enable", "use TLS on every connection")] = False
-    verify_server: Annotated[bool, Setting("tls.client.authServer", "check the server's certificate")] = False
-    trusted: Annotated[str, Setting("tls.client.trustCertPath", "certificates that sign servers' certificates")] = ""
-    certificate: Annotated[str, Setting("tls.client.certPath", "own certificate chain, PEM")] = ""
-    key: Annotated[str, Setting("tls.client.keyPath", "own private key, PEM")] = ""
-    key_password: Annotated[str, Setting("tls.client.keyPassword", "password of the private key")] = ""
+    tls_enable: Annotated[bool, Setting("tls.enable", "use TLS on every connection")] = False
+    tls_verify_server: Annotated[bool, Setting("tls.client.authServer", "check the server's certificate")] = False
+    tls_trusted: Annotated[str, Setting("tls.client.trustCertPath", "certificates that sign servers' certificates")] = (
+        ""
+    )
+    tls_certificate: Annotated[str, Setting("tls.client.certPath", "own certificate chain, PEM")] = ""
+    tls_key: Annotated[str, Setting("tls.client.keyPath", "own private key, PEM")] = ""
+    tls_key_password: Annotated[str, Setting("tls.client.keyPassword", "password of the private key")] = ""
 
 
 class ServerTls:
@@ -148,11 +150,11 @@ class ClientTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False  # brokers are reached by address; what is checked is who signed
-        context.verify_mode = ssl.CERT_REQUIRED if settings.verify_server else ssl.CERT_NONE
-        if settings.verify_server:
-            _load_trusted(context, settings.trusted)
-        if settings.certificate:
-            _load_own(context, settings.certificate, settings.key, settings.key_password)
+        context.verify_mode = ssl.CERT_REQUIRED if settings.tls_verify_server else ssl.CERT_NONE
+        if settings.tls_verify_server:
+            _load_trusted(context, settings.tls_trusted)
+        if settings.tls_certificate:
+            _load_own(context, settings.tls_certificate, settings.tls_key, settings.tls_key_password)
         self._context = context
 
     def layer(self) -> TlsLayer:
