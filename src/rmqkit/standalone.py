@@ -7,8 +7,9 @@ from pathlib import Path
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.namesrv.server import NameServer
+from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["Standalone"]
@@ -21,7 +22,10 @@ class Standalone:
 
     Args:
         store_root: the store's directory, made when missing.
+        namesrv: ``kv_config_path`` is put beside the broker's tables unless it is set.
         broker: ``namesrv_addr`` is set here.
+        tls: what both ports do about TLS; None means disabled.
+        client_tls: how the broker reaches the name server, and it the broker; None means plain.
     """
 
     def __init__(
@@ -32,10 +36,16 @@ class Standalone:
         broker: BrokerSettings | None = None,
         store: StoreSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        tls: ServerTls | None = None,
+        client_tls: ClientTls | None = None,
     ) -> None:
         self._broker_settings = broker or BrokerSettings(listen_port=0, bind_address="127.0.0.1")
-        self._namesrv = NameServer(namesrv or NamesrvSettings(listen_port=0, bind_address="127.0.0.1"), clock)
-        self._broker = Broker(self._broker_settings, store or StoreSettings(), store_root, clock=clock)
+        namesrv = namesrv or NamesrvSettings(listen_port=0, bind_address="127.0.0.1")
+        namesrv.kv_config_path = namesrv.kv_config_path or str(store_root / "config" / KV_FILE)
+        self._namesrv = NameServer(namesrv, clock, tls=tls, client_tls=client_tls)
+        self._broker = Broker(
+            self._broker_settings, store or StoreSettings(), store_root, clock=clock, tls=tls, client_tls=client_tls
+        )
 
     @property
     def namesrv_address(self) -> str:

@@ -14,6 +14,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rmqkit.broker.clients import ClientTable
@@ -22,6 +23,7 @@ from rmqkit.broker.groups import GroupTable
 from rmqkit.broker.handlers.clients import ClientHandlers
 from rmqkit.broker.handlers.offsets import OffsetHandlers
 from rmqkit.broker.handlers.pull import PullHandlers
+from rmqkit.broker.handlers.runtime_info import RuntimeInfoHandlers
 from rmqkit.broker.handlers.send import BrokerIdentity, SendHandlers
 from rmqkit.broker.handlers.topics import TopicHandlers
 from rmqkit.broker.long_polling import LongPolling
@@ -38,6 +40,7 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
+from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
@@ -45,6 +48,7 @@ __all__ = ["Broker"]
 
 _CLIENT_SWEEP_SECONDS = 10.0
 _VIP_BELOW = 2
+_GRACE_MS = 30_000
 
 _log = logging.getLogger(__name__)
 
@@ -56,18 +60,29 @@ class Broker:
         settings: ``broker_name`` and ``broker_ip1`` are filled in when empty.
         store_settings: sizes and flush rules.
         store_root: ``storePathRootDir``.
+        tls: what the ports do about TLS; None means disabled.
+        client_tls: used towards name servers; None means plain.
 
     Attributes:
         address: where clients reach it, as ``host:port``; set by `start`.
     """
 
     def __init__(
-        self, settings: BrokerSettings, store_settings: StoreSettings, store_root: Path, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        settings: BrokerSettings,
+        store_settings: StoreSettings,
+        store_root: Path,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        tls: ServerTls | None = None,
+        client_tls: ClientTls | None = None,
     ) -> None:
         self._settings = settings
         self._store_settings = store_settings
         self._store_root = store_root
         self._clock = clock
+        self._tls = tls
+        self._client_tls = client_tls
         self._stops: list[Callable[[], Awaitable[None]]] = []
         self._parts: _Parts | None = None
         self._registration: Registration | None = None
@@ -103,10 +118,10 @@ class Broker:
         settings.broker_name = settings.broker_name or socket.gethostname()
         settings.broker_ip1 = settings.broker_ip1 or advertised_ip(settings.bind_address)
         dispatch, vip_dispatch = Dispatch(), Dispatch()
-        servers = [RemotingServer(dispatch, clock=self._clock, on_close=self._connection_closed)]
+        servers = [self._server(dispatch)]
         port = await self._bind(servers[0], settings.listen_port)  # a port in use is found before anything is written
         if settings.listen_port > _VIP_BELOW:
-            servers.append(RemotingServer(vip_dispatch, clock=self._clock, on_close=self._connection_closed))
+            servers.append(self._server(vip_dispatch))
             await self._bind(servers[1], settings.listen_port - _VIP_BELOW)
         parts = self._parts = self._open()
         self._stops[:0] = [_as_async(parts.store.close), _as_async(parts.persist)]  # after the ports have closed
@@ -117,9 +132,20 @@ class Broker:
         parts.persist()
         for server in servers:
             await server.serve()
+        if settings.graceful_shutdown:
+            self._stops += [partial(server.drain, _GRACE_MS) for server in servers]
         await self._register(parts, port)
         self._run("offset table", parts.persist_offsets, settings.offset_persist_interval_ms / 1000)
         self._run("silent clients", _as_async(parts.clients.close_silent), _CLIENT_SWEEP_SECONDS)
+
+    def _server(self, dispatch: Dispatch) -> RemotingServer:
+        return RemotingServer(
+            dispatch,
+            clock=self._clock,
+            on_close=self._connection_closed,
+            tls=self._tls,
+            accepts_proxy=self._settings.proxy_protocol,
+        )
 
     async def _bind(self, server: RemotingServer, port: int) -> int:
         self._stops.append(server.close)
@@ -191,6 +217,9 @@ class Broker:
             OffsetHandlers(store=parts.store, topics=parts.topics, groups=parts.groups, offsets=parts.offsets),
             ClientHandlers(clients=parts.clients, groups=parts.groups, topics=parts.topics, clock=clock),
             TopicHandlers(topics=parts.topics),
+            RuntimeInfoHandlers(
+                store=parts.store, settings=self._store_settings, store_root=self._store_root, clock=clock
+            ),
         )
         for handlers in (send, *others):
             handlers.register(dispatch)
@@ -202,7 +231,7 @@ class Broker:
         if not settings.namesrv_addr:
             _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
             return
-        client = RemotingClient(clock=self._clock)
+        client = RemotingClient(clock=self._clock, tls=self._client_tls)
         self._stops.append(client.close)
         ha_ip = settings.broker_ip2 or settings.broker_ip1
         self._registration = Registration(

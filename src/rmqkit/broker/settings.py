@@ -75,6 +75,12 @@ class BrokerSettings(Struct, kw_only=True):
         int, Setting("registerBrokerTimeoutMills", "ms a name server may take to answer", low=1)
     ] = 24_000
     reject_transactions: Annotated[bool, Setting("rejectTransactionMessage", "refuse half messages", hot=True)] = False
+    proxy_protocol: Annotated[
+        bool, Setting("proxyProtocolEnable", "believe a PROXY preamble about who the peer is")
+    ] = True
+    graceful_shutdown: Annotated[
+        bool, Setting("enableShutdownGracefully", "send clients away with GO_AWAY before the ports close", hot=True)
+    ] = False
     property_filter: Annotated[bool, Setting("enablePropertyFilter", "accept SQL92 subscriptions")] = False
 
 
@@ -132,13 +138,15 @@ PROMISES = {
 """Keys that promise something, and the values whose promise is kept."""
 
 
-def refuse_unsupported(properties: Mapping[str, str], *, source: str) -> None:
+def refuse_unsupported(
+    properties: Mapping[str, str], *, source: str, promises: Mapping[str, tuple[str, ...]] = PROMISES
+) -> None:
     """Stop at a configuration whose promise could not be kept if its key were ignored.
 
     Raises:
-        SettingsError: a key asks for replication or storage that is not built.
+        SettingsError: a key asks for what is not built.
     """
-    for key, supported in PROMISES.items():
+    for key, supported in promises.items():
         value = properties.get(key, supported[0])
         if value not in supported:
             raise SettingsError(f"{source}: {key}={value} is not supported yet: use {' or '.join(supported)}")

@@ -116,3 +116,15 @@ def bench_start(
     from rmqkit.cli import bench
 
     bench.start(runs=runs, as_json=json)
+
+
+@bench_commands.command("wire")
+def bench_wire(
+    connections: Annotated[int, typer.Option(min=1, help="Idle connections to hold.")] = 10_000,
+    requests: Annotated[int, typer.Option(min=1, help="Requests through sockets.")] = 100_000,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """What commands cost to read and write, and requests through sockets; server CPU, not wall time."""
+    from rmqkit.cli import bench
+
+    bench.wire(connections=connections, requests=requests, as_json=json)

@@ -28,12 +28,16 @@ BUDGETS = {"standalone": (500, 80), "broker": (400, 80), "namesrv": (400, 80)}
 
 def start(*, runs: int, as_json: bool) -> None:
     """Start each kind of server several times and print how it went."""
-    figures = [_measure(kind, runs) for kind in BUDGETS]
-    machine = {"machine": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count()}
-    if as_json:
-        print(json.dumps({"bench": "start", "runs": runs, **machine, "figures": figures}))
-    else:
-        _print_table(figures, runs)
+    _report("start", {"runs": runs}, [_measure(kind, runs) for kind in BUDGETS], as_json)
+
+
+def wire(*, connections: int, requests: int, as_json: bool) -> None:
+    """Measure the wire and print how it went."""
+    from rmqkit.cli import wire_figures
+
+    wire_figures.allow_connections()
+    figures = wire_figures.measure(connections=connections, requests=requests)
+    _report("wire", {"connections": connections, "requests": requests}, figures, as_json)
 
 
 def _measure(kind: str, runs: int) -> dict[str, Any]:
@@ -87,13 +91,18 @@ def _resident_mib(pid: int) -> float:
     return int(fields["VmRSS"].split()[0]) / 1024
 
 
-def _print_table(figures: list[dict[str, Any]], runs: int) -> None:
+def _report(bench: str, settings: dict[str, Any], figures: list[dict[str, Any]], as_json: bool) -> None:
+    """Figures as JSON, or as a table with one row each."""
+    if as_json:
+        machine = {"machine": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count()}
+        print(json.dumps({"bench": bench, **settings, **machine, "figures": figures}))
+        return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"start to ready, {runs} runs each")
-    for heading in ("process", "ready ms: min", "median", "max", "budget", "idle RSS MiB: max", "budget"):
-        table.add_column(heading, justify="left" if heading == "process" else "right")
+    table = Table(title=f"bench {bench}: " + ", ".join(f"{value} {name}" for name, value in settings.items()))
+    for i, heading in enumerate(figures[0]):
+        table.add_column(heading.replace("_", " "), justify="right" if i else "left")
     for figure in figures:
         table.add_row(*(str(value) for value in figure.values()))
     Console().print(table)

@@ -17,11 +17,18 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from rmqkit import settings as configuration
-from rmqkit.broker.settings import NOT_BUILT, PROMISES, WITHOUT_EFFECT, BrokerSettings, refuse_unsupported
+from rmqkit.broker import settings as broker_keys
+from rmqkit.broker.settings import NOT_BUILT, BrokerSettings, refuse_unsupported
+from rmqkit.namesrv import settings as namesrv_keys
 from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["broker", "namesrv", "standalone"]
+
+PROMISES = {**broker_keys.PROMISES, **namesrv_keys.PROMISES}
+WITHOUT_EFFECT = broker_keys.WITHOUT_EFFECT | namesrv_keys.WITHOUT_EFFECT
+_TLS: tuple[type[msgspec.Struct], ...] = (ServerTlsSettings, ClientTlsSettings)
 
 _log = logging.getLogger("rmqkit")
 
@@ -46,18 +53,28 @@ def standalone(
 ) -> None:
     """Run both until SIGTERM or SIGINT."""
     _log_to_stderr(verbose)
-    broker_settings, store_settings = _load([BrokerSettings, StoreSettings], config)
+    namesrv_settings, broker_settings, store_settings, *tls = _load(
+        [NamesrvSettings, BrokerSettings, StoreSettings, *_TLS], config
+    )
     _override(broker_settings, bind_address=host, listen_port=port)
-    namesrv_settings = NamesrvSettings(listen_port=namesrv_port, bind_address=host)
+    _override(namesrv_settings, bind_address=host, listen_port=namesrv_port)
     if print_config:
-        _print_settings(namesrv_settings, broker_settings, store_settings)
+        _print_settings(namesrv_settings, broker_settings, store_settings, *tls)
         return
     from rmqkit.standalone import Standalone
 
     root = _store_root(store, store_settings)
+    server_tls, client_tls = _tls(*tls)
 
     def make() -> Standalone:
-        return Standalone(root, namesrv=namesrv_settings, broker=broker_settings, store=store_settings)
+        return Standalone(
+            root,
+            namesrv=namesrv_settings,
+            broker=broker_settings,
+            store=store_settings,
+            tls=server_tls,
+            client_tls=client_tls,
+        )
 
     _run(make, lambda both: f"ready namesrv={both.namesrv_address} broker={both.broker_address} store={root}")
 
@@ -74,16 +91,17 @@ def broker(
 ) -> None:
     """Run a broker until SIGTERM or SIGINT."""
     _log_to_stderr(verbose)
-    broker_settings, store_settings = _load([BrokerSettings, StoreSettings], config)
+    broker_settings, store_settings, *tls = _load([BrokerSettings, StoreSettings, *_TLS], config)
     _override(broker_settings, bind_address=host, listen_port=port, namesrv_addr=name_servers)
     if print_config:
-        _print_settings(broker_settings, store_settings)
+        _print_settings(broker_settings, store_settings, *tls)
         return
     from rmqkit.broker.server import Broker
 
     root = _store_root(store, store_settings)
+    server_tls, client_tls = _tls(*tls)
     _run(
-        lambda: Broker(broker_settings, store_settings, root),
+        lambda: Broker(broker_settings, store_settings, root, tls=server_tls, client_tls=client_tls),
         lambda server: f"ready broker={server.address} store={root}",
     )
 
@@ -91,14 +109,18 @@ def broker(
 def namesrv(*, port: int | None, host: str | None, config: Path | None, verbose: bool, print_config: bool) -> None:
     """Run a name server until SIGTERM or SIGINT."""
     _log_to_stderr(verbose)
-    (namesrv_settings,) = _load([NamesrvSettings], config)
+    namesrv_settings, *tls = _load([NamesrvSettings, *_TLS], config)
     _override(namesrv_settings, bind_address=host, listen_port=port)
     if print_config:
-        _print_settings(namesrv_settings)
+        _print_settings(namesrv_settings, *tls)
         return
     from rmqkit.namesrv.server import NameServer
 
-    _run(lambda: NameServer(namesrv_settings), lambda server: f"ready namesrv={server.address}")
+    server_tls, client_tls = _tls(*tls)
+    _run(
+        lambda: NameServer(namesrv_settings, tls=server_tls, client_tls=client_tls),
+        lambda server: f"ready namesrv={server.address}",
+    )
 
 
 def _load(types: Sequence[type[msgspec.Struct]], config: Path | None) -> tuple[Any, ...]:
@@ -106,7 +128,10 @@ def _load(types: Sequence[type[msgspec.Struct]], config: Path | None) -> tuple[A
     if config is None:
         return tuple(settings_type() for settings_type in types)
     properties = configuration.read_properties(config)
-    refuse_unsupported(properties, source=str(config))
+    tls_file = properties.pop("tls.config.file", None)
+    if tls_file is not None:
+        properties = configuration.read_properties(Path(tls_file)) | properties
+    refuse_unsupported(properties, source=str(config), promises=PROMISES)
     accepted = WITHOUT_EFFECT | NOT_BUILT | PROMISES.keys()
     loaded = configuration.load(types, properties, source=str(config), without_effect=accepted)
     for key, nearest in loaded.unknown:
@@ -117,6 +142,11 @@ def _load(types: Sequence[type[msgspec.Struct]], config: Path | None) -> tuple[A
         if named:
             _log.warning("%s: %s: %s", config, what, ", ".join(named))
     return loaded.values
+
+
+def _tls(server: ServerTlsSettings, client: ClientTlsSettings) -> tuple[ServerTls, ClientTls | None]:
+    """The TLS sides of listening ports and of connections to name servers."""
+    return ServerTls(server), ClientTls(client) if client.tls_enable else None
 
 
 def _override(settings: msgspec.Struct, **values: Any) -> None:

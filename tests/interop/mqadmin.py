@@ -1,0 +1,38 @@
+"""Runs Apache's mqadmin: many commands in one virtual machine (`java/src/interop/AdminCommands.java`)."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.interop.kit import ApacheKit
+
+ADMIN_HEAP_MB = 256
+SECONDS_MAX = 180
+
+
+def run_mqadmin(kit: ApacheKit, commands: Sequence[Sequence[str]], work_dir: Path) -> list[str]:
+    """What each command printed, errors included, without the stack traces' lines."""
+    script = work_dir / "mqadmin.txt"
+    script.write_text("".join("\t".join(command) + "\n" for command in commands), encoding="utf-8")
+    jvm = kit.jvm("interop.AdminCommands", [script], heap_mb=ADMIN_HEAP_MB, work_dir=work_dir)
+    done = subprocess.run(
+        jvm, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS_MAX, check=False
+    )
+    (work_dir / "mqadmin.log").write_text(done.stdout)
+    assert done.returncode == 0, f"mqadmin ended with {done.returncode}:\n{done.stdout[-2000:]}"
+    outputs = split_outputs(done.stdout)
+    assert len(outputs) == len(commands), f"{len(outputs)} outputs of {len(commands)} commands:\n{done.stdout[-2000:]}"
+    return outputs
+
+
+def split_outputs(text: str) -> list[str]:
+    """The text between the separators."""
+    outputs: list[list[str]] = []
+    for line in text.splitlines():
+        if line == "#### end":
+            break
+        if line == f"#### {len(outputs)}":
+            outputs.append([])
+        elif outputs and not line.startswith("\tat ") and not line.startswith("\t... "):
+            outputs[-1].append(line.rstrip())
+    return ["\n".join(lines).rstrip("\n") for lines in outputs]

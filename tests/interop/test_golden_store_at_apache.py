@@ -1,0 +1,45 @@
+"""Our client reads a golden store through a real Apache broker: every message of the manifest, system topics included.
+
+A live broker moves the store on (what is due is delivered), so queues may have grown; nothing that is listed may miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rmqkit import PullConsumer
+from rmqkit.protocol.bodies.clients import MessageQueue
+from tests.golden_reading import as_listed, expected_messages, order, simple_queues
+from tests.golden_stores import unpack_golden
+from tests.interop.apache import open_store_with_apache
+from tests.interop.kit import ApacheKit
+
+OWN_KEYS = ("listenPort", "haListenPort", "namesrvAddr", "brokerIP1")
+
+
+async def pull_all(namesrv: str, broker_name: str, queues: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    async with PullConsumer("audit", namesrv) as consumer:
+        for listed in queues:
+            queue = MessageQueue(listed["topic"], broker_name, listed["queueId"])
+            offset = await consumer.min_offset(queue)
+            assert offset == listed["minOffset"]
+            while offset < await consumer.max_offset(queue):
+                result = await consumer.pull(queue, offset)
+                found += [as_listed(message) for message in result.messages]
+                offset = result.next_begin_offset
+    return found
+
+
+def test_our_client_pulls_every_listed_message_from_apache_s_broker(apache_kit: ApacheKit, tmp_path: Path) -> None:
+    golden = unpack_golden("5.4.0", tmp_path)
+    conf = {key: value for key, value in golden.manifest["brokerConf"].items() if key not in OWN_KEYS}
+    conf["transactionCheckInterval"] = "3600000"
+    queues, expected = simple_queues(golden), expected_messages(golden)
+    with open_store_with_apache(apache_kit, golden.root, tmp_path, conf) as pair:
+        found = asyncio.run(pull_all(pair.namesrv_addr, "broker-golden", queues))
+    at = {order(message): message for message in found}
+    assert [at.get(order(message)) for message in expected] == expected
+    print(f"{len(expected)} listed messages of {len(queues)} queues found, {len(found) - len(expected)} newer ones")
