@@ -27,6 +27,10 @@ def _fake_java(home: Path, version: str, *, refuses_flag: bool = False) -> Path:
     return program
 
 
+def _cache(folder: Path) -> dict[str, str]:
+    return {"XDG_CACHE_HOME": str(folder / "cache")}
+
+
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
@@ -35,20 +39,21 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_java_home_goes_before_path(tmp_path: Path) -> None:
     _fake_java(tmp_path / "a", "21.0.1")
     _fake_java(tmp_path / "b", "17.0.15")
-    environ = {"JAVA_HOME": str(tmp_path / "a"), "PATH": f"{tmp_path / 'b' / 'bin'}:/bin:/usr/bin"}
-    assert find_java_home(environ) == tmp_path / "a"
+    environ = {"JAVA_HOME": str(tmp_path / "a"), "PATH": f"{tmp_path / 'b' / 'bin'}:/bin:/usr/bin", **_cache(tmp_path)}
+    assert find_java_home(environ) == wrapper_home(tmp_path / "a/bin/java", environ)
 
 
 def test_a_java_home_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
     _fake_java(tmp_path / "old", "1.8.0_292")
     _fake_java(tmp_path / "new", "17.0.15")
-    environ = {"JAVA_HOME": str(tmp_path / "old"), "PATH": f"{tmp_path / 'new' / 'bin'}:/bin"}
-    assert find_java_home(environ) == tmp_path / "new"
+    environ = {"JAVA_HOME": str(tmp_path / "old"), "PATH": f"{tmp_path / 'new' / 'bin'}:/bin", **_cache(tmp_path)}
+    assert find_java_home(environ) == wrapper_home(tmp_path / "new/bin/java", environ)
 
 
-def test_a_runtime_without_the_vector_module_gets_a_wrapper(tmp_path: Path) -> None:
-    program = _fake_java(tmp_path / "a b", "21.0.8", refuses_flag=True)
-    environ = {"JAVA_HOME": str(tmp_path / "a b"), "PATH": "/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+@pytest.mark.parametrize("refuses_flag", [True, False])
+def test_the_wrapper_drops_the_vector_module_and_nothing_else(tmp_path: Path, refuses_flag: bool) -> None:
+    program = _fake_java(tmp_path / "a b", "21.0.8", refuses_flag=refuses_flag)
+    environ = {"JAVA_HOME": str(tmp_path / "a b"), "PATH": "/bin", **_cache(tmp_path)}
     home = find_java_home(environ)
     assert home.is_relative_to(tmp_path / "cache" / "rmqkit")
     assert home == wrapper_home(program, environ) == find_java_home(environ)

