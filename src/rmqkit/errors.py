@@ -182,8 +182,8 @@ class SendFailed(ClientError):
     """
 
     def __init__(self, topic: str, brokers: list[str], cause: Exception) -> None:
-        tries = len(brokers)
-        super().__init__(f"message for topic {topic} not stored after {tries} tries on {', '.join(brokers)}: {cause}")
+        tries = "1 try" if len(brokers) == 1 else f"{len(brokers)} tries"
+        super().__init__(f"message for topic {topic} not stored after {tries} on {', '.join(brokers)}: {cause}")
         self.topic = topic
         self.brokers = brokers
         self.cause = cause

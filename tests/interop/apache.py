@@ -11,7 +11,7 @@ from pathlib import Path
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_command, encode_command
 from rmqkit.protocol.frame import FrameSplitter
-from tests.interop.kit import ApacheKit
+from tests.interop.kit import LOGGING_OFF, ApacheKit
 from tests.interop.server_process import ServerProcess, wait_until
 
 HOST = "127.0.0.1"
@@ -78,45 +78,67 @@ def open_store_with_apache(
 
     Both are killed at the end; call `stop_broker` before, where the store has to be left clean.
     """
-    home = work_dir / "home"
-    home.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "ROCKETMQ_HOME": str(home)}
-    namesrv_port, broker_port, ha_port = free_ports()
-    namesrv_conf = {"listenPort": namesrv_port, "bindAddress": HOST}
+    # One after the other: the broker's own attempts to register need a name server that listens.
+    with (
+        run_apache_name_server(kit, work_dir) as (name_server, namesrv_addr),
+        run_apache_broker(kit, store_dir, work_dir, namesrv_addr, conf) as (broker, broker_addr),
+    ):
+        yield ApachePair(
+            kit=kit,
+            name_server=name_server,
+            broker=broker,
+            namesrv_addr=namesrv_addr,
+            broker_addr=broker_addr,
+            store_dir=store_dir,
+        )
+
+
+@contextmanager
+def run_apache_name_server(kit: ApacheKit, work_dir: Path) -> Iterator[tuple[ServerProcess, str]]:
+    """A real name server, and its address."""
+    port = free_ports()[0]
+    conf = {"listenPort": port, "bindAddress": HOST}
+    main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+    with start_apache(kit, "namesrv", main, conf, NAME_SERVER_HEAP_MB, work_dir) as process:
+        process.wait_ready("boot success", READY_SECONDS)
+        yield process, f"{HOST}:{port}"
+
+
+@contextmanager
+def run_apache_broker(
+    kit: ApacheKit, store_dir: Path, work_dir: Path, namesrv_addr: str, conf: Mapping[str, object] | None = None
+) -> Iterator[tuple[ServerProcess, str]]:
+    """A real broker that is registered with a name server, anybody's; and its address."""
+    _, port, ha_port = free_ports()
     broker_conf = {
         **BROKER_CONF,
-        "listenPort": broker_port,
+        "listenPort": port,
         "bindAddress": HOST,
         "haListenPort": ha_port,
         "brokerIP1": HOST,
-        "namesrvAddr": f"{HOST}:{namesrv_port}",
+        "namesrvAddr": namesrv_addr,
         "storePathRootDir": store_dir,
         "storePathCommitLog": store_dir / "commitlog",
         **(conf or {}),
     }
+    main = "org.apache.rocketmq.broker.BrokerStartup"
+    with start_apache(kit, "broker", main, broker_conf, BROKER_HEAP_MB, work_dir) as process:
+        process.wait_ready("boot success", READY_SECONDS)
+        register_now(namesrv_addr, f"{HOST}:{port}")
+        yield process, f"{HOST}:{port}"
 
-    def start(name: str, main: str, conf: Mapping[str, object], heap_mb: int) -> ServerProcess:
-        conf_file = work_dir / f"{name}.conf"
-        conf_file.write_text("".join(f"{key}={value}\n" for key, value in conf.items()))
-        command = kit.jvm(main, ["-c", conf_file], heap_mb=heap_mb, work_dir=work_dir)
-        return ServerProcess(command, work_dir / f"{name}.log", env)
 
-    # One after the other: the broker's own attempts to register need a name server that listens.
-    with start(
-        "namesrv", "org.apache.rocketmq.namesrv.NamesrvStartup", namesrv_conf, NAME_SERVER_HEAP_MB
-    ) as name_server:
-        name_server.wait_ready("boot success", READY_SECONDS)
-        with start("broker", "org.apache.rocketmq.broker.BrokerStartup", broker_conf, BROKER_HEAP_MB) as broker:
-            broker.wait_ready("boot success", READY_SECONDS)
-            register_now(f"{HOST}:{namesrv_port}", f"{HOST}:{broker_port}")
-            yield ApachePair(
-                kit=kit,
-                name_server=name_server,
-                broker=broker,
-                namesrv_addr=f"{HOST}:{namesrv_port}",
-                broker_addr=f"{HOST}:{broker_port}",
-                store_dir=store_dir,
-            )
+def start_apache(
+    kit: ApacheKit, name: str, main: str, conf: Mapping[str, object], heap_mb: int, work_dir: Path
+) -> ServerProcess:
+    """One of Apache's servers; what it writes beside its store goes below `work_dir`."""
+    home = work_dir / "home"
+    (home / "conf").mkdir(parents=True, exist_ok=True)
+    (home / "conf" / f"logback_{name}.xml").write_text(LOGGING_OFF)  # 4.x does not start without
+    conf_file = work_dir / f"{name}.conf"
+    conf_file.write_text("".join(f"{key}={value}\n" for key, value in conf.items()))
+    command = kit.jvm(main, ["-c", conf_file], heap_mb=heap_mb, work_dir=work_dir)
+    return ServerProcess(command, work_dir / f"{name}.log", {**os.environ, "ROCKETMQ_HOME": str(home)})
 
 
 def register_now(namesrv_addr: str, broker_addr: str) -> None:

@@ -12,7 +12,7 @@ from rmqkit.protocol.bodies.clients import HeartbeatData, MessageQueue
 from rmqkit.protocol.bodies.topics import BrokerData, RegisterBrokerBody, TopicRoute
 from rmqkit.protocol.fastjson import ObjectKey, decode_as, dumps, loads
 
-QUEUE_KEY = ObjectKey.of({"brokerName": "broker-a", "queueId": 0, "topic": "T"})
+QUEUE_KEY = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T"})
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,81 @@ def test_what_is_neither_is_a_body_error(text):
         loads(text)
 
 
-def test_nesting_has_a_limit():
+@pytest.mark.parametrize("start", [b"{0:", b"[", b'{"a":', b"{", b'[{"$ref":"$"},'])
+def test_nesting_has_a_limit(start):
     with pytest.raises(BodyError, match="64 levels"):
-        loads(b"{0:" * 2000)
+        loads(start * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (b'{"a":{"$ref":"$"},"b":1}', {"a": None, "b": 1}),
+        (b'{"a":{"$ref":"@"},"b":1}', {"a": None, "b": 1}),
+        (b'{"a":{"x":{"$ref":".."}},"b":1}', {"a": {"x": None}, "b": 1}),
+        (b'{"a":{"x":1,"y":{"$ref":"@.x"}}}', {"a": {"x": 1, "y": 1}}),
+        (b'{"a":{"y":{"$ref":"...b"}},"b":[5]}', {"a": {"y": [5]}, "b": [5]}),
+        (b'[[1],{"$ref":"$[0]"},{"$ref":"$[0][0]"}]', [[1], [1], 1]),
+        (b'{"a":{"b.c":[7]},"d":{"$ref":"$.a[\\"b.c\\"]"}}', {"a": {"b.c": [7]}, "d": [7]}),
+        (b'{"a":{"b.c":[7]},"d":{"$ref":"$.a[\'b.c\'][0]"}}', {"a": {"b.c": [7]}, "d": 7}),
+        (b'{"%RETRY%g":{"n":1},"d":{"$ref":"$.\\\\%RETRY\\\\%g"}}', {"%RETRY%g": {"n": 1}, "d": {"n": 1}}),
+        # a reference to something that holds references itself
+        (b'{"a":{"x":{"$ref":"$.b"}},"b":[2],"c":{"$ref":"$.a"}}', {"a": {"x": [2]}, "b": [2], "c": {"x": [2]}}),
+    ],
+)
+def test_references_are_resolved_in_strict_json_as_well(text, value):
+    assert loads(text) == value
+
+
+@pytest.mark.parametrize("text", [b'{"$ref":"@"}', b'{"$ref":".."}', b'[{"$ref":".."}]', b'{"a":{"$ref":"x.y"}}'])
+def test_a_reference_to_what_is_not_there_is_a_body_error(text):
+    with pytest.raises(BodyError, match="is not a path from here"):
+        loads(text)
+
+
+def test_a_reference_to_a_reference_is_a_body_error():
+    with pytest.raises(BodyError, match="points to another reference"):
+        loads(b'{"a":{"$ref":"$.b"},"b":{"$ref":"$.a"}}')
+
+
+def test_references_cannot_grow_a_text_without_bound():
+    levels = [b'"x0":[1,1,1,1,1,1,1,1]']
+    levels += [b'"x%d":[%s]' % (i, b",".join([b'{"$ref":"$.x%d"}' % (i - 1)] * 8)) for i in range(1, 20)]
+    with pytest.raises(BodyError, match="grow it beyond"):
+        loads(b"{" + b",".join(levels) + b"}")
+
+
+QUEUE = MessageQueue("T", "broker-a", 0)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b'{"brokerName":"broker-a","queueId":0,"topic":"T"}',
+        b'{"topic":"T", "queueId":"0", "brokerName":"broker-a", "what":1}',
+        b'"{\\"brokerName\\":\\"broker-a\\",\\"queueId\\":0,\\"topic\\":\\"T\\"}"',
+    ],
+)
+def test_object_keys_become_the_key_type_of_the_map(key):
+    assert decode_as(b"{" + key + b":3}", dict[MessageQueue, int]) == {QUEUE: 3}
+
+
+@pytest.mark.parametrize("key", [b"{}", b'{"topic":"T"}', b'"T"', b"7", b'"{"', b'"{}x"', b'{"topic":{}}'])
+def test_a_key_of_another_type_is_a_body_error(key):
+    with pytest.raises(BodyError):
+        decode_as(b"{" + key + b":3}", dict[MessageQueue, int])
+
+
+def test_an_enum_may_come_as_its_ordinal():
+    data = decode_as(
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":1,"messageModel":0,"consumeFromWhere":4}]}',
+        HeartbeatData,
+    )
+    (group,) = data.consumerDataSet
+    assert (group.consume_type, group.message_model) == ("CONSUME_PASSIVELY", "BROADCASTING")
+    assert group.consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
+    with pytest.raises(BodyError, match="consumeType"):
+        decode_as(b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":3}]}', HeartbeatData)
 
 
 @pytest.mark.parametrize("ref", [b'"$.nothing"', b'"$.x.y.z"', b'"elsewhere"', b'"$[7]"'])

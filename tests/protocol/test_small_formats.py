@@ -12,7 +12,6 @@ from rmqkit.protocol.batch import BatchEntry, decode_batch, encode_batch
 from rmqkit.protocol.codes import version_name, version_number
 from rmqkit.protocol.compression import Compression, compress, decompress
 from rmqkit.protocol.hashing import java_hash
-
 from tests.golden_stores import golden_manifest
 
 

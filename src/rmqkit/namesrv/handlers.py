@@ -1,98 +1,213 @@
-"""What the name server answers (``DefaultRequestProcessor``, ``ClientRequestProcessor``). Source: remoting.md §4.2."""
+"""What brokers and clients ask a name server (``DefaultRequestProcessor``, ``ClientRequestProcessor``).
+
+====  ======================  ========================================================================================
+code  request                 answer
+====  ======================  ========================================================================================
+105   route of a topic        queues and brokers, strict JSON or the dialect, acting masters and zones applied
+103   broker registers        master's addresses for a slave; the order topics in the body
+104   broker leaves           at once; it is forgotten with the next batch
+322   data version            whether the broker's differs from the stored one; a sign of life
+904   broker heartbeat        a sign of life
+901   members of a group      id → address
+106   clusters                all of them
+217   one topic's queues      merged into the table
+====  ======================  ========================================================================================
+
+What operators ask is in `rmqkit.namesrv.admin_handlers`. Codes that are in neither (the filter servers' 301 and 302
+among them) are answered with REQUEST_CODE_NOT_SUPPORTED. Source: remoting.md §4.2; behaviour.md §1.3–§1.6.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import msgspec
 
-from rmqkit.namesrv.routes import MASTER_ID, Registration, RouteTable
+from rmqkit.namesrv.kv import ORDER_TOPIC_CONFIG, KeyValues
+from rmqkit.namesrv.route_views import in_zone, with_acting_masters
+from rmqkit.namesrv.routes import Departure, MemberChange, Registration, RouteTable
+from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.namesrv.unregistration import Unregistration
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.topics import DataVersion, RegisterBrokerBody
+from rmqkit.protocol.bodies.namesrv import BrokerMemberGroup, BrokerMemberGroupBody, KVTable, decode_registration
+from rmqkit.protocol.bodies.topics import DataVersion, QueueData, RegisterBrokerBody, TopicRoute
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode, version_number
 from rmqkit.protocol.command import Command, decode_header, reply
+from rmqkit.protocol.headers.namesrv import RegisterTopicRequest, RouteRequest
 from rmqkit.protocol.headers.registration import (
+    BrokerHeartbeat,
     BrokerIdentity,
+    BrokerMemberGroupRequest,
     DataVersionResponse,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
-from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 
-__all__ = ["namesrv_dispatch"]
+__all__ = ["BrokerHandlers", "RouteHandlers"]
 
 _STRICT_JSON_SINCE = version_number(4, 9, 4)
 
 
-def namesrv_dispatch(routes: RouteTable) -> Dispatch:
-    """The dispatch of a name server over its route table."""
-    handlers = _Handlers(routes)
-    dispatch = Dispatch()
-    dispatch.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, handlers.route)
-    dispatch.register(RequestCode.REGISTER_BROKER, handlers.register)
-    dispatch.register(RequestCode.UNREGISTER_BROKER, handlers.unregister)
-    dispatch.register(RequestCode.QUERY_DATA_VERSION, handlers.data_version)
-    dispatch.register(RequestCode.GET_BROKER_CLUSTER_INFO, handlers.cluster_info)
-    dispatch.register(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, handlers.topic_list)
-    return dispatch
+class RouteHandlers:
+    """Answers clients.
 
+    Args:
+        is_ready: whether brokers had time to register since the start.
+    """
 
-class _Handlers:
-    def __init__(self, routes: RouteTable) -> None:
+    def __init__(
+        self, settings: NamesrvSettings, routes: RouteTable, kv: KeyValues, is_ready: Callable[[], bool]
+    ) -> None:
+        self._settings = settings
         self._routes = routes
+        self._kv = kv
+        self._is_ready = is_ready
+
+    def register(self, dispatch: Dispatch) -> None:
+        """Answer the codes of clients."""
+        dispatch.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route)
 
     def route(self, connection: Connection, command: Command) -> Command:
-        header = decode_header(command, TopicRequest)
+        """Where a topic's queues are."""
+        header = decode_header(command, RouteRequest)
+        if not self._is_ready():
+            return reply(command, ResponseCode.SYSTEM_ERROR, "name server not ready")
         route = self._routes.route(header.topic)
         if route is None:
             remark = f"No topic route info in name server for the topic: {header.topic}{FAQ}"
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, remark)
+        route = self._as_asked(header, route)
         is_strict = command.version >= _STRICT_JSON_SINCE or header.accept_standard_json_only
         return reply(command, body=msgspec.json.encode(route) if is_strict else fastjson.dumps(route))
 
-    def register(self, connection: Connection, command: Command) -> Command:
+    def _as_asked(self, header: RouteRequest, route: TopicRoute) -> TopicRoute:
+        if self._settings.order_message_enable:
+            order = self._kv.get(ORDER_TOPIC_CONFIG, header.topic)
+            route.order_topic_conf = msgspec.UNSET if order is None else order
+        if self._settings.support_acting_master:
+            route = with_acting_masters(header.topic, route)
+        if header.zone_name and (header.zone_mode or "").lower() == "true":
+            route = in_zone(route, header.zone_name)
+        return route
+
+
+class BrokerHandlers:
+    """Answers brokers.
+
+    Args:
+        on_change: told of each group that a lower id joined.
+    """
+
+    def __init__(
+        self,
+        settings: NamesrvSettings,
+        routes: RouteTable,
+        kv: KeyValues,
+        unregistration: Unregistration,
+        on_change: Callable[[MemberChange], None],
+    ) -> None:
+        self._settings = settings
+        self._routes = routes
+        self._kv = kv
+        self._unregistration = unregistration
+        self._on_change = on_change
+
+    def register(self, dispatch: Dispatch) -> None:
+        """Answer the codes of brokers."""
+        dispatch.register(RequestCode.REGISTER_BROKER, self.register_broker)
+        dispatch.register(RequestCode.UNREGISTER_BROKER, self.unregister_broker)
+        dispatch.register(RequestCode.QUERY_DATA_VERSION, self.data_version)
+        dispatch.register(RequestCode.BROKER_HEARTBEAT, self.heartbeat)
+        dispatch.register(RequestCode.GET_BROKER_MEMBER_GROUP, self.member_group)
+        dispatch.register(RequestCode.GET_BROKER_CLUSTER_INFO, self.cluster_info)
+        dispatch.register(RequestCode.REGISTER_TOPIC_IN_NAMESRV, self.register_topic)
+
+    def register_broker(self, connection: Connection, command: Command) -> Command:
+        """Take in a broker, in full or with the topics that changed."""
         header = decode_header(command, RegisterBrokerRequest)
         body = command.payload
         if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
             return reply(command, ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        topics = fastjson.decode_as(body, RegisterBrokerBody) if body else RegisterBrokerBody()
-        accepted = self._routes.register(
-            Registration(
-                cluster=header.cluster_name,
-                address=header.broker_addr,
-                broker_name=header.broker_name,
-                broker_id=header.broker_id,
-                ha_address=header.ha_server_addr,
-                timeout_ms=header.heartbeat_timeout_millis,
-                enable_acting_master=header.enable_acting_master,
-                topics=topics.topic_config_serialize_wrapper,
-                connection=connection,
-            )
+        registered = self._routes.register(
+            _registration(
+                header, decode_registration(body, is_compressed=header.compressed, version=command.version), connection
+            ),
+            forget_missing=self._settings.delete_topic_with_registration,
         )
-        if not accepted:
+        if not registered.is_accepted:
             return reply(command, ResponseCode.SYSTEM_ERROR, "register broker failed")
-        answer = RegisterBrokerResponse()
-        master = self._routes.master_of(header.cluster_name, header.broker_name)
-        if header.broker_id != MASTER_ID and master is not None:
-            answer = RegisterBrokerResponse(ha_server_addr=master[1], master_addr=master[0])
-        return reply(command, header=answer)
+        if registered.change is not None:
+            self._on_change(registered.change)
+        master_address, ha_address = registered.master or (None, None)
+        answer = RegisterBrokerResponse(ha_server_addr=ha_address, master_addr=master_address)
+        return reply(command, header=answer, body=self._order_topics())
 
-    def unregister(self, connection: Connection, command: Command) -> Command:
+    def unregister_broker(self, connection: Connection, command: Command) -> Command:
+        """Forget a broker that says good-bye, soon."""
         header = decode_header(command, BrokerIdentity)
-        self._routes.unregister([(header.cluster_name, header.broker_addr)])
-        return reply(command)
+        departure = Departure(header.cluster_name, header.broker_addr, header.broker_name)
+        is_queued = self._unregistration.submit(departure)
+        return reply(command, ResponseCode.SUCCESS if is_queued else ResponseCode.SYSTEM_ERROR)
 
     def data_version(self, connection: Connection, command: Command) -> Command:
+        """Whether a broker has something new to register; it is alive, too."""
         header = decode_header(command, BrokerIdentity)
         asked = fastjson.decode_as(command.payload, DataVersion)
         stored = self._routes.refresh((header.cluster_name, header.broker_addr))
         body = b"" if stored is None else msgspec.json.encode(stored)
         return reply(command, header=DataVersionResponse(changed=stored != asked), body=body)
 
+    def heartbeat(self, connection: Connection, command: Command) -> Command:
+        """A broker is alive; one that is not known is told nothing."""
+        header = decode_header(command, BrokerHeartbeat)
+        self._routes.refresh((header.cluster_name, header.broker_addr))
+        return reply(command)
+
+    def member_group(self, connection: Connection, command: Command) -> Command:
+        """The brokers of one name, with their true ids."""
+        header = decode_header(command, BrokerMemberGroupRequest)
+        members = dict(self._routes.members(header.broker_name))
+        group = BrokerMemberGroup(members, header.broker_name, header.cluster_name)
+        return reply(command, body=fastjson.dumps(BrokerMemberGroupBody(group)))
+
     def cluster_info(self, connection: Connection, command: Command) -> Command:
+        """All clusters and brokers, always in the dialect."""
         return reply(command, body=fastjson.dumps(self._routes.clusters()))
 
-    def topic_list(self, connection: Connection, command: Command) -> Command:
-        return reply(command, body=msgspec.json.encode({"topicList": self._routes.topics()}))
+    def register_topic(self, connection: Connection, command: Command) -> Command:
+        """Merge the queues of one topic."""
+        header = decode_header(command, RegisterTopicRequest)
+        route = fastjson.decode_as(command.payload, TopicRoute)
+        self._routes.register_topic(header.topic, map(_as_of_today, route.queue_datas))
+        return reply(command)
+
+    def _order_topics(self) -> bytes:
+        order = self._kv.namespace(ORDER_TOPIC_CONFIG) if self._settings.return_order_topic_config else None
+        return b"" if order is None else msgspec.json.encode(KVTable(dict(order)))
+
+
+def _registration(header: RegisterBrokerRequest, body: RegisterBrokerBody, connection: Connection) -> Registration:
+    return Registration(
+        cluster=header.cluster_name,
+        address=header.broker_addr,
+        broker_name=header.broker_name,
+        broker_id=header.broker_id,
+        ha_address=header.ha_server_addr,
+        timeout_ms=header.heartbeat_timeout_millis,
+        enable_acting_master=header.enable_acting_master,
+        topics=body.topic_config_serialize_wrapper,
+        connection=connection,
+        filter_servers=body.filter_server_list,
+        zone_name=header.zone_name,
+    )
+
+
+def _as_of_today(queue: QueueData) -> QueueData:
+    """Queue data with the flag under its 5.x name."""
+    old = queue.topic_syn_flag
+    if old is msgspec.UNSET:
+        return queue
+    return msgspec.structs.replace(queue, topic_sys_flag=queue.topic_sys_flag or old, topic_syn_flag=msgspec.UNSET)

@@ -1,36 +1,58 @@
 """The route table (``RouteInfoManager``): topics, broker names, clusters and which brokers are alive.
 
-=============  ==========================================================  ==========================================
-table          key → value                                                 written by
-=============  ==========================================================  ==========================================
-queues         topic → broker name → queue counts, permission              register, unregister
-brokers        broker name → cluster and addresses by id (0 = master)      register, unregister
-clusters       cluster → broker names                                      register, unregister
-live           (cluster, address) → last sign of life, data version, …     register, data-version query, heartbeat
-=============  ==========================================================  ==========================================
+===============  ========================================================  ==========================================
+table            key → value                                               written by
+===============  ========================================================  ==========================================
+queues           topic → broker name → queue counts, permission            register, register a topic, unregister,
+                                                                           delete a topic, wipe or add write permission
+brokers          broker name → cluster, zone, addresses by id (0 = master) register, unregister
+clusters         cluster → broker names                                    register, unregister
+live             (cluster, address) → last sign of life, data version, …   register, data-version query, heartbeat
+filter servers   (cluster, address) → addresses; legacy, empty since 5.0   register, unregister
+mappings         topic → broker name → queues of a static topic            register; gone with the queues
+===============  ========================================================  ==========================================
 
 Everything is memory only and touched on the loop only; name servers never talk to each other. A broker is removed when
 its connection closes, when it says so, or when it was silent for its time-out (120 s unless it asked for another).
-Source: behaviour.md §1.2–1.6.
+
+Only one broker of a name writes queues: its master, or the *prime slave*, the lowest id while there is no master.
+Queues that a prime slave with acting master writes, or that a leaving master leaves behind, lose their write bit: the
+group can be read from, and written to again when a master registers.
+
+A registration costs O(topics sent); wiping and leaving cost O(topics known). Source: behaviour.md §1.2–§1.7.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET
 
 from rmqkit.protocol.bodies.topics import (
     BrokerData,
     ClusterInfo,
     DataVersion,
+    Permission,
     QueueData,
     TopicConfig,
     TopicConfigTable,
+    TopicQueueMappingInfo,
     TopicRoute,
 )
 
-__all__ = ["BROKER_TIMEOUT_MS", "MASTER_ID", "BrokerKey", "LiveBroker", "Registration", "RouteTable"]
+__all__ = [
+    "BROKER_TIMEOUT_MS",
+    "MASTER_ID",
+    "BrokerKey",
+    "Departure",
+    "LiveBroker",
+    "MemberChange",
+    "Registered",
+    "Registration",
+    "RouteTable",
+]
 
 BROKER_TIMEOUT_MS = 120_000
 MASTER_ID = 0
@@ -38,20 +60,21 @@ MASTER_ID = 0
 BrokerKey = tuple[str, str]
 """Cluster and address of one broker process."""
 
+_READ_WRITE = int(Permission.READ | Permission.WRITE)
+
 
 @dataclass(slots=True)
 class LiveBroker:
     """What is known of a broker process that registered.
 
     Attributes:
-        broker_name, broker_id: what it registered as.
+        broker_name: what it registered as.
         seen_ms: monotonic time of its last sign of life.
         timeout_ms: how long it may be silent.
         connection: the connection it registered over.
     """
 
     broker_name: str
-    broker_id: int
     seen_ms: float
     timeout_ms: int
     data_version: DataVersion
@@ -61,7 +84,13 @@ class LiveBroker:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One REGISTER_BROKER."""
+    """One REGISTER_BROKER.
+
+    Attributes:
+        timeout_ms: how long the broker may be silent; None for the usual.
+        enable_acting_master: None from a broker too old to know of it.
+        filter_servers: None to leave the known ones as they are.
+    """
 
     cluster: str
     address: str
@@ -72,10 +101,71 @@ class Registration:
     enable_acting_master: bool | None
     topics: TopicConfigTable
     connection: object
+    filter_servers: list[str] | None = None
+    zone_name: str | None = None
+
+    @property
+    def key(self) -> BrokerKey:
+        """Where the tables have it."""
+        return self.cluster, self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A broker process that leaves.
+
+    Attributes:
+        connection: the connection it was last known by; a broker that has registered over another one since stays.
+            None when it said good-bye itself.
+    """
+
+    cluster: str
+    address: str
+    broker_name: str
+    connection: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChange:
+    """The lowest id of a broker name changed.
+
+    Attributes:
+        members: who is left or there now, by id.
+        offline_address: who went away, or None when somebody joined.
+        ha_address: the HA address of who joined.
+    """
+
+    broker_name: str
+    members: dict[int, str]
+    offline_address: str | None
+    ha_address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What came of a registration.
+
+    Attributes:
+        is_accepted: False when it was refused.
+        master: address and HA address of the living master, for a slave.
+        change: what the members of the group may be told.
+    """
+
+    is_accepted: bool = True
+    master: tuple[str, str | None] | None = None
+    change: MemberChange | None = None
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Broker names that lost their last address, and those that lost another one."""
+
+    removed: set[str] = field(default_factory=set)
+    reduced: set[str] = field(default_factory=set)
 
 
 class RouteTable:
-    """The tables and their transitions; loop only.
+    """The tables and their transitions; loop only. What look-ups return is shared: read it, do not change it.
 
     Args:
         monotonic_ms: the clock for signs of life.
@@ -87,67 +177,60 @@ class RouteTable:
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[BrokerKey, LiveBroker] = {}
+        self._filter_servers: dict[BrokerKey, list[str]] = {}
+        self._mappings: dict[str, dict[str, TopicQueueMappingInfo]] = {}
 
     # -- registration
 
-    def register(self, registration: Registration) -> bool:
-        """Take in a broker and, from a master, its topics.
+    def register(self, registration: Registration, *, forget_missing: bool = False) -> Registered:
+        """Take in a broker and, from a master or prime slave, its topics.
 
-        Returns:
-            False when it was refused: a table of one topic only from a broker id that is not known yet.
+        A table of one topic from a broker id that is not known yet is refused: an increment needs the whole first.
+        So is, silently, an id that a living broker with a newer state version holds.
+
+        Args:
+            forget_missing: whether topics that the broker had and no longer sends are removed.
         """
-        broker = self._broker_entry(registration)
-        addresses = broker.broker_addrs
+        if self._is_increment_without_base(registration):
+            return Registered(is_accepted=False)
+        self._leave_former_name(registration)
+        addresses = self._broker_entry(registration).broker_addrs
+        is_new_lowest = bool(addresses) and registration.broker_id < min(addresses)
         for other_id in [i for i, address in addresses.items() if address == registration.address]:
             if other_id != registration.broker_id:
                 del addresses[other_id]
         if self._is_outdated(registration, addresses):
-            return True
-        key = (registration.cluster, registration.address)
-        table = registration.topics.topic_config_table
-        if registration.broker_id not in addresses and len(table) == 1:
-            return False
+            self._live.pop(registration.key, None)
+            return Registered()
         is_first = registration.broker_id not in addresses
         addresses[registration.broker_id] = registration.address
-        if registration.broker_id == MASTER_ID:
-            known = self._live.get(key)
-            is_changed = known is None or known.data_version != registration.topics.data_version
-            self._take_topics(registration.broker_name, table, overwrite=is_first or is_changed)
-        self._live[key] = LiveBroker(
+        if _writes_queues(registration, addresses):
+            self._take_topics(registration, is_first=is_first, forget_missing=forget_missing)
+        self._live[registration.key] = LiveBroker(
             broker_name=registration.broker_name,
-            broker_id=registration.broker_id,
             seen_ms=self._monotonic_ms(),
-            timeout_ms=registration.timeout_ms or BROKER_TIMEOUT_MS,
+            timeout_ms=BROKER_TIMEOUT_MS if registration.timeout_ms is None else registration.timeout_ms,
             data_version=registration.topics.data_version,
             connection=registration.connection,
             ha_address=registration.ha_address,
         )
-        return True
+        self._take_filter_servers(registration)
+        change = MemberChange(registration.broker_name, dict(addresses), None, registration.ha_address)
+        return Registered(master=self._master_for(registration), change=change if is_new_lowest else None)
 
-    def master_of(self, cluster: str, broker_name: str) -> tuple[str, str | None] | None:
-        """Address and HA address of the living master behind a broker name."""
-        broker = self._brokers.get(broker_name)
-        address = broker.broker_addrs.get(MASTER_ID) if broker is not None else None
-        live = self._live.get((cluster, address)) if address is not None else None
-        return (address, live.ha_address) if address is not None and live is not None else None
+    def register_topic(self, topic: str, queue_datas: Iterable[QueueData]) -> None:
+        """Merge the queues of one topic (REGISTER_TOPIC_IN_NAMESRV).
 
-    def unregister(self, keys: Iterable[BrokerKey]) -> None:
-        """Forget brokers; their queues go when the last address of a broker name has gone."""
-        gone: set[str] = set()
-        for cluster, address in keys:
-            live = self._live.pop((cluster, address), None)
-            name = live.broker_name if live is not None else self._name_at(cluster, address)
-            broker = self._brokers.get(name) if name is not None else None
-            if broker is None:
-                continue
-            for broker_id in [i for i, a in broker.broker_addrs.items() if a == address]:
-                del broker.broker_addrs[broker_id]
-            if not broker.broker_addrs:
-                gone.add(broker.broker_name)
-                del self._brokers[broker.broker_name]
-                self._leave_cluster(broker)
-        if gone:
-            self._drop_queues_of(gone)
+        The first broker name that is not registered ends it; a topic that is new is then not added at all.
+        """
+        known = self._queues.get(topic)
+        queues = {} if known is None else known
+        for queue in queue_datas:
+            if queue.broker_name not in self._brokers:
+                return
+            queues[queue.broker_name] = queue
+        if queues:
+            self._queues[topic] = queues
 
     def refresh(self, key: BrokerKey) -> DataVersion | None:
         """Note a sign of life of a known broker; returns its stored data version."""
@@ -157,14 +240,34 @@ class RouteTable:
         live.seen_ms = self._monotonic_ms()
         return live.data_version
 
-    def silent(self) -> list[tuple[BrokerKey, LiveBroker]]:
+    # -- leaving
+
+    def unregister(self, departures: Iterable[Departure]) -> list[MemberChange]:
+        """Forget brokers; their queues go when the last address of a broker name has gone.
+
+        Returns:
+            The groups with acting master whose lowest id went away, for those who are left.
+        """
+        changes = _Changes()
+        told: list[MemberChange] = []
+        for departure in departures:
+            live = self._live.get((departure.cluster, departure.address))
+            if departure.connection is not None and (live is None or live.connection is not departure.connection):
+                continue  # it came back over another connection before its turn to be forgotten
+            change = self._leave(departure, changes)
+            if change is not None:
+                told.append(change)
+        self._clean_queues(changes)
+        return [change for change in told if change.broker_name in self._brokers]
+
+    def silent(self) -> list[Departure]:
         """The brokers that were silent for longer than their time-out."""
         now_ms = self._monotonic_ms()
-        return [(key, live) for key, live in self._live.items() if live.seen_ms + live.timeout_ms < now_ms]
+        return self._departures(lambda live: live.seen_ms + live.timeout_ms < now_ms)
 
-    def registered_over(self, connection: object) -> list[BrokerKey]:
+    def registered_over(self, connection: object) -> list[Departure]:
         """The brokers that registered over a connection."""
-        return [key for key, live in self._live.items() if live.connection is connection]
+        return self._departures(lambda live: live.connection is connection)
 
     # -- look-up
 
@@ -173,8 +276,15 @@ class RouteTable:
         queues = self._queues.get(topic)
         if not queues:
             return None
-        brokers = [copy.deepcopy(self._brokers[name]) for name in queues if name in self._brokers]
-        return TopicRoute(queue_datas=list(queues.values()), broker_datas=brokers) if brokers else None
+        brokers = [self._brokers[name] for name in queues if name in self._brokers]
+        if not brokers:
+            return None
+        return TopicRoute(
+            queue_datas=list(queues.values()),
+            broker_datas=brokers,
+            filter_server_table=self._filter_servers_of(brokers),
+            topic_queue_mapping_by_broker=self._mappings.get(topic, UNSET),
+        )
 
     def clusters(self) -> ClusterInfo:
         """All clusters and brokers."""
@@ -183,11 +293,52 @@ class RouteTable:
             cluster_addr_table={cluster: sorted(names) for cluster, names in self._clusters.items()},
         )
 
+    def members(self, broker_name: str) -> Mapping[int, str]:
+        """The addresses of a broker name by id; empty when it is not known."""
+        broker = self._brokers.get(broker_name)
+        return broker.broker_addrs if broker is not None else {}
+
     def topics(self) -> list[str]:
         """All topics known."""
         return sorted(self._queues)
 
-    # -- inside
+    def topics_of_cluster(self, cluster: str) -> list[str]:
+        """The topics that brokers of a cluster have."""
+        names = self._clusters.get(cluster, set())
+        return sorted(topic for topic, queues in self._queues.items() if not names.isdisjoint(queues))
+
+    def topics_with_flags(self, wanted: Callable[[int], bool]) -> list[str]:
+        """The topics whose flags, on the broker that has been known longest, are as wanted."""
+        return sorted(
+            topic for topic, queues in self._queues.items() if wanted(next(iter(queues.values())).topic_sys_flag)
+        )
+
+    # -- what operators change
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic, on all brokers or on those of a cluster; until a broker registers it again."""
+        names = set(self._queues.get(topic, ())) if cluster is None else self._clusters.get(cluster, set())
+        self._drop_queues(topic, names)
+
+    def wipe_write_perm(self, broker_name: str) -> int:
+        """Take the write bit from every topic on a broker; returns how many it has."""
+        return self._change_perm(broker_name, lambda perm: perm & ~Permission.WRITE)
+
+    def add_write_perm(self, broker_name: str) -> int:
+        """Make every topic on a broker readable and writable; returns how many it has."""
+        return self._change_perm(broker_name, lambda perm: _READ_WRITE)
+
+    # -- inside: registration
+
+    def _is_increment_without_base(self, registration: Registration) -> bool:
+        is_known = registration.broker_id in self.members(registration.broker_name)
+        return not is_known and len(registration.topics.topic_config_table) == 1
+
+    def _leave_former_name(self, registration: Registration) -> None:
+        """One address has one broker name: nothing would ever tell that the former one has gone."""
+        live = self._live.get(registration.key)
+        if live is not None and live.broker_name != registration.broker_name:
+            self.unregister([Departure(registration.cluster, registration.address, live.broker_name)])
 
     def _broker_entry(self, registration: Registration) -> BrokerData:
         self._clusters.setdefault(registration.cluster, set()).add(registration.broker_name)
@@ -196,47 +347,138 @@ class RouteTable:
             broker = BrokerData(cluster=registration.cluster, broker_name=registration.broker_name)
             self._brokers[registration.broker_name] = broker
         broker.enable_acting_master = bool(registration.enable_acting_master)
+        broker.zone_name = UNSET if registration.zone_name is None else registration.zone_name
         return broker
 
     def _is_outdated(self, registration: Registration, addresses: Mapping[int, str]) -> bool:
-        """Whether another living process holds this id with a newer state version; the newcomer is then forgotten."""
+        """Whether another living process holds this id with a newer state version."""
         holder = addresses.get(registration.broker_id)
         if holder is None or holder == registration.address:
             return False
         live = self._live.get((registration.cluster, holder))
-        if live is None or live.data_version.state_version <= registration.topics.data_version.state_version:
-            return False
-        self._live.pop((registration.cluster, registration.address), None)
-        return True
+        return live is not None and live.data_version.state_version > registration.topics.data_version.state_version
 
-    def _take_topics(self, broker_name: str, table: Mapping[str, TopicConfig], *, overwrite: bool) -> None:
+    def _take_topics(self, registration: Registration, *, is_first: bool, forget_missing: bool) -> None:
+        name, table = registration.broker_name, registration.topics.topic_config_table
+        mappings = registration.topics.topic_queue_mapping_info_map or {}
+        if forget_missing and not mappings:
+            for topic in [topic for topic, queues in self._queues.items() if name in queues and topic not in table]:
+                self._drop_queues(topic, {name})
+        known = self._live.get(registration.key)
+        overwrite = is_first or known is None or known.data_version != registration.topics.data_version
+        is_acting = registration.broker_id != MASTER_ID and bool(registration.enable_acting_master)
         for topic, config in table.items():
             queues = self._queues.setdefault(topic, {})
-            if overwrite or broker_name not in queues:
-                queues[broker_name] = QueueData(
-                    broker_name=broker_name,
-                    read_queue_nums=config.read_queue_nums,
-                    write_queue_nums=config.write_queue_nums,
-                    perm=config.perm,
-                    topic_sys_flag=config.topic_sys_flag,
-                )
+            if overwrite or name not in queues:
+                queues[name] = _queue_data(name, config, config.perm & ~Permission.WRITE if is_acting else config.perm)
+        if overwrite:
+            for topic, mapping in mappings.items():
+                self._mappings.setdefault(topic, {})[mapping.bname] = mapping
 
-    def _name_at(self, cluster: str, address: str) -> str | None:
-        for name, broker in self._brokers.items():
-            if broker.cluster == cluster and address in broker.broker_addrs.values():
-                return name
+    def _take_filter_servers(self, registration: Registration) -> None:
+        if registration.filter_servers:
+            self._filter_servers[registration.key] = registration.filter_servers
+        elif registration.filter_servers is not None:
+            self._filter_servers.pop(registration.key, None)
+
+    def _master_for(self, registration: Registration) -> tuple[str, str | None] | None:
+        address = self.members(registration.broker_name).get(MASTER_ID)
+        live = self._live.get((registration.cluster, address)) if address is not None else None
+        if address is None or live is None or registration.broker_id == MASTER_ID:
+            return None
+        return address, live.ha_address
+
+    # -- inside: leaving
+
+    def _departures(self, leaves: Callable[[LiveBroker], bool]) -> list[Departure]:
+        return [
+            Departure(cluster, address, live.broker_name, live.connection)
+            for (cluster, address), live in self._live.items()
+            if leaves(live)
+        ]
+
+    def _leave(self, departure: Departure, changes: _Changes) -> MemberChange | None:
+        key = departure.cluster, departure.address
+        live = self._live.pop(key, None)
+        self._filter_servers.pop(key, None)
+        name = departure.broker_name if live is None else live.broker_name
+        broker = self._brokers.get(name)
+        if broker is None:
+            return None
+        addresses = broker.broker_addrs
+        lowest = min(addresses, default=None)
+        for broker_id in [i for i, address in addresses.items() if address == departure.address]:
+            del addresses[broker_id]
+        if addresses:
+            changes.reduced.add(name)
+            if lowest in addresses or not broker.enable_acting_master:
+                return None
+            return MemberChange(name, dict(addresses), departure.address, None)
+        changes.removed.add(name)
+        changes.reduced.discard(name)
+        del self._brokers[name]
+        self._leave_clusters(name)
         return None
 
-    def _leave_cluster(self, broker: BrokerData) -> None:
-        names = self._clusters.get(broker.cluster, set())
-        names.discard(broker.broker_name)
-        if not names:
-            self._clusters.pop(broker.cluster, None)
+    def _leave_clusters(self, broker_name: str) -> None:
+        for cluster, names in list(self._clusters.items()):
+            names.discard(broker_name)
+            if not names:
+                del self._clusters[cluster]
 
-    def _drop_queues_of(self, broker_names: set[str]) -> None:
-        for topic in list(self._queues):
-            queues = self._queues[topic]
-            for name in broker_names.intersection(queues):
-                del queues[name]
-            if not queues:
-                del self._queues[topic]
+    def _clean_queues(self, changes: _Changes) -> None:
+        masterless = [
+            name
+            for name in changes.reduced
+            if self._brokers[name].enable_acting_master and MASTER_ID not in self._brokers[name].broker_addrs
+        ]
+        for name in masterless:
+            self.wipe_write_perm(name)
+        if changes.removed:
+            for topic in list(self._queues):
+                self._drop_queues(topic, changes.removed)
+
+    # -- inside: queues
+
+    def _drop_queues(self, topic: str, broker_names: Set[str]) -> None:
+        queues = self._queues.get(topic, {})
+        mappings = self._mappings.get(topic, {})
+        for name in broker_names:
+            queues.pop(name, None)
+            mappings.pop(name, None)
+        if not queues:
+            self._queues.pop(topic, None)
+        if not mappings:
+            self._mappings.pop(topic, None)
+
+    def _change_perm(self, broker_name: str, change: Callable[[int], int]) -> int:
+        count = 0
+        for queues in self._queues.values():
+            queue = queues.get(broker_name)
+            if queue is not None:
+                queues[broker_name] = msgspec.structs.replace(queue, perm=change(queue.perm))
+                count += 1
+        return count
+
+    def _filter_servers_of(self, brokers: Iterable[BrokerData]) -> dict[str, list[str]]:
+        if not self._filter_servers:
+            return {}
+        keys = [(broker.cluster, address) for broker in brokers for address in broker.broker_addrs.values()]
+        return {key[1]: self._filter_servers[key] for key in keys if key in self._filter_servers}
+
+
+def _writes_queues(registration: Registration, addresses: Mapping[int, str]) -> bool:
+    """Whether the registrant is its group's master or prime slave."""
+    if registration.broker_id == MASTER_ID:
+        return True
+    return registration.enable_acting_master is not None and registration.broker_id == min(addresses)
+
+
+def _queue_data(broker_name: str, config: TopicConfig, perm: int) -> QueueData:
+    return QueueData(
+        broker_name=broker_name,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=int(perm),
+        topic_sys_flag=config.topic_sys_flag,
+    )

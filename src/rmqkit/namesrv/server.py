@@ -1,20 +1,34 @@
-"""A running name server: its port, its table, and the scan for silent brokers."""
+"""A running name server: its port, its tables, its periodic work, started and stopped in order.
+
+Start: read the KV file, begin to forget brokers, listen. Stop: the scan, the port with its connections, what still
+waits to be forgotten, the connections for notices. Source: behaviour.md §1.1, §1.4.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.namesrv.handlers import namesrv_dispatch
-from rmqkit.namesrv.routes import RouteTable
+from rmqkit.namesrv.admin_handlers import AdminHandlers
+from rmqkit.namesrv.handlers import BrokerHandlers, RouteHandlers
+from rmqkit.namesrv.kv import KeyValues
+from rmqkit.namesrv.notices import Notices
+from rmqkit.namesrv.routes import MemberChange, RouteTable
 from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.namesrv.unregistration import Unregistration
 from rmqkit.remoting.address import advertised_ip, join_address
+from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
+from rmqkit.remoting.tls import ClientTls, ServerTls
 
-__all__ = ["NameServer"]
+__all__ = ["KV_FILE", "NameServer"]
+
+KV_FILE = "kvConfig.json"
 
 _log = logging.getLogger(__name__)
 
@@ -22,27 +36,67 @@ _log = logging.getLogger(__name__)
 class NameServer:
     """Starts and stops everything a name server is made of.
 
+    Args:
+        tls: what the port does about TLS; None means disabled.
+        client_tls: how brokers are reached; None means plain.
+        settings: ``kv_config_path`` is filled in when empty, and ``listen_port`` when 0.
+
     Attributes:
         address: where it listens, as ``host:port`` others can use; set by `start`.
         routes: the table, for inspection.
+
+    Raises:
+        SettingsError: ``adminFrom`` cannot be read.
     """
 
-    def __init__(self, settings: NamesrvSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        settings: NamesrvSettings,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        tls: ServerTls | None = None,
+        client_tls: ClientTls | None = None,
+    ) -> None:
+        settings.kv_config_path = settings.kv_config_path or str(Path.home() / "namesrv" / KV_FILE)
         self._settings = settings
-        self.routes = RouteTable(clock.monotonic_ms)
-        self._server = RemotingServer(namesrv_dispatch(self.routes), clock=clock, on_close=self._connection_closed)
+        self._clock = clock
+        self._started_ms = clock.monotonic_ms()
+        self._kv = KeyValues(Path(settings.kv_config_path).expanduser())
         self._scan: asyncio.Task[None] | None = None
+        self._notices: Notices | None = None
+        self.routes = RouteTable(clock.monotonic_ms)
+        self._unregistration = Unregistration(
+            self.routes, capacity=settings.unregister_queue_capacity, on_change=self._lowest_id_changed
+        )
+        dispatch = Dispatch()
+        RouteHandlers(settings, self.routes, self._kv, self._is_ready).register(dispatch)
+        BrokerHandlers(settings, self.routes, self._kv, self._unregistration, self._lowest_id_changed).register(
+            dispatch
+        )
+        AdminHandlers(settings, self.routes, self._kv).register(dispatch)
+        self._server = RemotingServer(dispatch, clock=clock, on_close=self._connection_closed, tls=tls)
+        self._client_tls = client_tls
         self.address = ""
 
     async def start(self) -> None:
         """Listen.
 
         Raises:
+            StoreMismatch, StoreUnavailable: the KV file cannot be read.
             ListenFailed: the port is taken.
         """
-        port = await self._server.listen(self._settings.bind_address, self._settings.listen_port)
+        self._kv.load()
+        self._notices = Notices(RemotingClient(clock=self._clock, tls=self._client_tls))
+        self._started_ms = self._clock.monotonic_ms()
+        self._unregistration.start()
+        try:
+            port = await self._server.listen(self._settings.bind_address, self._settings.listen_port)
+        except BaseException:
+            await self.stop()
+            raise
+        self._settings.listen_port = port
         self.address = join_address(advertised_ip(self._settings.bind_address), port)
-        self._scan = asyncio.create_task(self._drop_silent(), name="silent brokers")
+        self._scan = asyncio.create_task(self._keep_scanning(), name="silent brokers")
 
     async def stop(self) -> None:
         """Close every connection and the port."""
@@ -51,18 +105,36 @@ class NameServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._scan
         await self._server.close()
+        await self._unregistration.stop()
+        if self._notices is not None:
+            await self._notices.stop()
+
+    def drop_silent(self) -> None:
+        """Have the brokers forgotten that were silent for too long, and close their connections."""
+        for departure in self.routes.silent():
+            _log.warning("broker %s at %s was silent for too long", departure.broker_name, departure.address)
+            self._unregistration.submit(departure)
+            if isinstance(departure.connection, Connection):
+                departure.connection.close("its broker was silent")
+
+    # -- inside
+
+    def _is_ready(self) -> bool:
+        """Whether routes may be told: brokers need some time to register after a start."""
+        if not self._settings.need_wait_for_service:
+            return True
+        return self._clock.monotonic_ms() - self._started_ms >= self._settings.wait_for_service_seconds * 1000
 
     def _connection_closed(self, connection: Connection) -> None:
-        keys = self.routes.registered_over(connection)
-        if keys:
-            _log.info("brokers %s left: their connection closed", [address for _, address in keys])
-            self.routes.unregister(keys)
+        for departure in self.routes.registered_over(connection):
+            _log.info("broker %s at %s left: its connection closed", departure.broker_name, departure.address)
+            self._unregistration.submit(departure)
 
-    async def _drop_silent(self) -> None:
+    def _lowest_id_changed(self, change: MemberChange) -> None:
+        if self._settings.notify_min_broker_id_changed and self._notices is not None:
+            self._notices.tell(change)
+
+    async def _keep_scanning(self) -> None:
         while True:
             await asyncio.sleep(self._settings.scan_interval_ms / 1000)
-            for key, live in self.routes.silent():
-                _log.warning("broker %s at %s was silent for %d ms", live.broker_name, key[1], live.timeout_ms)
-                self.routes.unregister([key])
-                if isinstance(live.connection, Connection):
-                    live.connection.close("its broker was silent")
+            self.drop_silent()

@@ -1,4 +1,7 @@
-"""Settings of the name server (``namesrv.conf``). Source: behaviour.md §1.1."""
+"""Settings of the name server (``namesrv.conf``). Source: behaviour.md §1.1.
+
+UPDATE_NAMESRV_CONFIG may change the ones marked hot; a change lasts until the process ends, the file stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from msgspec import Struct
 
 from rmqkit.settings import Setting
 
-__all__ = ["NamesrvSettings"]
+__all__ = ["PROMISES", "WITHOUT_EFFECT", "NamesrvSettings"]
 
 
 class NamesrvSettings(Struct, kw_only=True):
@@ -16,6 +19,66 @@ class NamesrvSettings(Struct, kw_only=True):
 
     listen_port: Annotated[int, Setting("listenPort", "port to listen on, 0 for a free one", low=0, high=65535)] = 9876
     bind_address: Annotated[str, Setting("bindAddress", "address to listen on")] = "0.0.0.0"
+    kv_config_path: Annotated[
+        str, Setting("kvConfigPath", "file of the KV configuration; default: ~/namesrv/kvConfig.json")
+    ] = ""
+    admin_from: Annotated[
+        str,
+        Setting(
+            "adminFrom",
+            "peers that may change KV configuration, permissions, topics and settings: loopback, any, "
+            "or networks such as 10.1.0.0/16;10.2.0.7",
+        ),
+    ] = "loopback"
     scan_interval_ms: Annotated[
-        int, Setting("scanNotActiveBrokerInterval", "ms between two looks for silent brokers", low=100)
+        int, Setting("scanNotActiveBrokerInterval", "ms between two looks for silent brokers", low=100, hot=True)
     ] = 5000
+    unregister_queue_capacity: Annotated[
+        int, Setting("unRegisterBrokerQueueCapacity", "brokers that may wait to be forgotten", low=1)
+    ] = 3000
+    order_message_enable: Annotated[
+        bool, Setting("orderMessageEnable", "tell clients the order configuration of a topic", hot=True)
+    ] = False
+    return_order_topic_config: Annotated[
+        bool,
+        Setting("returnOrderTopicConfigToBroker", "tell brokers all order topics when they register", hot=True),
+    ] = True
+    support_acting_master: Annotated[
+        bool, Setting("supportActingMaster", "show the lowest slave of a masterless group as its master", hot=True)
+    ] = False
+    all_topic_list_enable: Annotated[
+        bool, Setting("enableAllTopicList", "answer requests for the list of all topics", hot=True)
+    ] = True
+    topic_list_enable: Annotated[
+        bool, Setting("enableTopicList", "answer requests for the topics of a cluster or unit", hot=True)
+    ] = True
+    notify_min_broker_id_changed: Annotated[
+        bool, Setting("notifyMinBrokerIdChanged", "tell brokers of a group when its lowest id changes", hot=True)
+    ] = False
+    need_wait_for_service: Annotated[
+        bool, Setting("needWaitForService", "answer no routes until waitSecondsForService have passed", hot=True)
+    ] = False
+    wait_for_service_seconds: Annotated[
+        int, Setting("waitSecondsForService", "seconds after the start without routes", low=0, hot=True)
+    ] = 45
+    delete_topic_with_registration: Annotated[
+        bool,
+        Setting("deleteTopicWithBrokerRegistration", "forget topics that a broker no longer registers", hot=True),
+    ] = False
+    config_black_list: Annotated[
+        str, Setting("configBlackList", "keys that must not be changed, separated by semicolons")
+    ] = "configBlackList;configStorePath;kvConfigPath"
+
+
+WITHOUT_EFFECT = frozenset(
+    """
+    rocketmqHome configStorePath productEnvName defaultThreadPoolNums clientRequestThreadPoolNums
+    defaultThreadPoolQueueCapacity clientRequestThreadPoolQueueCapacity serverWorkerThreads
+    serverCallbackExecutorThreads serverSelectorThreads serverAsyncSemaphoreValue serverOnewaySemaphoreValue
+    serverSocketSndBufSize serverSocketRcvBufSize serverPooledByteBufAllocatorEnable useEpollNativeSelector
+    """.split()
+)
+"""Keys of Java's configuration about threads, buffers and the JVM: accepted, with one note, and without effect."""
+
+PROMISES = {"clusterTest": ("false",), "enableControllerInNamesrv": ("false",)}
+"""Keys that promise something, and the values whose promise is kept."""

@@ -2,39 +2,56 @@
 
 * integer keys are written bare: ``{0:"a:1",1:"b:2"}``;
 * object keys are written inline: ``{{"brokerName":"b","queueId":0,"topic":"T"}:3}``;
-* fastjson 1 may write a repeated object as ``{"$ref":"$.path"}`` (``@`` this, ``..`` parent, ``$`` root).
+* fastjson 1 may write a repeated object as ``{"$ref":"$.path"}``: ``$`` is the root, ``@`` the object that holds the
+  reference, ``..`` the one around that; steps are ``.name`` (with ``\\`` escapes), ``["name"]`` and ``[index]``;
+* an enum may come as its ordinal number instead of its name (`ORDINALS`).
 
 Strict JSON is a subset and takes the fast way through msgspec. When read, integer keys become their text (as strict
-JSON would have them) and object keys become `ObjectKey`. When written, integer keys are bare and `ObjectKey` is inline,
-which every Java release reads. Source: remoting.md §6.1, store.md §9.1.
+JSON would have them) and object keys become `ObjectKey`, which `decode_as` turns into the key type of the map, such as
+``dict[MessageQueue, int]``. When written, integer keys are bare and object keys inline, which every Java release reads.
+
+Source: remoting.md §6.1, §6.3, store.md §9.1.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from rmqkit.errors import BodyError
+from rmqkit.protocol.codes import LANGUAGES
+from rmqkit.protocol.fastjson_reader import ObjectKey, read
 
-__all__ = ["ObjectKey", "decode_as", "dumps", "loads"]
+__all__ = ["ORDINALS", "ObjectKey", "decode_as", "dumps", "loads"]
 
 T = TypeVar("T")
 
-DEPTH_MAX = 64
-"""Deeper nesting is refused; no body of the protocol comes near it."""
-
-
-class ObjectKey(msgspec.Struct, frozen=True, order=True):
-    """A map key that is an object, as sorted name/value pairs so that equal keys compare equal."""
-
-    items: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def of(cls, value: Mapping[str, Any]) -> ObjectKey:
-        return cls(tuple(sorted(value.items())))
+ORDINALS: dict[str, tuple[str, ...]] = {
+    "consumeType": ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"),
+    "messageModel": ("BROADCASTING", "CLUSTERING"),
+    "consumeFromWhere": (
+        "CONSUME_FROM_LAST_OFFSET",
+        "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+        "CONSUME_FROM_MIN_OFFSET",
+        "CONSUME_FROM_MAX_OFFSET",
+        "CONSUME_FROM_FIRST_OFFSET",
+        "CONSUME_FROM_TIMESTAMP",
+    ),
+    "topicFilterType": ("SINGLE_TAG", "MULTI_TAG"),
+    "consumeResult": (
+        "CR_SUCCESS",
+        "CR_LATER",
+        "CR_ROLLBACK",
+        "CR_COMMIT",
+        "CR_THROW_EXCEPTION",
+        "CR_RETURN_NULL",
+    ),
+    "mode": ("PULL", "POP"),
+    "language": LANGUAGES,
+}
+"""Enum members by the property that holds them, in the order of their ordinals. Source: remoting.md §6.3."""
 
 
 def decode_as(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
@@ -43,12 +60,17 @@ def decode_as(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
     Raises:
         BodyError: neither, or not of the type; the text names the place.
     """
+    if not _has_reference(body):
+        try:
+            return msgspec.json.decode(body, type=body_type, strict=False)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # not strict JSON, or something that only the dialect allows
     try:
-        return msgspec.json.decode(body, type=body_type, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # not strict JSON, or a type that only the dialect's reader can settle
+        return msgspec.convert(read(body), body_type, strict=False)
+    except msgspec.ValidationError:
+        plain = _with_names(read(body, has_quoted_objects=True))
     try:
-        return msgspec.convert(loads(body), body_type, strict=False)
+        return msgspec.convert(plain, body_type, strict=False)
     except msgspec.ValidationError as error:
         raise BodyError(f"{getattr(body_type, '__name__', body_type)}: {error}") from None
 
@@ -59,165 +81,35 @@ def loads(body: bytes | bytearray | memoryview) -> Any:
     Raises:
         BodyError: the body is neither.
     """
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    try:
-        reader = _Reader(str(body, "utf-8"))
-    except UnicodeDecodeError as error:
-        raise BodyError(f"JSON body is not UTF-8: byte {error.start} cannot be decoded") from None
-    return reader.document()
-
-
-_SPACE = re.compile(r"[ \t\r\n]*")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?[LBSFD]?")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_WORDS = {"true": True, "false": False, "null": None}
-_REF_STEP = re.compile(r"""\.((?:[^.\[\\]|\\.)+)|\[(\d+)\]|\["((?:[^"\\]|\\.)*)"\]|\['((?:[^'\\]|\\.)*)'\]""")
-
-
-class _Reader:
-    """A recursive-descent reader; ``at`` is the next character."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-        self.has_refs = False
-
-    def document(self) -> Any:
-        value = self.value(0)
-        self.skip()
-        if self.at != len(self.text):
-            raise self.error("the end")
-        return _resolve(value, value, value) if self.has_refs else value
-
-    def error(self, expected: str) -> BodyError:
-        found = self.text[self.at : self.at + 12] or "the end"
-        return BodyError(f"JSON body: expected {expected} at character {self.at}, found {found!r}")
-
-    def skip(self) -> str:
-        match = _SPACE.match(self.text, self.at)
-        assert match is not None
-        self.at = match.end()
-        return self.text[self.at : self.at + 1]
-
-    def value(self, depth: int) -> Any:
-        if depth > DEPTH_MAX:
-            raise self.error(f"at most {DEPTH_MAX} levels")
-        match self.skip():
-            case "{":
-                return self.object(depth)
-            case "[":
-                return self.array(depth)
-            case '"':
-                return self.string()
-            case _:
-                return self.word_or_number()
-
-    def object(self, depth: int) -> dict[Any, Any]:
-        members: dict[Any, Any] = {}
-        self.at += 1
-        while self.skip() != "}":
-            key = self.key(depth)
-            self.expect(":")
-            members[key] = self.value(depth + 1)
-            if self.skip() == ",":
-                self.at += 1
-            elif self.text[self.at : self.at + 1] != "}":
-                raise self.error("',' or '}'")
-        self.at += 1
-        self.has_refs = self.has_refs or "$ref" in members
-        return members
-
-    def key(self, depth: int) -> str | ObjectKey:
-        if self.skip() == "{":
-            value = self.value(depth + 1)
-            try:
-                hash(key := ObjectKey.of(value))
-            except TypeError:
-                raise self.error("an object key with plain values") from None
-            return key
-        key_value = self.value(depth + 1)
-        if isinstance(key_value, str):
-            return key_value
-        if isinstance(key_value, int) and not isinstance(key_value, bool):
-            return str(key_value)
-        raise self.error("a string, integer or object as key")
-
-    def array(self, depth: int) -> list[Any]:
-        elements: list[Any] = []
-        self.at += 1
-        while self.skip() != "]":
-            elements.append(self.value(depth + 1))
-            if self.skip() == ",":
-                self.at += 1
-            elif self.text[self.at : self.at + 1] != "]":
-                raise self.error("',' or ']'")
-        self.at += 1
-        return elements
-
-    def expect(self, character: str) -> None:
-        if self.skip() != character:
-            raise self.error(repr(character))
-        self.at += 1
-
-    def string(self) -> str:
-        match = _STRING.match(self.text, self.at)
-        if match is None:
-            raise self.error("a string")
+    if not _has_reference(body):
         try:
-            value = msgspec.json.decode(match[0], type=str)
-        except (msgspec.DecodeError, UnicodeEncodeError):
-            raise self.error("a string without broken escapes") from None
-        self.at = match.end()
-        return value
-
-    def word_or_number(self) -> Any:
-        for word, value in _WORDS.items():
-            if self.text.startswith(word, self.at):
-                self.at += len(word)
-                return value
-        match = _NUMBER.match(self.text, self.at)
-        if match is None or len(match[0]) > 400:
-            raise self.error("a value")
-        self.at = match.end()
-        digits = match[0].rstrip("LBSFD")
-        return float(digits) if match[1] or match[2] else int(digits)
+            return msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    return read(body)
 
 
-def _resolve(value: Any, root: Any, parent: Any) -> Any:
-    """The value with every ``{"$ref": path}`` in it replaced by what it points to."""
+def _has_reference(body: bytes | bytearray | memoryview) -> bool:
+    """A body with references is often strict JSON as well; msgspec would take them for unknown members."""
+    return b'"$ref"' in (bytes(body) if isinstance(body, memoryview) else body)
+
+
+def _with_names(value: Any) -> Any:
+    """The value with ordinals replaced by names; lists and maps are changed in place."""
     if isinstance(value, list):
-        return [_resolve(element, root, value) for element in value]
-    if not isinstance(value, dict):
-        return value
-    if isinstance(path := value.get("$ref"), str):
-        return _lookup(path, root, parent)
-    return {key: _resolve(member, root, value) for key, member in value.items()}
-
-
-def _lookup(path: str, root: Any, parent: Any) -> Any:
-    if path in ("@", ".."):
-        return parent
-    if not path.startswith("$"):
-        raise BodyError(f"JSON body: $ref {path!r} is not a path")
-    at, found = 1, root
-    while at < len(path):
-        step = _REF_STEP.match(path, at)
-        if step is None:
-            raise BodyError(f"JSON body: $ref {path!r} cannot be read at character {at}")
-        name = next(part for part in step.groups() if part is not None)
-        try:
-            found = found[int(name)] if isinstance(found, list) else found[re.sub(r"\\(.)", r"\1", name)]
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise BodyError(f"JSON body: $ref {path!r} points to nothing") from None
-        at = step.end()
-    return found
+        for element in value:
+            _with_names(element)
+    elif isinstance(value, dict):
+        for name, member in value.items():
+            if type(member) is int and (names := ORDINALS.get(name)) and 0 <= member < len(names):
+                value[name] = names[member]
+            else:
+                _with_names(member)
+    return value
 
 
 def dumps(value: Any, *, indent: str | None = None) -> bytes:
-    """A value in the dialect: integer keys bare, `ObjectKey` and frozen struct keys inline, None members left out.
+    """A value in the dialect: integer keys bare, `ObjectKey` and struct keys inline, None members left out.
 
     Args:
         value: anything msgspec can turn into plain values, maps with int, str or struct keys included.
@@ -227,9 +119,7 @@ def dumps(value: Any, *, indent: str | None = None) -> bytes:
 
 
 def _write(value: Any, line: str, step: str) -> list[str]:
-    if isinstance(value, ObjectKey):
-        value = dict(value.items)
-    elif isinstance(value, msgspec.Struct):
+    if isinstance(value, msgspec.Struct):
         value = {
             info.encode_name: member
             for info in msgspec.structs.fields(value)
@@ -247,7 +137,7 @@ def _write(value: Any, line: str, step: str) -> list[str]:
 def _write_key(key: Any) -> list[str]:
     if isinstance(key, int) and not isinstance(key, bool):
         return [str(int(key))]
-    if isinstance(key, msgspec.Struct):
+    if isinstance(key, msgspec.Struct | ObjectKey):
         return _write(key, "", "")
     return [msgspec.json.encode(str(key)).decode()]
 

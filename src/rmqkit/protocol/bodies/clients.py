@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from rmqkit.protocol.bodies.topics import DataVersion
+from rmqkit.protocol.numbers import Int32, Int64
 
 __all__ = [
     "CheckClientBody",
@@ -26,7 +27,7 @@ class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
 
     topic: str
     broker_name: str
-    queue_id: int
+    queue_id: Int32
 
 
 class SubscriptionData(Struct, rename="camel", kw_only=True):
@@ -44,8 +45,8 @@ class SubscriptionData(Struct, rename="camel", kw_only=True):
     topic: str
     sub_string: str = "*"
     tags_set: list[str] = field(default_factory=list)
-    code_set: list[int] = field(default_factory=list)
-    sub_version: int = 0
+    code_set: list[Int32] = field(default_factory=list)
+    sub_version: Int64 = 0
     expression_type: str | None = "TAG"
 
 
@@ -72,7 +73,7 @@ class HeartbeatData(Struct, kw_only=True):
     clientID: str  # noqa: N815
     producerDataSet: list[ProducerData] = field(default_factory=list)  # noqa: N815
     consumerDataSet: list[ConsumerData] = field(default_factory=list)  # noqa: N815
-    heartbeatFingerprint: int = 0  # noqa: N815
+    heartbeatFingerprint: Int32 = 0  # noqa: N815
     withoutSub: bool = False  # noqa: N815
 
 
@@ -95,25 +96,25 @@ class SubscriptionGroupConfig(Struct, rename="camel", kw_only=True):
     """What a broker holds about a consumer group; defaults are the reference's."""
 
     attributes: dict[str, str] | None = field(default_factory=dict)
-    broker_id: int = 0
+    broker_id: Int64 = 0
     consume_broadcast_enable: bool = True
     consume_enable: bool = True
     consume_from_min_enable: bool = True
     consume_message_orderly: bool = False
-    consume_timeout_minute: int = 15
+    consume_timeout_minute: Int32 = 15
     group_name: str = ""
     group_retry_policy: dict[str, Any] | None = field(default_factory=lambda: {"type": "CUSTOMIZED"})
-    group_sys_flag: int = 0
+    group_sys_flag: Int32 = 0
     notify_consumer_ids_changed_enable: bool = True
-    retry_max_times: int = 16
-    retry_queue_nums: int = 1
+    retry_max_times: Int32 = 16
+    retry_queue_nums: Int32 = 1
     subscription_data_set: list[Any] | None = None
-    which_broker_when_consume_slowly: int = 1
+    which_broker_when_consume_slowly: Int64 = 1
 
 
 class SubscriptionGroupTable(Struct, rename="camel"):
     """``subscriptionGroup.json``."""
 
     data_version: DataVersion = field(default_factory=DataVersion)
-    forbidden_table: dict[str, dict[str, int]] = field(default_factory=dict)
+    forbidden_table: dict[str, dict[str, Int32]] = field(default_factory=dict)
     subscription_group_table: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)

@@ -15,6 +15,7 @@ __all__ = [
     "RegisterBrokerBody",
     "TopicConfig",
     "TopicConfigTable",
+    "TopicQueueMappingInfo",
     "TopicRoute",
 ]
 
@@ -58,17 +59,39 @@ class TopicConfig(Struct, rename="camel"):
         return (self.attributes or {}).get("queue.type") == "BatchCQ"
 
 
+class TopicQueueMappingInfo(Struct, rename="camel", kw_only=True):
+    """Where the queues of a static topic are on one broker name.
+
+    Attributes:
+        bname: the broker name.
+        curr_id_map: number of a queue in the whole topic → its number on this broker.
+    """
+
+    bname: str = ""
+    curr_id_map: dict[int, int] | None = field(default_factory=dict)
+    dirty: bool = False
+    epoch: int = 0
+    scope: str = "__global__"
+    topic: str = ""
+    total_queues: int = 0
+
+
 class TopicConfigTable(Struct, rename="camel"):
-    """``topics.json`` and the topic part of a registration (``TopicConfigSerializeWrapper``)."""
+    """``topics.json`` and the topic part of a registration (``TopicConfigSerializeWrapper``).
+
+    Only registrations carry the static topics (``TopicConfigAndMappingSerializeWrapper``, 5.x).
+    """
 
     data_version: DataVersion = field(default_factory=DataVersion)
     topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
+    mapping_data_version: DataVersion | UnsetType | None = UNSET
+    topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] | UnsetType | None = UNSET
 
 
 class RegisterBrokerBody(Struct, rename="camel"):
-    """Body of REGISTER_BROKER."""
+    """Body of REGISTER_BROKER; a filter server list that is null leaves the known one as it is."""
 
-    filter_server_list: list[str] = field(default_factory=list)
+    filter_server_list: list[str] | None = field(default_factory=list)
     topic_config_serialize_wrapper: TopicConfigTable = field(default_factory=TopicConfigTable)
 
 
@@ -100,6 +123,7 @@ class TopicRoute(Struct, rename="camel"):
     broker_datas: list[BrokerData] = field(default_factory=list)
     filter_server_table: dict[str, list[str]] = field(default_factory=dict)
     order_topic_conf: str | UnsetType | None = UNSET
+    topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | UnsetType | None = UNSET
 
 
 class ClusterInfo(Struct, rename="camel"):

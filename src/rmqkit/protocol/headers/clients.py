@@ -1,10 +1,28 @@
-"""Headers of client registration: 34, 35, 38, 40, 36. Source: remoting.md §4.3.4, §4.3.5."""
+"""Headers of client registration and of what clients hand back or look at: 33 to 36, 38, 40, 203.
+
+Source: remoting.md §4.3.4, §4.3.5, §4.3.6.
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-__all__ = ["ConsumerGroupRequest", "ConsumerSendBackRequest", "UnregisterClientRequest", "ViewMessageRequest"]
+from rmqkit.protocol.numbers import Int32, Int64
+
+__all__ = [
+    "ConsumerGroupRequest",
+    "ConsumerSendBackRequest",
+    "HeartbeatResponse",
+    "UnregisterClientRequest",
+    "ViewMessageRequest",
+]
+
+
+class HeartbeatResponse(Struct, gc=False):
+    """HEART_BEAT, 5.x: whether fingerprints are understood, and whether the stored one differed."""
+
+    is_support_heart_beat_v2: bool | None = field(default=None, name="IS_SUPPORT_HEART_BEAT_V2")
+    is_sub_change: bool | None = field(default=None, name="IS_SUB_CHANGE")
 
 
 class UnregisterClientRequest(Struct, gc=False):
@@ -16,7 +34,7 @@ class UnregisterClientRequest(Struct, gc=False):
 
 
 class ConsumerGroupRequest(Struct, rename="camel", gc=False):
-    """GET_CONSUMER_LIST_BY_GROUP and NOTIFY_CONSUMER_IDS_CHANGED."""
+    """GET_CONSUMER_LIST_BY_GROUP, NOTIFY_CONSUMER_IDS_CHANGED and GET_CONSUMER_CONNECTION_LIST."""
 
     consumer_group: str
 
@@ -24,17 +42,17 @@ class ConsumerGroupRequest(Struct, rename="camel", gc=False):
 class ConsumerSendBackRequest(Struct, rename="camel", gc=False):
     """CONSUMER_SEND_MSG_BACK; ``offset`` is physical, ``delay_level`` 0 lets the broker choose, -1 is the DLQ."""
 
-    offset: int
+    offset: Int64
     group: str
-    delay_level: int
+    delay_level: Int32
     origin_msg_id: str | None = None
     origin_topic: str | None = None
     unit_mode: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
 
 
 class ViewMessageRequest(Struct, gc=False):
     """VIEW_MESSAGE_BY_ID; ``offset`` is physical."""
 
-    offset: int
+    offset: Int64
     topic: str | None = None

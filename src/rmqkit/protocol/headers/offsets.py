@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from rmqkit.protocol.numbers import Int32, Int64
+
 __all__ = [
     "OffsetResponse",
     "QueryConsumerOffsetRequest",
@@ -19,7 +21,7 @@ class QueryConsumerOffsetRequest(Struct, rename="camel", gc=False):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     set_zero_if_not_found: bool | None = None
 
 
@@ -28,33 +30,37 @@ class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
 
     consumer_group: str
     topic: str
-    queue_id: int | None = None
-    commit_offset: int | None = None
+    queue_id: Int32 | None = None
+    commit_offset: Int64 | None = None
 
 
 class QueueRequest(Struct, rename="camel", gc=False):
-    """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME: one queue of a topic."""
+    """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME: one queue of a topic.
+
+    ``committed`` False asks GET_MAX_OFFSET for what is stored but not readable yet.
+    """
 
     topic: str
-    queue_id: int
+    queue_id: Int32
+    committed: bool | None = None
 
 
 class SearchOffsetRequest(Struct, rename="camel", gc=False):
     """SEARCH_OFFSET_BY_TIMESTAMP; ``boundary_type`` LOWER (default) or UPPER, case does not matter."""
 
     topic: str
-    queue_id: int
-    timestamp: int
+    queue_id: Int32
+    timestamp: Int64
     boundary_type: str | None = None
 
 
 class OffsetResponse(Struct, gc=False):
     """One queue offset."""
 
-    offset: int
+    offset: Int64
 
 
 class StoreTimeResponse(Struct, gc=False):
     """A store time in ms since the epoch, -1 for an empty queue."""
 
-    timestamp: int
+    timestamp: Int64

@@ -6,6 +6,8 @@ import enum
 
 from msgspec import Struct
 
+from rmqkit.protocol.numbers import Int32, Int64
+
 __all__ = ["ForbiddenType", "PullFlag", "PullMessageRequest", "PullMessageResponse"]
 
 
@@ -34,26 +36,29 @@ class PullMessageRequest(Struct, rename="camel", gc=False):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    queue_offset: int
-    max_msg_nums: int
-    sys_flag: int
-    commit_offset: int
-    suspend_timeout_millis: int
-    sub_version: int
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
     subscription: str | None = None
     expression_type: str | None = None
-    max_msg_bytes: int | None = None
+    max_msg_bytes: Int32 | None = None
     bname: str | None = None
+    request_source: Int32 | None = None
+    proxy_froward_client_id: str | None = None  # the reference's spelling
 
 
 class PullMessageResponse(Struct, rename="camel", gc=False):
     """Goes with every pull reply, also those without messages: Java clients need all four numbers."""
 
-    suggest_which_broker_id: int
-    next_begin_offset: int
-    min_offset: int
-    max_offset: int
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
-    forbidden_type: int | None = None
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
+    forbidden_type: Int32 | None = None
+    offset_delta: Int64 | None = None

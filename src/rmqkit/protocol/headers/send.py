@@ -1,30 +1,32 @@
-"""Headers of the send family: SEND_MESSAGE 10, SEND_MESSAGE_V2 310, SEND_BATCH_MESSAGE 320.
+"""Headers of the send family: 10, 310, 320, the replies 324 and 325, and the reply pushed to its requester, 326.
 
-Source: remoting.md §4.3.1.
+Source: remoting.md §4.3.1, §4.3.7.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["SendMessageRequest", "SendMessageResponse", "SendMessageV2Request"]
+from rmqkit.protocol.numbers import Int32, Int64
+
+__all__ = ["PushReplyRequest", "SendMessageRequest", "SendMessageResponse", "SendMessageV2Request"]
 
 
 class SendMessageRequest(Struct, rename="camel", gc=False):
-    """The long-named form (code 10)."""
+    """The long-named form (codes 10 and 324)."""
 
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: int
-    flag: int
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
     batch: bool | None = None
     bname: str | None = None
 
@@ -33,7 +35,7 @@ _SHORT_NAMES = dict(zip(SendMessageRequest.__struct_fields__, "abcdefghijklmn", 
 
 
 class SendMessageV2Request(SendMessageRequest, rename=_SHORT_NAMES, gc=False):
-    """The short-named form (codes 310 and 320): same fields, names ``a`` … ``n``.
+    """The short-named form (codes 310, 320 and 325): same fields, names ``a`` … ``n``.
 
     An inherited field keeps its wire name, so each one is declared again.
     """
@@ -41,15 +43,15 @@ class SendMessageV2Request(SendMessageRequest, rename=_SHORT_NAMES, gc=False):
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: int
-    flag: int
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool | None = None
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
     batch: bool | None = None
     bname: str | None = None
 
@@ -61,8 +63,27 @@ class SendMessageResponse(Struct, rename="camel", gc=False):
     """What every stored send is answered with; `queue_offset` is the first one of a batch."""
 
     msg_id: str
-    queue_id: int
-    queue_offset: int
+    queue_id: Int32
+    queue_offset: Int64
     transaction_id: str | None = None
     batch_uniq_id: str | None = None
     recall_handle: str | None = None
+
+
+class PushReplyRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT: a stored reply on its way to the client that asked; hosts are ``ip:port``."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    born_host: str
+    store_host: str
+    store_timestamp: Int64

@@ -1,0 +1,67 @@
+"""The queue of brokers to forget (``BatchUnregistrationService``).
+
+Good-byes, closed connections and silence all put departures here; one task takes all that wait at once, because
+forgetting walks over every topic: a thousand brokers whose network broke cost one walk. The queue is bounded; what does
+not fit is refused (a good-bye) or dropped (the others: the next scan finds them again). Source: behaviour.md §1.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from rmqkit.namesrv.routes import Departure, MemberChange, RouteTable
+
+__all__ = ["Unregistration"]
+
+_log = logging.getLogger(__name__)
+
+
+class Unregistration:
+    """Takes departures in batches out of the route table; loop only.
+
+    Args:
+        capacity: departures that may wait.
+        on_change: told of each group whose lowest id went away.
+    """
+
+    def __init__(self, routes: RouteTable, *, capacity: int, on_change: Callable[[MemberChange], None]) -> None:
+        self._routes = routes
+        self._on_change = on_change
+        self._waiting: asyncio.Queue[Departure] = asyncio.Queue(capacity)
+        self._task: asyncio.Task[None] | None = None
+
+    def submit(self, departure: Departure) -> bool:
+        """Have a broker forgotten soon; False when the queue is full."""
+        try:
+            self._waiting.put_nowait(departure)
+        except asyncio.QueueFull:
+            _log.warning("%s at %s is not unregistered: the queue is full", departure.broker_name, departure.address)
+            return False
+        return True
+
+    def start(self) -> None:
+        """Begin to take departures."""
+        self._task = asyncio.create_task(self._run(), name="unregistration")
+
+    async def stop(self) -> None:
+        """Take what still waits, and end."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._take(self._drained())
+
+    async def _run(self) -> None:
+        while True:
+            first = await self._waiting.get()
+            self._take([first, *self._drained()])
+
+    def _drained(self) -> list[Departure]:
+        return [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
+
+    def _take(self, batch: list[Departure]) -> None:
+        for change in self._routes.unregister(batch):
+            self._on_change(change)

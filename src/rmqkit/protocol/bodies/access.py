@@ -1,0 +1,59 @@
+"""Users, policies and plain access accounts: 54, 3001 to 3010. Source: remoting.md §4.4.1, §6.4.14."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+__all__ = ["AclEntry", "AclInfo", "AclPolicy", "PlainAccess", "PlainAccessTable", "UserInfo"]
+
+
+class UserInfo(Struct, rename="camel", kw_only=True):
+    """A user; type ``Super`` or ``Normal``, status ``enable`` or ``disable``."""
+
+    username: str | None = None
+    password: str | None = None
+    user_type: str | None = None
+    user_status: str | None = None
+
+
+class AclEntry(Struct, rename="camel", kw_only=True):
+    """What may be done with one resource (``Topic:orders``, ``Group:*``), and from which networks."""
+
+    resource: str
+    actions: list[str] = field(default_factory=list)
+    source_ips: list[str] | None = None
+    decision: str | None = None
+
+
+class AclPolicy(Struct, rename="camel", kw_only=True):
+    """Entries of one policy type, ``Custom`` or ``Default``."""
+
+    policy_type: str | None = None
+    entries: list[AclEntry] = field(default_factory=list)
+
+
+class AclInfo(Struct, rename="camel", kw_only=True):
+    """Everything about one subject (``User:name``)."""
+
+    subject: str | None = None
+    policies: list[AclPolicy] = field(default_factory=list)
+
+
+class PlainAccess(Struct, rename="camel", kw_only=True):
+    """One account of plain ACL; permissions are texts such as ``orders=PUB|SUB``."""
+
+    access_key: str | None = None
+    secret_key: str | None = None
+    white_remote_address: str | None = None
+    admin: bool = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: list[str] | None = None
+    group_perms: list[str] | None = None
+
+
+class PlainAccessTable(Struct, rename="camel", kw_only=True):
+    """Answer to GET_BROKER_CLUSTER_ACL_CONFIG."""
+
+    global_white_addrs: list[str] = field(default_factory=list)
+    plain_access_configs: list[PlainAccess] = field(default_factory=list)

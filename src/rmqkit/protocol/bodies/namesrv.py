@@ -1,0 +1,192 @@
+"""Bodies of name servers: registrations in every form brokers send, KV tables, topic lists, member groups.
+
+A registration (REGISTER_BROKER) comes in three forms:
+
+=====================  =============================================================================================
+form                   who sends it
+=====================  =============================================================================================
+`TopicConfigTable`     brokers before 3.0.11 (`SINCE_REGISTER_BODY`): JSON, the topic table alone
+`RegisterBrokerBody`   every later one: JSON
+compressed             with ``compressedRegister``: one zlib stream (RFC 1950) of the parts below, lengths big-endian
+
+  i32 n, data version JSON
+  i32 count, then per topic: i32 n, ``<name> <read queues> <write queues> <perm> <filter type>[ <attributes JSON>]``
+  i32 n, filter server list JSON
+  i32 count, then per static topic: i32 n, `TopicQueueMappingInfo` JSON       (only from 5.0.0 on, `SINCE_MAPPINGS`)
+=====================  =============================================================================================
+
+4.x leaves the attributes out; ``topicSysFlag`` and ``order`` are not carried. The header says whether the body is
+compressed; some 5.3 brokers compress and say they did not, so what is not JSON is tried as zlib.
+Source: remoting.md §6.4.1, §6.4.13.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import msgspec
+from msgspec import Struct, field
+
+from rmqkit.errors import BodyError
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.bodies.topics import (
+    DataVersion,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigTable,
+    TopicQueueMappingInfo,
+)
+from rmqkit.protocol.codes import version_number
+from rmqkit.protocol.compression import Compression, decompress
+from rmqkit.protocol.record import COMPRESSED
+
+__all__ = [
+    "SINCE_MAPPINGS",
+    "SINCE_REGISTER_BODY",
+    "BrokerMemberGroup",
+    "BrokerMemberGroupBody",
+    "KVTable",
+    "TopicList",
+    "compress_registration",
+    "decode_registration",
+]
+
+SINCE_REGISTER_BODY = 37
+"""Version number of 3.0.11."""
+
+SINCE_MAPPINGS = version_number(5, 0, 0)
+
+_I32 = struct.Struct(">i")
+_LEVEL = 9
+_ZLIB = COMPRESSED | Compression.ZLIB
+_LINE_PARTS = (5, 6)
+
+
+class KVTable(Struct):
+    """Text → text: a KV namespace, a broker's runtime information."""
+
+    table: dict[str, str] = field(default_factory=dict)
+
+
+class TopicList(Struct, rename="camel", omit_defaults=True):
+    """A list of topics; ``broker_addr`` comes only with the system topics."""
+
+    topic_list: list[str]
+    broker_addr: str | None = None
+
+
+class BrokerMemberGroup(Struct, rename="camel"):
+    """The brokers of one name: id → address."""
+
+    broker_addrs: dict[int, str]
+    broker_name: str
+    cluster: str
+
+
+class BrokerMemberGroupBody(Struct, rename="camel"):
+    """Answer to GET_BROKER_MEMBER_GROUP."""
+
+    broker_member_group: BrokerMemberGroup
+
+
+def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> RegisterBrokerBody:
+    """What a broker registers; an empty body is an empty table with a zero data version.
+
+    Args:
+        is_compressed: what the header says; an uncompressed body that is not JSON is tried as compressed.
+        version: the broker's protocol version number.
+
+    Raises:
+        BodyError: the body has none of the forms.
+    """
+    if not body:
+        return RegisterBrokerBody()
+    if version < SINCE_REGISTER_BODY:
+        return RegisterBrokerBody(topic_config_serialize_wrapper=fastjson.decode_as(body, TopicConfigTable))
+    if is_compressed:
+        return _decode_compressed(body, version)
+    try:
+        return fastjson.decode_as(body, RegisterBrokerBody)
+    except BodyError as not_json:
+        try:
+            return _decode_compressed(body, version)
+        except BodyError:
+            raise not_json from None
+
+
+def compress_registration(registration: RegisterBrokerBody, *, version: int) -> bytes:
+    """The compressed form as a broker of this version sends it."""
+    table = registration.topic_config_serialize_wrapper
+    lines = [_topic_line(name, config, version) for name, config in table.topic_config_table.items()]
+    parts = [_with_length(msgspec.json.encode(table.data_version)), _I32.pack(len(lines)), *map(_with_length, lines)]
+    parts.append(_with_length(msgspec.json.encode(registration.filter_server_list or [])))
+    if version >= SINCE_MAPPINGS:
+        mappings = list((table.topic_queue_mapping_info_map or {}).values())
+        parts.append(_I32.pack(len(mappings)))
+        parts.extend(_with_length(fastjson.dumps(mapping)) for mapping in mappings)
+    return zlib.compress(b"".join(parts), _LEVEL)
+
+
+def _decode_compressed(body: bytes, version: int) -> RegisterBrokerBody:
+    parts = _Parts(decompress(body, _ZLIB))
+    table = TopicConfigTable(fastjson.decode_as(parts.take("data version"), DataVersion))
+    for _ in range(parts.count("topics")):
+        config = _topic_of(parts.take("topic"))
+        table.topic_config_table[config.topic_name] = config
+    filter_servers = fastjson.decode_as(parts.take("filter servers"), list[str])
+    if version >= SINCE_MAPPINGS:
+        mappings = [
+            fastjson.decode_as(parts.take("mapping"), TopicQueueMappingInfo) for _ in range(parts.count("mappings"))
+        ]
+        table.topic_queue_mapping_info_map = {mapping.topic: mapping for mapping in mappings}
+    return RegisterBrokerBody(filter_servers, table)
+
+
+class _Parts:
+    """Reads lengths and what they announce."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._at = 0
+
+    def count(self, what: str) -> int:
+        """A number; each of what it counts has a length of its own, so the content bounds it."""
+        end = self._at + _I32.size
+        if end > len(self._content):
+            raise BodyError(f"compressed registration ends at byte {len(self._content)} before its {what}")
+        number: int = _I32.unpack_from(self._content, self._at)[0]
+        if not 0 <= number <= len(self._content) - end:
+            raise BodyError(f"compressed registration: {number} at byte {self._at} cannot be the size of its {what}")
+        self._at = end
+        return number
+
+    def take(self, what: str) -> bytes:
+        size = self.count(what)
+        taken = self._content[self._at : self._at + size]
+        self._at += size
+        return taken
+
+
+def _topic_line(name: str, config: TopicConfig, version: int) -> bytes:
+    line = f"{name} {config.read_queue_nums} {config.write_queue_nums} {config.perm} {config.topic_filter_type}"
+    if version < SINCE_MAPPINGS:
+        return line.encode()
+    return f"{line} ".encode() + msgspec.json.encode(config.attributes or {})
+
+
+def _topic_of(line: bytes) -> TopicConfig:
+    try:
+        parts = line.decode().split(" ", _LINE_PARTS[-1] - 1)
+        if len(parts) not in _LINE_PARTS:
+            raise ValueError(f"it has {len(parts)} items")
+        config = TopicConfig(parts[0], int(parts[1]), int(parts[2]), int(parts[3]), parts[4])
+    except ValueError as error:
+        raise BodyError(f"compressed registration: topic line {line[:80]!r} cannot be read: {error}") from None
+    if len(parts) == _LINE_PARTS[-1]:
+        config.attributes = fastjson.decode_as(parts[5].encode(), dict[str, str])
+    return config
+
+
+def _with_length(content: bytes) -> bytes:
+    return _I32.pack(len(content)) + content

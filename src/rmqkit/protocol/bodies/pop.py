@@ -1,0 +1,83 @@
+"""Bodies of POP consumption: batch ack 200151, assignments 400, modes 401 and 402. Source: remoting.md §4.6.1."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.numbers import Int32, Int64
+
+__all__ = [
+    "Assignment",
+    "Assignments",
+    "BatchAck",
+    "BatchAckBody",
+    "MessageRequestMode",
+    "MessageRequestModes",
+    "QueryAssignmentBody",
+]
+
+
+class BatchAck(Struct, kw_only=True):
+    """Acks of one queue and one pop; `rmqkit.protocol.pop` reads and writes ``acked``.
+
+    Attributes:
+        retry: ``0`` normal topic, ``1`` and ``2`` the two forms of the retry topic.
+        acked: bit i stands for ``start_offset`` + i, least significant bit of the first byte first; base64 in JSON.
+    """
+
+    group: str = field(name="c")
+    topic: str = field(name="t")
+    retry: str = field(default="0", name="r")
+    start_offset: Int64 = field(name="so")
+    queue_id: Int32 = field(name="q")
+    revive_queue_id: Int32 = field(name="rq")
+    pop_time: Int64 = field(name="pt")
+    invisible_time: Int64 = field(name="it")
+    acked: bytes = field(name="b")
+
+
+class BatchAckBody(Struct, rename="camel", kw_only=True):
+    """Body of BATCH_ACK_MESSAGE."""
+
+    broker_name: str | None = None
+    acks: list[BatchAck] = field(default_factory=list)
+
+
+class QueryAssignmentBody(Struct, rename="camel", kw_only=True):
+    """Body of QUERY_ASSIGNMENT; ``strategy_name`` is ``AVG``, ``AVG_BY_CIRCLE`` and so on."""
+
+    topic: str
+    consumer_group: str
+    client_id: str
+    strategy_name: str = "AVG"
+    message_model: str = "CLUSTERING"
+
+
+class Assignment(Struct, rename="camel", kw_only=True):
+    """One queue for the asking client, to be pulled or popped."""
+
+    message_queue: MessageQueue
+    mode: str = "PULL"
+    attachments: dict[str, str] | None = None
+
+
+class Assignments(Struct, rename="camel"):
+    """Answer to QUERY_ASSIGNMENT; empty for a client the broker does not know."""
+
+    message_queue_assignments: list[Assignment] = field(default_factory=list)
+
+
+class MessageRequestMode(Struct, rename="camel", kw_only=True):
+    """Body of SET_MESSAGE_REQUEST_MODE: whether a group pulls or pops a topic."""
+
+    topic: str
+    consumer_group: str
+    mode: str = "PULL"
+    pop_share_queue_num: Int32 = 0
+
+
+class MessageRequestModes(Struct, rename="camel"):
+    """Answer to GET_ALL_MESSAGE_REQUEST_MODE: topic → group → mode."""
+
+    message_request_mode_map: dict[str, dict[str, MessageRequestMode]] = field(default_factory=dict)

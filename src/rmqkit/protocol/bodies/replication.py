@@ -1,0 +1,41 @@
+"""The replication state of a broker: 907. Source: remoting.md §6.4.13."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from rmqkit.protocol.numbers import Int32, Int64
+
+__all__ = ["HaClientInfo", "HaConnectionInfo", "HaRuntimeInfo"]
+
+
+class HaClientInfo(Struct, rename="camel", kw_only=True):
+    """A slave's side: times in ms, offsets in bytes of the log."""
+
+    master_addr: str | None = None
+    transferred_byte_in_second: Int64 = 0
+    max_offset: Int64 = 0
+    last_read_timestamp: Int64 = 0
+    last_write_timestamp: Int64 = 0
+    master_flush_offset: Int64 = 0
+
+
+class HaConnectionInfo(Struct, rename="camel", kw_only=True):
+    """One slave as its master sees it; ``diff`` is how far it is behind in bytes."""
+
+    addr: str
+    slave_ack_offset: Int64 = 0
+    diff: Int64 = 0
+    in_sync: bool = False
+    transferred_byte_in_second: Int64 = 0
+    transfer_from_where: Int64 = 0
+
+
+class HaRuntimeInfo(Struct, rename="camel", kw_only=True):
+    """Answer to GET_BROKER_HA_STATUS; a slave fills only the client part."""
+
+    master: bool = False
+    master_commit_log_max_offset: Int64 = 0
+    in_sync_slave_nums: Int32 = 0
+    ha_connection_info: list[HaConnectionInfo] = field(default_factory=list)
+    ha_client_runtime_info: HaClientInfo = field(default_factory=HaClientInfo)

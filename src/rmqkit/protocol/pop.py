@@ -1,0 +1,208 @@
+"""The strings of POP consumption: offsets in pop responses, the handle in POP_CK, the bits of a batch ack.
+
+Entries are words between blanks, several are joined with ``;``; ``<r>`` says which topic: ``0`` the topic itself, ``1``
+and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``, ``%RETRY%<group>+<topic>``).
+
+===================  =====================================================================================
+string               entry
+===================  =====================================================================================
+startOffsetInfo      ``<r> <queue> <start offset>``
+msgOffsetInfo        ``<r> <queue> <offset>,<offset>…``
+orderCountInfo       ``<r> <queue> <count>`` or ``<r> qo<queue>%<offset> <count>``
+extraInfo, POP_CK    ``<check point offset> <pop time> <invisible time> <revive queue> <r> <broker> <queue>[ <offset>]``
+===================  =====================================================================================
+
+An empty string has no entries. Every decoder raises HeaderError and nothing else. Source: remoting.md §4.6.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from rmqkit.errors import HeaderError
+
+__all__ = [
+    "NORMAL_TOPIC",
+    "RETRY_TOPIC_V1",
+    "RETRY_TOPIC_V2",
+    "OrderKey",
+    "PopHandle",
+    "PopQueue",
+    "decode_acked",
+    "decode_message_offsets",
+    "decode_order_counts",
+    "decode_pop_handle",
+    "decode_start_offsets",
+    "encode_acked",
+    "encode_message_offsets",
+    "encode_order_counts",
+    "encode_pop_handle",
+    "encode_start_offsets",
+]
+
+NORMAL_TOPIC = "0"
+RETRY_TOPIC_V1 = "1"
+RETRY_TOPIC_V2 = "2"
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_ORDER_QUEUE = re.compile(r"qo(-?[0-9]{1,19})%(-?[0-9]{1,19})")
+_INT64_MAX = (1 << 63) - 1
+_ACK_BITS_MAX = 1 << 16
+
+
+class PopQueue(Struct, frozen=True, order=True):
+    """A queue of the topic or of its retry topic."""
+
+    retry: str
+    queue_id: int
+
+
+class OrderKey(Struct, frozen=True, order=True):
+    """A queue, or one message of it, whose deliveries are counted."""
+
+    retry: str
+    queue_id: int
+    queue_offset: int | None = None
+
+
+class PopHandle(Struct, kw_only=True, frozen=True):
+    """What acks and changes of the invisible time name a popped message by; times in ms.
+
+    Attributes:
+        check_point_offset: the check point's offset in the revive queue (of the queue itself for ordered pops).
+        queue_offset: the message's own, missing in the handle of a whole pop.
+    """
+
+    check_point_offset: int
+    pop_time: int
+    invisible_time: int
+    revive_queue_id: int
+    retry: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int | None = None
+
+
+def encode_start_offsets(offsets: Mapping[PopQueue, int]) -> str:
+    """``startOffsetInfo``."""
+    return ";".join([f"{queue.retry} {queue.queue_id} {offset}" for queue, offset in offsets.items()])
+
+
+def decode_start_offsets(text: str) -> dict[PopQueue, int]:
+    """Where the messages of each queue begin."""
+    return {PopQueue(retry, _integer(queue, text)): _integer(offset, text) for retry, queue, offset in _entries(text)}
+
+
+def encode_message_offsets(offsets: Mapping[PopQueue, Iterable[int]]) -> str:
+    """``msgOffsetInfo``."""
+    return ";".join([f"{q.retry} {q.queue_id} {','.join(map(str, those))}" for q, those in offsets.items()])
+
+
+def decode_message_offsets(text: str) -> dict[PopQueue, list[int]]:
+    """The offset of every message, by queue."""
+    return {
+        PopQueue(retry, _integer(queue, text)): [_integer(offset, text) for offset in offsets.split(",")]
+        for retry, queue, offsets in _entries(text)
+    }
+
+
+def encode_order_counts(counts: Mapping[OrderKey, int]) -> str:
+    """``orderCountInfo``."""
+    return ";".join([f"{key.retry} {_order_queue(key)} {count}" for key, count in counts.items()])
+
+
+def decode_order_counts(text: str) -> dict[OrderKey, int]:
+    """How often messages were delivered, by message where the broker says so, else by queue."""
+    counts: dict[OrderKey, int] = {}
+    for retry, queue, count in _entries(text):
+        match = _ORDER_QUEUE.fullmatch(queue)
+        if match is None:
+            key = OrderKey(retry, _integer(queue, text))
+        else:
+            key = OrderKey(retry, _integer(match[1], text), _integer(match[2], text))
+        counts[key] = _integer(count, text)
+    return counts
+
+
+def encode_pop_handle(handle: PopHandle) -> str:
+    """``extraInfo``, the POP_CK property.
+
+    Raises:
+        ValueError: the broker name holds a blank, which separates the parts.
+    """
+    if not handle.broker_name or " " in handle.broker_name:
+        raise ValueError(f"broker name {handle.broker_name!r} must be a word without blanks")
+    text = (
+        f"{handle.check_point_offset} {handle.pop_time} {handle.invisible_time} {handle.revive_queue_id} "
+        f"{handle.retry} {handle.broker_name} {handle.queue_id}"
+    )
+    return text if handle.queue_offset is None else f"{text} {handle.queue_offset}"
+
+
+def decode_pop_handle(text: str) -> PopHandle:
+    """What a POP_CK names."""
+    words = text.split(" ")
+    if len(words) not in (7, 8) or not words[5]:
+        raise HeaderError(f"POP handle {text[:80]!r} has {len(words)} words: it must have 7 or 8")
+    return PopHandle(
+        check_point_offset=_integer(words[0], text),
+        pop_time=_integer(words[1], text),
+        invisible_time=_integer(words[2], text),
+        revive_queue_id=_integer(words[3], text),
+        retry=_retry(words[4], text),
+        broker_name=words[5],
+        queue_id=_integer(words[6], text),
+        queue_offset=_integer(words[7], text) if len(words) == 8 else None,
+    )
+
+
+def encode_acked(start_offset: int, queue_offsets: Iterable[int]) -> bytes:
+    """The bits of a batch ack: bit i of the least significant first stands for ``start_offset`` + i.
+
+    Raises:
+        ValueError: an offset is below the start or 65 536 or more above it.
+    """
+    bits = 0
+    for offset in queue_offsets:
+        if not 0 <= offset - start_offset < _ACK_BITS_MAX:
+            raise ValueError(f"offset {offset} cannot be acked together with a pop that starts at {start_offset}")
+        bits |= 1 << (offset - start_offset)
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def decode_acked(start_offset: int, acked: bytes) -> list[int]:
+    """The offsets a batch ack names, ascending.
+
+    Raises:
+        HeaderError: more than 65 536 bits.
+    """
+    if len(acked) * 8 > _ACK_BITS_MAX:
+        raise HeaderError(f"batch ack has {len(acked)} bytes of bits: at most {_ACK_BITS_MAX // 8} make sense")
+    return [start_offset + 8 * i + bit for i, byte in enumerate(acked) if byte for bit in range(8) if byte & (1 << bit)]
+
+
+def _order_queue(key: OrderKey) -> str:
+    return str(key.queue_id) if key.queue_offset is None else f"qo{key.queue_id}%{key.queue_offset}"
+
+
+def _entries(text: str) -> Iterator[tuple[str, str, str]]:
+    for entry in text.split(";") if text else ():
+        words = entry.split(" ")
+        if len(words) != 3:
+            raise HeaderError(f"POP entry {entry[:80]!r} has {len(words)} words: it must have 3")
+        yield _retry(words[0], text), words[1], words[2]
+
+
+def _retry(word: str, text: str) -> str:
+    if word not in (NORMAL_TOPIC, RETRY_TOPIC_V1, RETRY_TOPIC_V2):
+        raise HeaderError(f"POP string {text[:80]!r}: {word[:20]!r} must be 0, 1 or 2")
+    return word
+
+
+def _integer(word: str, text: str) -> int:
+    if not _INTEGER.fullmatch(word) or not -_INT64_MAX - 1 <= int(word) <= _INT64_MAX:
+        raise HeaderError(f"POP string {text[:80]!r}: {word[:20]!r} is not a 64-bit integer")
+    return int(word)

@@ -1,0 +1,51 @@
+"""The bounded queue of brokers to forget (behaviour.md §1.4)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rmqkit.namesrv.routes import Departure, MemberChange
+from rmqkit.namesrv.unregistration import Unregistration
+
+FIRST, SECOND, THIRD = (Departure("C", f"10.0.0.{number}:1", "a") for number in (1, 2, 3))
+
+
+class Table:
+    """Stands for the route table: remembers the batches, answers each with one change."""
+
+    def __init__(self):
+        self.batches = []
+
+    def unregister(self, departures):
+        self.batches.append(list(departures))
+        return [MemberChange("a", {1: "10.0.0.9:1"}, departures[0].address, None)] if departures else []
+
+
+def test_all_that_wait_are_one_batch_and_changes_are_told():
+    async def scenario():
+        table, told = Table(), []
+        queue = Unregistration(table, capacity=2, on_change=told.append)
+        queue.start()
+        assert [queue.submit(departure) for departure in (FIRST, SECOND, THIRD)] == [True, True, False]
+        while not table.batches:
+            await asyncio.sleep(0)
+        assert table.batches == [[FIRST, SECOND]]
+        assert [change.offline_address for change in told] == ["10.0.0.1:1"]
+        assert queue.submit(THIRD), "there is room again"
+        await queue.stop()
+        assert table.batches == [[FIRST, SECOND], [THIRD]], "what waits at the end is taken"
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_that_never_started_stops(caplog):
+    async def scenario():
+        table = Table()
+        queue = Unregistration(table, capacity=1, on_change=lambda change: None)
+        queue.submit(FIRST)
+        queue.submit(SECOND)
+        await queue.stop()
+        assert table.batches == [[FIRST]]
+
+    asyncio.run(scenario())
+    assert "a at 10.0.0.2:1 is not unregistered: the queue is full" in caplog.text
