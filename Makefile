@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+FUZZER := $(VENV)/.fuzzer
 UV     := requirements/uv.sh $(VENV)
 LOCKS  := requirements/run.txt requirements/spark.txt requirements/dev.txt
 ARGS   ?=
+SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help env check test test-unit demo bench lock clean
+.PHONY: help env check test test-unit demo bench fuzz lock clean
 
 help: ## list the tasks
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +31,7 @@ check: $(STAMP) ## format, lint, types, import contracts
 	@echo "check: import contracts"
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 
-test: check ## check, then every test (Java tests skip, with the reason, where Java is missing)
+test: check $(FUZZER) ## check, then every test (Java tests skip, with the reason, where Java is missing)
 	@echo "test: pytest"
 	@$(BIN)/python -m pytest $(ARGS)
 
@@ -42,8 +44,11 @@ demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
 bench: $(STAMP) ## measure this machine
 	@$(BIN)/rmq bench start $(ARGS)
 
+fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
+	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
+
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run spark dev; do \
+	@for name in uv run spark dev fuzz; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \
@@ -64,3 +69,9 @@ $(STAMP): pyproject.toml requirements/uv.txt $(LOCKS)
 	@echo "env: installing rmqkit itself, editable"
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# Not every machine has a wheel of the fuzzer: its tests are skipped there, with the reason.
+$(FUZZER): $(STAMP) requirements/fuzz.txt
+	@echo "env: installing the fuzzer"
+	@$(UV) pip install --quiet --python $(BIN)/python --only-binary :all: --require-hashes -r requirements/fuzz.txt \
+	  && touch $@ || echo "env: there is no fuzzer for this Python"

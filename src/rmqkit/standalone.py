@@ -9,6 +9,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.store.settings import StoreSettings
 
@@ -26,6 +27,7 @@ class Standalone:
         broker: ``namesrv_addr`` is set here.
         tls: what both ports do about TLS; None means disabled.
         client_tls: how the broker reaches the name server, and it the broker; None means plain.
+        authentication: whose requests the broker takes.
     """
 
     def __init__(
@@ -38,13 +40,20 @@ class Standalone:
         clock: Clock = SYSTEM_CLOCK,
         tls: ServerTls | None = None,
         client_tls: ClientTls | None = None,
+        authentication: AuthenticationSettings | None = None,
     ) -> None:
         self._broker_settings = broker or BrokerSettings(listen_port=0, bind_address="127.0.0.1")
         namesrv = namesrv or NamesrvSettings(listen_port=0, bind_address="127.0.0.1")
         namesrv.kv_config_path = namesrv.kv_config_path or str(store_root / "config" / KV_FILE)
         self._namesrv = NameServer(namesrv, clock, tls=tls, client_tls=client_tls)
         self._broker = Broker(
-            self._broker_settings, store or StoreSettings(), store_root, clock=clock, tls=tls, client_tls=client_tls
+            self._broker_settings,
+            store or StoreSettings(),
+            store_root,
+            clock=clock,
+            tls=tls,
+            client_tls=client_tls,
+            authentication=authentication,
         )
 
     @property

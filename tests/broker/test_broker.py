@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 
 import msgspec
@@ -336,6 +337,27 @@ def test_under_sync_flush_the_answer_means_that_it_is_on_disk(run):
         assert store.durable_offset == store.max_physical_offset > 50 * 91
 
     run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+
+
+def test_a_full_disk_refuses_sends_until_the_next_round_finds_room(run, monkeypatch):
+    free_blocks = 9
+    monkeypatch.setattr("rmqkit.broker.server._FIRST_RETENTION_SECONDS", 0.01)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((1, 1, 100, *[free_blocks] * 2, 0, 0, 0, 0, 255)))
+
+    async def answer_with(cluster, code):
+        async with asyncio.timeout(20):
+            while (answer := await cluster.send()).code != code:
+                await asyncio.sleep(0.01)
+        return answer
+
+    async def scenario(cluster):
+        nonlocal free_blocks
+        answer = await answer_with(cluster, ResponseCode.SERVICE_NOT_AVAILABLE)
+        assert "disk full, CL: 0.91 CQ: 0.91 INDEX: 0.91" in answer.remark
+        free_blocks = 61
+        assert (await answer_with(cluster, ResponseCode.SUCCESS)).remark is None
+
+    run(scenario, store={"clean_resource_interval_ms": 100})
 
 
 # -- pull

@@ -131,13 +131,13 @@ def test_a_configuration_value_that_cannot_be_used(tmp_path, text, line):
 
 def test_unknown_and_useless_configuration_keys_are_told_and_do_not_matter(tmp_path):
     config = tmp_path / "broker.conf"
-    config.write_text("brokerNmae=x\nsendMessageThreadPoolNums=16\nuseEpollNativeSelector=true\ndeleteWhen=04\n")
+    config.write_text("brokerNmae=x\nsendMessageThreadPoolNums=16\nuseEpollNativeSelector=true\nenableLmq=true\n")
     with run_standalone(tmp_path / "store", tmp_path, "-c", str(config)) as standalone:
         standalone.stop()
         log = standalone.process.log.read_text()
     assert "unknown key brokerNmae is ignored, did you mean brokerName?" in log
     assert "without effect here: sendMessageThreadPoolNums, useEpollNativeSelector" in log
-    assert "not supported yet and ignored: deleteWhen" in log
+    assert "not supported yet and ignored: enableLmq" in log
 
 
 def test_settings_are_printed_and_nothing_is_started(tmp_path):

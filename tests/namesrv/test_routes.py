@@ -252,6 +252,13 @@ def test_a_stranger_s_good_bye_changes_nothing(routes):
     assert routes.clusters() == before
 
 
+def test_a_stranger_s_good_bye_leaves_a_masterless_group_alone(routes):
+    routes.register(registration(topics("T", "U"), enable_acting_master=True))
+    routes.register(registration(topics(), broker_id=1, enable_acting_master=True))
+    assert leave(routes, "10.0.0.7:1") == []
+    assert queue_counts(routes, "T") == {"a": (4, 6)}
+
+
 def test_a_broker_that_came_back_over_another_connection_stays(routes):
     routes.register(registration(topics("T", "U"), connection="old"))
     (departure,) = routes.registered_over("old")

@@ -19,9 +19,9 @@ from rmqkit.protocol.command import (
     request,
 )
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
+from rmqkit.protocol.headers.namesrv import RouteRequest
 from rmqkit.protocol.headers.pull import PullMessageRequest
 from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
-from rmqkit.protocol.headers.topics import TopicRequest
 
 BINARY_VECTOR = bytes.fromhex(
     "00000025 01000021 0069 00 0191 00000001 00000000 00000000 0000000c 0005 746f706963 00000001 54"
@@ -34,7 +34,7 @@ JSON_VECTOR = (
 
 
 def route_request() -> Command:
-    command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequest("T"))
+    command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest("T"))
     command.opaque, command.version, command.language = 1, 401, "JAVA"
     return command
 
@@ -49,7 +49,7 @@ def test_the_vectors_are_encoded_and_decoded(serialize_type, vector):
     assert b"".join(encode_command(route_request(), serialize_type)) == vector
     command = decode(vector)
     assert (command.code, command.opaque, command.flag, command.version, command.language) == (105, 1, 0, 401, "JAVA")
-    assert decode_header(command, TopicRequest) == TopicRequest("T")
+    assert decode_header(command, RouteRequest) == RouteRequest("T")
 
 
 def json_command(text: bytes) -> Command:
@@ -72,7 +72,7 @@ def test_unknown_header_keys_are_ignored_and_missing_ones_have_defaults():
 def test_numbers_and_booleans_in_ext_fields_are_taken_as_text_and_as_their_type():
     command = json_command(b'{"code":11,"extFields":{"topic":1,"acceptStandardJsonOnly":true}}')
     assert decode_fields(command) == {"topic": "1", "acceptStandardJsonOnly": "true"}
-    assert decode_header(command, TopicRequest) == TopicRequest("1", accept_standard_json_only=True)
+    assert decode_header(command, RouteRequest) == RouteRequest("1", accept_standard_json_only=True)
 
 
 def test_text_numbers_become_numbers():

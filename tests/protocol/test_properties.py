@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.properties import decode_properties, encode_properties, find_property
+from rmqkit.protocol.properties import (
+    PROPERTIES_BYTES_MAX,
+    RESERVED_NAMES,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
 
 
 def test_entries_end_with_0x02():
@@ -34,6 +40,18 @@ def test_both_writers_are_read_and_broken_pieces_dropped(encoded, properties):
 def test_separators_cannot_be_written(pair):
     with pytest.raises(ValueError, match="separator"):
         encode_properties([pair])
+
+
+def test_the_longest_string_is_read_and_searched():
+    value = "v" * (PROPERTIES_BYTES_MAX - len("a\x01\x02"))
+    encoded = encode_properties({"a": value})
+    assert len(encoded) == PROPERTIES_BYTES_MAX
+    assert (decode_properties(encoded), find_property(encoded, b"a")) == ({"a": value}, value.encode())
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
+def test_reserved_names_can_be_carried(name):
+    assert decode_properties(encode_properties({name: "x"})) == {name: "x"}
 
 
 WORD = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=8)

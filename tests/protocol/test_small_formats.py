@@ -11,7 +11,8 @@ from rmqkit.protocol import names
 from rmqkit.protocol.batch import BatchEntry, decode_batch, encode_batch
 from rmqkit.protocol.codes import version_name, version_number
 from rmqkit.protocol.compression import Compression, compress, decompress
-from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.hashing import java_hash, tags_code
+from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX
 from tests.golden_stores import golden_manifest
 
 
@@ -40,6 +41,28 @@ def test_java_hash_agrees_with_its_definition(text):
     assert -(2**31) <= java_hash(text) < 2**31
 
 
+def java_units(code_point: int) -> tuple[int, ...]:
+    """The UTF-16 code units of a character, by the definition of surrogates."""
+    if code_point < 0x10000:
+        return (code_point,)
+    return (0xD800 + ((code_point - 0x10000) >> 10), 0xDC00 + ((code_point - 0x10000) & 0x3FF))
+
+
+@pytest.mark.parametrize("plane", range(17))
+def test_java_hash_of_characters_of_every_plane(plane):
+    for low in (0x0000, 0x0001, 0x0041, 0x00E9, 0x4E2D, 0xD7FF, 0xD800, 0xDBFF, 0xDC00, 0xDFFF, 0xE000, 0xFFFE, 0xFFFF):
+        units = java_units(plane << 16 | low)
+        assert java_hash(chr(plane << 16 | low)) == (31 * units[0] + units[1] if len(units) == 2 else units[0])
+        hashed = 0
+        for unit in (*units, ord("x"), *units):
+            hashed = (31 * hashed + unit) & 0xFFFFFFFF
+        assert java_hash(f"{chr(plane << 16 | low)}x{chr(plane << 16 | low)}") & 0xFFFFFFFF == hashed
+
+
+def test_tags_code_is_the_hash_as_a_signed_64_bit_number():
+    assert [tags_code(tags) for tags in ("TagA", "polygenelubricants", "")] == [2598919, -(2**31), 0]
+
+
 BATCH_VECTOR = bytes.fromhex("0000001f 00000000 00000000 00000000 00000002 6869 0007 54414753014102")
 
 
@@ -54,6 +77,12 @@ def test_the_batch_vector_both_ways():
 def test_a_cut_off_batch_is_a_body_error(length):
     with pytest.raises(BodyError, match="batch entry at byte"):
         decode_batch(BATCH_VECTOR + BATCH_VECTOR[:length])
+
+
+@pytest.mark.parametrize("size", [0, 1, PROPERTIES_BYTES_MAX])
+def test_a_batch_carries_properties_up_to_the_limit(size):
+    entries = [BatchEntry(b"x", b"p" * size)] * 2
+    assert decode_batch(encode_batch(entries)) == entries
 
 
 @given(st.lists(st.builds(BatchEntry, st.binary(max_size=20), st.binary(max_size=20), st.integers(-9, 9)), max_size=5))

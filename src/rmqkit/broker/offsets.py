@@ -10,24 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct, field
 
 from rmqkit.clock import Clock
+from rmqkit.protocol.bodies.queues import ConsumerOffsets
 from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.store.json_files import JsonFile
 
-__all__ = ["OffsetTable", "StoredOffsets"]
+__all__ = ["OffsetTable"]
 
 _VERSION_STEP = 500
 _SEPARATOR = "@"
-
-
-class StoredOffsets(Struct, rename="camel"):
-    """``consumerOffset.json``; ``group_topic_map`` is derived and ignored when read."""
-
-    data_version: DataVersion = field(default_factory=DataVersion)
-    group_topic_map: dict[str, list[str]] = field(default_factory=dict)
-    offset_table: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
 class OffsetTable:
@@ -43,10 +35,10 @@ class OffsetTable:
 
     def load(self) -> None:
         """Read the file."""
-        stored = self._file.load(StoredOffsets)
+        stored = self._file.load(ConsumerOffsets)
         if stored is not None:
             self._table = stored.offset_table
-            self._data_version = stored.data_version
+            self._data_version = stored.data_version or DataVersion()
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset, or None."""
@@ -69,7 +61,7 @@ class OffsetTable:
         """Whether something was committed since the last `snapshot`."""
         return self._is_dirty
 
-    def snapshot(self) -> StoredOffsets:
+    def snapshot(self) -> ConsumerOffsets:
         """A copy of the table as it is now, to be written elsewhere."""
         self._is_dirty = False
         groups: dict[str, list[str]] = {}
@@ -77,9 +69,9 @@ class OffsetTable:
             topic, _, group = key.partition(_SEPARATOR)
             groups.setdefault(group, []).append(topic)
         version = msgspec.structs.replace(self._data_version)
-        return StoredOffsets(version, groups, {key: dict(queues) for key, queues in self._table.items()})
+        return ConsumerOffsets(version, groups, {key: dict(queues) for key, queues in self._table.items()})
 
-    def write(self, snapshot: StoredOffsets) -> None:
+    def write(self, snapshot: ConsumerOffsets) -> None:
         """Write a snapshot; may be called from another thread, one call at a time.
 
         Raises:

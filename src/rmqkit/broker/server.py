@@ -36,6 +36,7 @@ from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.ids import UniqueKeys
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import advertised_ip, join_address
+from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, inner_credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
@@ -47,6 +48,7 @@ from rmqkit.store.settings import FlushDiskType, StoreSettings
 __all__ = ["Broker"]
 
 _CLIENT_SWEEP_SECONDS = 10.0
+_FIRST_RETENTION_SECONDS = 60.0
 _VIP_BELOW = 2
 _GRACE_MS = 30_000
 
@@ -62,6 +64,7 @@ class Broker:
         store_root: ``storePathRootDir``.
         tls: what the ports do about TLS; None means disabled.
         client_tls: used towards name servers; None means plain.
+        authentication: whose requests are taken, and how the broker signs its own.
 
     Attributes:
         address: where clients reach it, as ``host:port``; set by `start`.
@@ -76,6 +79,7 @@ class Broker:
         clock: Clock = SYSTEM_CLOCK,
         tls: ServerTls | None = None,
         client_tls: ClientTls | None = None,
+        authentication: AuthenticationSettings | None = None,
     ) -> None:
         self._settings = settings
         self._store_settings = store_settings
@@ -83,6 +87,7 @@ class Broker:
         self._clock = clock
         self._tls = tls
         self._client_tls = client_tls
+        self._authentication = authentication or AuthenticationSettings()
         self._stops: list[Callable[[], Awaitable[None]]] = []
         self._parts: _Parts | None = None
         self._registration: Registration | None = None
@@ -117,7 +122,9 @@ class Broker:
         settings = self._settings
         settings.broker_name = settings.broker_name or socket.gethostname()
         settings.broker_ip1 = settings.broker_ip1 or advertised_ip(settings.bind_address)
-        dispatch, vip_dispatch = Dispatch(), Dispatch()
+        authentication = Authentication.of(self._authentication)
+        refusal = authentication.refusal if authentication is not None else None
+        dispatch, vip_dispatch = Dispatch(refusal), Dispatch(refusal)
         servers = [self._server(dispatch)]
         port = await self._bind(servers[0], settings.listen_port)  # a port in use is found before anything is written
         if settings.listen_port > _VIP_BELOW:
@@ -137,6 +144,8 @@ class Broker:
         await self._register(parts, port)
         self._run("offset table", parts.persist_offsets, settings.offset_persist_interval_ms / 1000)
         self._run("silent clients", _as_async(parts.clients.close_silent), _CLIENT_SWEEP_SECONDS)
+        retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
+        self._run("retention", _as_async(parts.store.retention_round), retention_seconds, _FIRST_RETENTION_SECONDS)
 
     def _server(self, dispatch: Dispatch) -> RemotingServer:
         return RemotingServer(
@@ -216,7 +225,7 @@ class Broker:
         others = (
             OffsetHandlers(store=parts.store, topics=parts.topics, groups=parts.groups, offsets=parts.offsets),
             ClientHandlers(clients=parts.clients, groups=parts.groups, topics=parts.topics, clock=clock),
-            TopicHandlers(topics=parts.topics),
+            TopicHandlers(topics=parts.topics, admin_from=settings.admin_from),
             RuntimeInfoHandlers(
                 store=parts.store, settings=self._store_settings, store_root=self._store_root, clock=clock
             ),
@@ -231,7 +240,9 @@ class Broker:
         if not settings.namesrv_addr:
             _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
             return
-        client = RemotingClient(clock=self._clock, tls=self._client_tls)
+        client = RemotingClient(
+            clock=self._clock, tls=self._client_tls, credentials=inner_credentials(self._authentication)
+        )
         self._stops.append(client.close)
         ha_ip = settings.broker_ip2 or settings.broker_ip1
         self._registration = Registration(
@@ -248,10 +259,12 @@ class Broker:
         if self._registration is not None:
             self._registration.topics_changed(topics)
 
-    def _run(self, name: str, work: Callable[[], Awaitable[None]], seconds: float) -> None:
-        """Do some work regularly; the broker's stop lets a round under way end."""
+    def _run(
+        self, name: str, work: Callable[[], Awaitable[None]], seconds: float, first_seconds: float | None = None
+    ) -> None:
+        """Do some work regularly, first after ``first_seconds``; the broker's stop lets a round under way end."""
         stopping = asyncio.Event()
-        task = asyncio.create_task(_repeat(name, work, seconds, stopping), name=name)
+        task = asyncio.create_task(_repeat(name, work, seconds, first_seconds, stopping), name=name)
 
         async def stop() -> None:
             stopping.set()
@@ -283,18 +296,22 @@ class _Parts:
             await asyncio.to_thread(self.offsets.write, self.offsets.snapshot())
 
 
-async def _repeat(name: str, work: Callable[[], Awaitable[None]], seconds: float, stopping: asyncio.Event) -> None:
+async def _repeat(
+    name: str, work: Callable[[], Awaitable[None]], seconds: float, first_seconds: float | None, stopping: asyncio.Event
+) -> None:
+    pause_seconds = seconds if first_seconds is None else first_seconds
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), seconds)
+            await asyncio.wait_for(stopping.wait(), pause_seconds)
             return
+        pause_seconds = seconds
         try:
             await work()
         except Exception:  # noqa: BLE001 - the outer edge of a periodic task: told once, tried again next time
             _log.exception("%s: a round failed", name)
 
 
-def _as_async(function: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+def _as_async(function: Callable[[], object]) -> Callable[[], Awaitable[None]]:
     async def call() -> None:
         function()
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from rmqkit.errors import SettingsError
+from rmqkit.remoting.admission import AdminFrom
 from rmqkit.settings import Setting
 
 __all__ = ["NOT_BUILT", "PROMISES", "WITHOUT_EFFECT", "BrokerRole", "BrokerSettings", "refuse_unsupported"]
@@ -75,6 +76,9 @@ class BrokerSettings(Struct, kw_only=True):
         int, Setting("registerBrokerTimeoutMills", "ms a name server may take to answer", low=1)
     ] = 24_000
     reject_transactions: Annotated[bool, Setting("rejectTransactionMessage", "refuse half messages", hot=True)] = False
+    admin_from: Annotated[
+        AdminFrom, Setting("adminFrom", "who may create and change topics by request: loopback or any")
+    ] = AdminFrom.LOOPBACK
     proxy_protocol: Annotated[
         bool, Setting("proxyProtocolEnable", "believe a PROXY preamble about who the peer is")
     ] = True
@@ -98,31 +102,28 @@ WITHOUT_EFFECT = frozenset(
     endTransactionPoolQueueCapacity adminBrokerThreadPoolQueueCapacity ackThreadPoolQueueCapacity
     putThreadPoolQueueCapacity loadBalanceThreadPoolQueueCapacity litePullThreadPoolQueueCapacity
     flushConsumerOffsetHistoryInterval highSpeedMode commercialEnable clientAsyncSemaphoreValue
-    clientOnewaySemaphoreValue clientCallbackExecutorThreads clientWorkerThreads
+    clientOnewaySemaphoreValue clientCallbackExecutorThreads clientWorkerThreads deleteCommitLogFilesInterval
+    deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly redeleteHangedFileInterval
     """.split()
 )
-"""Keys of Java's configuration about threads, buffers and the JVM: accepted, with one note, and without effect."""
+"""Keys of Java's configuration about threads, buffers, files in use and the JVM: accepted, noted, without effect."""
 
 NOT_BUILT = frozenset(
     """
-    allAckInSyncStateSet brokerFastFailureEnable cleanFileForciblyEnable cleanResourceInterval
-    commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog consumerFallbehindThreshold
-    consumerOffsetUpdateVersionStep controllerAddr defaultQueryMaxNum delayOffsetUpdateVersionStep
-    deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval deleteFileBatchMax deleteWhen
-    destroyMapedFileIntervalForcibly disableConsumeIfConsumerReadSlowly disappearTimeAfterStart
-    diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio diskSpaceWarningLevelRatio enableAutoInSyncReplicas
-    enableCalcFilterBitMap enableCompaction enableLmq enableMultiDispatch enableScheduleAsyncDeliver
-    enableSlaveActingMaster expectConsumerNumUseFilter fastFailIfNoBufferInStorePool fileReservedTime
+    allAckInSyncStateSet brokerFastFailureEnable commitCommitLogLeastPages commitCommitLogThoroughInterval
+    commitIntervalCommitLog consumerFallbehindThreshold consumerOffsetUpdateVersionStep controllerAddr
+    defaultQueryMaxNum delayOffsetUpdateVersionStep disableConsumeIfConsumerReadSlowly disappearTimeAfterStart
+    enableAutoInSyncReplicas enableCalcFilterBitMap enableCompaction enableLmq enableMultiDispatch
+    enableScheduleAsyncDeliver enableSlaveActingMaster expectConsumerNumUseFilter fastFailIfNoBufferInStorePool
     filterDataCleanTimeSpan filterSupportRetry flushCommitLogTimed flushDelayOffsetInterval forceRegister
     haFlowControlEnable haHousekeepingInterval haMasterAddress haMaxGapNotInSync haSendHeartbeatInterval
     haSlaveFallbehindMax haTransferBatchSize litePullMessageEnable mappedFileSizeTimerLog maxErrorRateOfBloomFilter
     maxHaTransferByteInSecond minInSyncReplicas offsetCheckInSlave osPageCacheBusyTimeOutMills recallMessageEnable
-    redeleteHangedFileInterval reviveQueueNum slaveReadEnable slaveTimeout storeReplyMessageEnable
-    timerCongestNumEachSlot timerFlushIntervalMs timerMaxDelaySec timerPrecisionMs timerRollWindowSlot
-    timerWheelEnable totalReplicas transactionCheckInterval transactionCheckMax transactionOpBatchInterval
-    transactionOpMsgMaxSize transactionTimeOut transientStorePoolEnable transientStorePoolSize
-    useServerSideResetOffset waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue
-    waitTimeMillsInTransactionQueue warmMapedFileEnable
+    reviveQueueNum slaveReadEnable slaveTimeout storeReplyMessageEnable timerCongestNumEachSlot timerFlushIntervalMs
+    timerMaxDelaySec timerPrecisionMs timerRollWindowSlot timerWheelEnable totalReplicas transactionCheckInterval
+    transactionCheckMax transactionOpBatchInterval transactionOpMsgMaxSize transactionTimeOut transientStorePoolEnable
+    transientStorePoolSize useServerSideResetOffset waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
+    waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue warmMapedFileEnable
     """.split()
 )
 """Keys of parts that are not built yet: accepted, with one note that they are ignored."""

@@ -21,6 +21,7 @@ from rmqkit.broker import settings as broker_keys
 from rmqkit.broker.settings import NOT_BUILT, BrokerSettings, refuse_unsupported
 from rmqkit.namesrv import settings as namesrv_keys
 from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.store.settings import StoreSettings
 
@@ -29,6 +30,7 @@ __all__ = ["broker", "namesrv", "standalone"]
 PROMISES = {**broker_keys.PROMISES, **namesrv_keys.PROMISES}
 WITHOUT_EFFECT = broker_keys.WITHOUT_EFFECT | namesrv_keys.WITHOUT_EFFECT
 _TLS: tuple[type[msgspec.Struct], ...] = (ServerTlsSettings, ClientTlsSettings)
+_BROKER: tuple[type[msgspec.Struct], ...] = (BrokerSettings, StoreSettings, AuthenticationSettings, *_TLS)
 
 _log = logging.getLogger("rmqkit")
 
@@ -53,13 +55,11 @@ def standalone(
 ) -> None:
     """Run both until SIGTERM or SIGINT."""
     _log_to_stderr(verbose)
-    namesrv_settings, broker_settings, store_settings, *tls = _load(
-        [NamesrvSettings, BrokerSettings, StoreSettings, *_TLS], config
-    )
+    namesrv_settings, broker_settings, store_settings, users, *tls = _load([NamesrvSettings, *_BROKER], config)
     _override(broker_settings, bind_address=host, listen_port=port)
     _override(namesrv_settings, bind_address=host, listen_port=namesrv_port)
     if print_config:
-        _print_settings(namesrv_settings, broker_settings, store_settings, *tls)
+        _print_settings(namesrv_settings, broker_settings, store_settings, users, *tls)
         return
     from rmqkit.standalone import Standalone
 
@@ -74,6 +74,7 @@ def standalone(
             store=store_settings,
             tls=server_tls,
             client_tls=client_tls,
+            authentication=users,
         )
 
     _run(make, lambda both: f"ready namesrv={both.namesrv_address} broker={both.broker_address} store={root}")
@@ -91,17 +92,19 @@ def broker(
 ) -> None:
     """Run a broker until SIGTERM or SIGINT."""
     _log_to_stderr(verbose)
-    broker_settings, store_settings, *tls = _load([BrokerSettings, StoreSettings, *_TLS], config)
+    broker_settings, store_settings, users, *tls = _load(_BROKER, config)
     _override(broker_settings, bind_address=host, listen_port=port, namesrv_addr=name_servers)
     if print_config:
-        _print_settings(broker_settings, store_settings, *tls)
+        _print_settings(broker_settings, store_settings, users, *tls)
         return
     from rmqkit.broker.server import Broker
 
     root = _store_root(store, store_settings)
     server_tls, client_tls = _tls(*tls)
     _run(
-        lambda: Broker(broker_settings, store_settings, root, tls=server_tls, client_tls=client_tls),
+        lambda: Broker(
+            broker_settings, store_settings, root, tls=server_tls, client_tls=client_tls, authentication=users
+        ),
         lambda server: f"ready broker={server.address} store={root}",
     )
 

@@ -14,7 +14,7 @@ from rmqkit.protocol.bodies.topics import TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.topics import TopicRequest
+from rmqkit.protocol.headers.namesrv import RouteRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
 
 __all__ = ["NameServers"]
@@ -48,7 +48,7 @@ class NameServers:
             PeerRefused: one answered with something else than a route.
             BodyError: the route cannot be read.
         """
-        header = TopicRequest(topic, accept_standard_json_only=True)
+        header = RouteRequest(topic, accept_standard_json_only=True)
         answer, address = await self._ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header))
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None

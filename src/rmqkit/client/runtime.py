@@ -38,6 +38,7 @@ from rmqkit.protocol.headers.clients import ConsumerGroupRequest
 from rmqkit.protocol.ids import UniqueKeys
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import advertised_ip
+from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
@@ -95,8 +96,13 @@ class ClientRuntime:
         self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
         self.dispatch = Dispatch()
         self.dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._consumer_ids_changed)
-        tls = ClientTls(settings) if settings.tls_enable else None
-        self.remoting = RemotingClient(self.dispatch, clock=clock, on_close=self._connection_closed, tls=tls)
+        self.remoting = RemotingClient(
+            self.dispatch,
+            clock=clock,
+            on_close=self._connection_closed,
+            tls=ClientTls(settings) if settings.tls_enable else None,
+            credentials=_credentials(settings),
+        )
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
         self.routes = RouteTable(NameServers(addresses, self.remoting, settings.api_timeout_ms), self._route_changed)
         self._producers: set[str] = set()
@@ -242,3 +248,13 @@ def _client_id(ip: str, settings: ClientSettings, now_ms: int) -> str:
     if name == "DEFAULT":
         name = f"{os.getpid()}#{now_ms * 1_000_000 + next(_instances)}"
     return "@".join(part for part in (ip, name, settings.unit_name) if part)
+
+
+def _credentials(settings: ClientSettings) -> Credentials | None:
+    if not settings.access_key:
+        return None
+    return Credentials(
+        access_key=settings.access_key,
+        secret_key=settings.secret_key,
+        security_token=settings.security_token or None,
+    )

@@ -57,6 +57,9 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
         str, Setting("instanceName", "second part of the client id; DEFAULT becomes <pid>#<nanoseconds>")
     ] = "DEFAULT"
     client_ip: Annotated[str, Setting("clientIP", "first part of the client id; empty: this machine's address")] = ""
+    access_key: Annotated[str, Setting("accessKey", "user who signs every request; empty: nothing is signed")] = ""
+    secret_key: Annotated[str, Setting("secretKey", "the user's secret")] = ""
+    security_token: Annotated[str, Setting("securityToken", "sent along with the signature")] = ""
     unit_name: Annotated[str, Setting("unitName", "last part of the client id")] = ""
     route_interval_ms: Annotated[
         int, Setting("pollNameServerInterval", "ms between two looks at the routes of the topics in use", low=10)

@@ -13,7 +13,7 @@ codes            request                                                open to
 318              change settings                                        ``adminFrom``
 ===============  =====================================================  ==============================================
 
-Whoever is not in ``adminFrom`` gets NO_PERMISSION; Apache's name server lets everybody. Source: behaviour.md §1.7.
+Unless ``adminFrom`` says otherwise, a peer on another machine gets NO_PERMISSION there. Source: behaviour.md §1.7.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import msgspec
 
 from rmqkit import settings as configuration
 from rmqkit.errors import SettingsError
-from rmqkit.namesrv.admission import AdminPeers
 from rmqkit.namesrv.kv import KeyValues
 from rmqkit.namesrv.routes import RouteTable
 from rmqkit.namesrv.settings import NamesrvSettings
@@ -43,6 +42,7 @@ from rmqkit.protocol.headers.namesrv import (
     KVValue,
     WipeWritePermResponse,
 )
+from rmqkit.remoting.admission import for_admins
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch, Handler
 
@@ -55,17 +55,12 @@ _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})")
 
 
 class AdminHandlers:
-    """Answers operators.
-
-    Raises:
-        SettingsError: ``adminFrom`` cannot be read.
-    """
+    """Answers operators."""
 
     def __init__(self, settings: NamesrvSettings, routes: RouteTable, kv: KeyValues) -> None:
         self._settings = settings
         self._routes = routes
         self._kv = kv
-        self._admins = AdminPeers(settings.admin_from)
 
     def register(self, dispatch: Dispatch) -> None:
         """Answer the codes of operators."""
@@ -93,7 +88,7 @@ class AdminHandlers:
             (RequestCode.UPDATE_NAMESRV_CONFIG, self.update_config),
         )
         for code, handler in guarded:
-            dispatch.register(code, self._guarded(handler))
+            dispatch.register(code, for_admins(handler, self._settings.admin_from))
 
     # -- KV configuration
 
@@ -207,21 +202,6 @@ class AdminHandlers:
             name = table[key][0]
             setattr(self._settings, name, getattr(changed, name))
         return reply(command)
-
-    # -- inside
-
-    def _guarded(self, handler: Handler) -> Handler:
-        def guarded(connection: Connection, command: Command) -> object:
-            if self._admins.admits(connection.peer):
-                return handler(connection, command)
-            return reply(
-                command,
-                ResponseCode.NO_PERMISSION,
-                f"{connection.peer} may not change this name server: adminFrom={self._settings.admin_from}; "
-                "ask from an address it admits, or add the network to adminFrom",
-            )
-
-        return guarded  # type: ignore[return-value]
 
 
 def _topic_list(command: Command, topics: list[str], *, broker_addr: str | None = None) -> Command:

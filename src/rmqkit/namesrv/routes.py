@@ -403,11 +403,12 @@ class RouteTable:
         self._filter_servers.pop(key, None)
         name = departure.broker_name if live is None else live.broker_name
         broker = self._brokers.get(name)
-        if broker is None:
-            return None
-        addresses = broker.broker_addrs
-        lowest = min(addresses, default=None)
-        for broker_id in [i for i, address in addresses.items() if address == departure.address]:
+        addresses = broker.broker_addrs if broker is not None else {}
+        gone = [broker_id for broker_id, address in addresses.items() if address == departure.address]
+        if broker is None or not gone:
+            return None  # it was no member: whoever says good-bye for it changes nothing
+        lowest = min(addresses)
+        for broker_id in gone:
             del addresses[broker_id]
         if addresses:
             changes.reduced.add(name)

@@ -44,9 +44,6 @@ class NameServer:
     Attributes:
         address: where it listens, as ``host:port`` others can use; set by `start`.
         routes: the table, for inspection.
-
-    Raises:
-        SettingsError: ``adminFrom`` cannot be read.
     """
 
     def __init__(

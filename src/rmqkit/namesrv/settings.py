@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from rmqkit.remoting.admission import AdminFrom
 from rmqkit.settings import Setting
 
 __all__ = ["PROMISES", "WITHOUT_EFFECT", "NamesrvSettings"]
@@ -23,13 +24,8 @@ class NamesrvSettings(Struct, kw_only=True):
         str, Setting("kvConfigPath", "file of the KV configuration; default: ~/namesrv/kvConfig.json")
     ] = ""
     admin_from: Annotated[
-        str,
-        Setting(
-            "adminFrom",
-            "peers that may change KV configuration, permissions, topics and settings: loopback, any, "
-            "or networks such as 10.1.0.0/16;10.2.0.7",
-        ),
-    ] = "loopback"
+        AdminFrom, Setting("adminFrom", "who may change KV values, permissions, topics and settings: loopback or any")
+    ] = AdminFrom.LOOPBACK
     scan_interval_ms: Annotated[
         int, Setting("scanNotActiveBrokerInterval", "ms between two looks for silent brokers", low=100, hot=True)
     ] = 5000

@@ -39,7 +39,7 @@ class BatchEntry(Struct, gc=False):
 
 
 def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
-    """The batch body of some messages."""
+    """The batch body of some messages; the caller has checked that no property string is over 32 767 bytes."""
     parts: list[bytes] = []
     for entry in entries:
         size = _ENTRY_BYTES_MIN + len(entry.body) + len(entry.properties)

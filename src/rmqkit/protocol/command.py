@@ -184,7 +184,7 @@ def decode_header(command: Command, header_type: type[H]) -> H:
             header: H = _header_decoder(header_type)(fields)
             return header
         return msgspec.convert(fields or {}, header_type, strict=False)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if isinstance(fields, Raw):
             return decode_header(_with_text_fields(command), header_type)
         raise HeaderError(f"{header_type.__name__}: {error}") from None
@@ -203,7 +203,7 @@ def decode_fields(command: Command) -> dict[str, str]:
         return fields
     try:
         decoded = msgspec.json.decode(fields) if fields else None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HeaderError(f"extFields cannot be read: {error}") from None
     if decoded is None:
         return {}
@@ -250,7 +250,7 @@ def _text(value: Any) -> str:
 def _decode_json(frame: Frame) -> Command:
     try:
         header = _decode_json_header(frame.header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HeaderError(f"command header is not readable JSON: {error}") from None
     language = header.language
     if not isinstance(language, str) or language not in LANGUAGES:

@@ -26,7 +26,9 @@ __all__ = ["DECOMPRESSED_BYTES_MAX", "Compression", "compress", "decompress"]
 DECOMPRESSED_BYTES_MAX = 64 << 20
 """A body that would grow beyond this is refused: sixteen times the largest message a default broker takes."""
 
-_ZSTD_STEP_BYTES = 1024
+_LZ4_GROWTH = 4
+_ZSTD_GROWTH_MAX = (128 << 10) // 4  # a block of four bytes can stand for 128 KiB
+_ZSTD_STEP_BYTES_MIN = 16
 
 
 class Compression(enum.IntEnum):
@@ -82,11 +84,20 @@ def _decompress_lz4(body: bytes, bytes_max: int) -> bytes:
     import lz4.frame
 
     stream = lz4.frame.LZ4FrameDecompressor()
+    parts: list[bytes] = []
+    plain_bytes = 0
+    # The library allocates what it may return before it looks at the input, so the room grows with the output.
+    room = _LZ4_GROWTH * len(body) + 1
     try:
-        plain = stream.decompress(body, bytes_max)
+        while not stream.eof and plain_bytes < bytes_max:
+            parts.append(stream.decompress(b"" if parts else body, min(room, bytes_max - plain_bytes)))
+            plain_bytes += len(parts[-1])
+            room *= 2
+            if stream.needs_input:
+                break
     except (RuntimeError, EOFError) as error:
         raise BodyError(f"lz4 body of {len(body)} bytes is damaged: {error}") from None
-    return _whole(plain, stream.eof, "lz4", body, bytes_max)
+    return _whole(b"".join(parts), stream.eof, "lz4", body, bytes_max)
 
 
 def _decompress_zstd(body: bytes, bytes_max: int) -> bytes:
@@ -94,14 +105,14 @@ def _decompress_zstd(body: bytes, bytes_max: int) -> bytes:
 
     stream = zstandard.ZstdDecompressor().decompressobj()
     parts: list[bytes] = []
-    plain_bytes = 0
+    plain_bytes = position = 0
     try:
-        # Fed in small steps, because the library bounds its output only by its input.
-        for start in range(0, len(body), _ZSTD_STEP_BYTES):
-            parts.append(stream.decompress(body[start : start + _ZSTD_STEP_BYTES]))
+        # The library bounds its output only by its input, so it gets no more than what can grow to the limit.
+        while position < len(body) and not stream.eof and plain_bytes <= bytes_max:
+            end = position + max(_ZSTD_STEP_BYTES_MIN, (bytes_max - plain_bytes) // _ZSTD_GROWTH_MAX)
+            parts.append(stream.decompress(body[position:end]))
             plain_bytes += len(parts[-1])
-            if stream.eof or plain_bytes > bytes_max:
-                break
+            position = end
     except zstandard.ZstdError as error:
         raise BodyError(f"zstd body of {len(body)} bytes is damaged: {error}") from None
     return _whole(b"".join(parts), stream.eof and plain_bytes <= bytes_max, "zstd", body, bytes_max)

@@ -17,6 +17,7 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.frame import JSON
 from rmqkit.remoting.address import split_address
+from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.permits import CLIENT_CALLS_MAX, Permits
@@ -34,6 +35,8 @@ class RemotingClient:
     Args:
         dispatch: answers requests that peers send over our connections; none by default.
         on_close: told when a pooled connection is gone.
+        tls: encrypts every connection; None means plain.
+        credentials: sign every request.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class RemotingClient:
         on_close: Callable[[str, Connection], None] | None = None,
         serialize_type: int = JSON,
         tls: ClientTls | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._dispatch = dispatch or Dispatch()
         self._clock = clock
@@ -52,6 +56,7 @@ class RemotingClient:
         self._on_close = on_close
         self._serialize_type = serialize_type
         self._tls = tls
+        self._credentials = credentials
         self._permits = Permits(CLIENT_CALLS_MAX)
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
@@ -66,6 +71,8 @@ class RemotingClient:
             ConnectionLost: the connection closed first.
         """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        if self._credentials is not None:
+            self._credentials.sign(command)
         if not await self._permits.take(timeout_ms):
             raise RequestTimedOut(address, command.code, timeout_ms)
         try:
@@ -96,6 +103,8 @@ class RemotingClient:
             ConnectFailed: the address cannot be reached.
         """
         assert command.is_one_way, "a request with an answer goes through call()"
+        if self._credentials is not None:
+            self._credentials.sign(command)
         (await self.connection(address, timeout_ms)).send(command)
 
     async def connection(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:

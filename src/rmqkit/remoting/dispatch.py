@@ -50,9 +50,14 @@ class Lane:
 
 
 class Dispatch:
-    """The handlers of one listening port or one client; loop only."""
+    """The handlers of one listening port or one client; loop only.
 
-    def __init__(self) -> None:
+    Args:
+        refusal: looks at every request first: the remark for one that is not let in (NO_PERMISSION), else None.
+    """
+
+    def __init__(self, refusal: Callable[[Command], str | None] | None = None) -> None:
+        self._refusal = refusal
         self._handlers: dict[int, tuple[Handler, Lane | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_going_away = False
@@ -92,6 +97,8 @@ class Dispatch:
             answer = reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         elif lane is not None and lane.requests >= lane.requests_max:
             answer = reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        elif self._refusal is not None and (refused := self._refusal(command)) is not None:
+            answer = reply(command, ResponseCode.NO_PERMISSION, refused)
         else:
             try:
                 answer = handler(connection, command)

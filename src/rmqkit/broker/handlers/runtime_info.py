@@ -8,7 +8,6 @@ Source: remoting.md §6.6.
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.store.commit_log import log_directories
 from rmqkit.store.message_store import MessageStore
+from rmqkit.store.retention import used_percent
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["NOT_COUNTED", "RuntimeInfoHandlers", "bytes_text", "disk_ratio", "run_time_text"]
@@ -120,11 +120,8 @@ class RuntimeInfoHandlers:
 
 
 def disk_ratio(path: Path) -> float:
-    """The used part of what unprivileged users may use of a disk, rounded up to percent, as ``df`` shows it."""
-    disk = os.statvfs(path)
-    used = disk.f_blocks - disk.f_bfree
-    usable = used + disk.f_bavail
-    return math.ceil(100 * used / usable) / 100 if usable else 0.0
+    """The used part of a disk, rounded up to percent."""
+    return used_percent(path) / 100
 
 
 def bytes_text(count: int) -> str:

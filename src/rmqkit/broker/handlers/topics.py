@@ -8,6 +8,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, reply
 from rmqkit.protocol.headers.topics import CreateTopicRequest
 from rmqkit.protocol.names import is_system_topic, topic_fault
+from rmqkit.remoting.admission import AdminFrom, for_admins
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 
@@ -17,12 +18,13 @@ __all__ = ["TopicHandlers"]
 class TopicHandlers:
     """Creates and changes topics."""
 
-    def __init__(self, *, topics: TopicTable) -> None:
+    def __init__(self, *, topics: TopicTable, admin_from: AdminFrom) -> None:
         self._topics = topics
+        self._admin_from = admin_from
 
     def register(self, dispatch: Dispatch) -> None:
         """Answer the topic codes."""
-        dispatch.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create)
+        dispatch.register(RequestCode.UPDATE_AND_CREATE_TOPIC, for_admins(self.create, self._admin_from))
 
     def create(self, connection: Connection, command: Command) -> Command:
         """Create a topic or change its queues, permission and attributes."""

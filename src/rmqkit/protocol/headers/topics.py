@@ -1,4 +1,4 @@
-"""Headers about topics: 17, 21, 105, 202, 215, 300, 351, 513. Source: remoting.md §4.2, §4.3.7, §4.4, §4.6.2."""
+"""Headers about topics: 17, 21, 202, 215, 300, 351, 513. Source: remoting.md §4.3.7, §4.4, §4.6.2."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ class CreateTopicRequest(Struct, rename="camel", gc=False):
     force: bool | None = None
 
 
-class TopicRequest(Struct, rename="camel", gc=False):
-    """GET_ROUTEINFO_BY_TOPIC and other requests about one topic."""
+class TopicRequest(Struct, gc=False):
+    """Requests about one topic: 202, 215, 300, 351."""
 
     topic: str
-    accept_standard_json_only: bool | None = None
 
 
 class TopicConfigsRequest(Struct, rename="camel", gc=False):

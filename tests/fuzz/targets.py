@@ -1,0 +1,171 @@
+"""What is fuzzed: one function per decoder; it takes any bytes and fails when the decoder does anything undocumented.
+
+Documented is: a value, or the decoder's one error. Where there is an encoder, a value must survive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rmqkit.errors import BodyError, FrameError, HeaderError, RecordCorrupt
+from rmqkit.protocol import pop
+from rmqkit.protocol.batch import decode_batch, encode_batch
+from rmqkit.protocol.bodies.clients import HeartbeatData, MessageQueue
+from rmqkit.protocol.bodies.namesrv import decode_registration
+from rmqkit.protocol.bodies.stats import ConsumeStatsList
+from rmqkit.protocol.bodies.topics import TopicRoute
+from rmqkit.protocol.codes import CURRENT_VERSION
+from rmqkit.protocol.command import Command, decode_command, decode_fields, decode_header, encode_command
+from rmqkit.protocol.compression import Compression, decompress
+from rmqkit.protocol.fastjson import decode_as, dumps, loads
+from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
+from rmqkit.protocol.headers.pull import PullMessageRequest
+from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.properties import decode_properties, encode_properties, find_property
+from rmqkit.protocol.proxy_header import parse_proxy_header
+from rmqkit.protocol.recall import decode_recall_handle
+from rmqkit.protocol.record import Record, decode_record, encode_record
+from rmqkit.protocol.trace import decode_traces, encode_traces
+
+__all__ = ["TARGETS"]
+
+_GROWN_BYTES_MAX = 1 << 20
+
+
+def frame(data: bytes) -> None:
+    """The stream, in one piece and cut in two, gives the same frames."""
+    at = data[0] % (len(data) + 1) if data else 0
+    whole, cut = FrameSplitter(), FrameSplitter()
+    try:
+        frames = whole.feed(data)
+    except FrameError:
+        return
+    assert cut.feed(data[:at]) + cut.feed(data[at:]) == frames
+    assert whole.buffered_bytes + sum(8 + len(one.header) + len(one.body) for one in frames) == len(data)
+
+
+def json_header(data: bytes) -> None:
+    _header(Frame(JSON, data, b""))
+
+
+def binary_header(data: bytes) -> None:
+    _header(Frame(ROCKETMQ, data, b""))
+
+
+def _header(received: Frame) -> None:
+    try:
+        command = decode_command(received)
+        fields = decode_fields(command)
+    except HeaderError:
+        return
+    for header_type in (PullMessageRequest, SendMessageV2Request):
+        try:
+            decode_header(command, header_type)
+        except HeaderError:
+            pass
+    _written_and_read_again(command, fields)
+
+
+def _written_and_read_again(command: Command, fields: dict[str, str]) -> None:
+    again = Command(command.code, command.opaque, command.flag, fields, b"", command.remark, version=command.version)
+    (one,) = FrameSplitter().feed(b"".join(encode_command(again)))
+    assert decode_fields(decode_command(one)) == fields
+
+
+def properties(data: bytes) -> None:
+    decoded = decode_properties(data)
+    if not any("\x01" in value for value in decoded.values()):  # can be read, cannot be written
+        assert decode_properties(encode_properties(decoded)) == decoded
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return
+    for name, value in decoded.items():
+        assert find_property(data, name.encode()) == value.encode()
+
+
+def record(data: bytes) -> None:
+    try:
+        found = decode_record(data, 0)
+    except RecordCorrupt:
+        pass
+    else:
+        _record_survives(found)
+    try:
+        read_messages(data)
+    except (BodyError, RecordCorrupt):
+        pass
+
+
+def _record_survives(found: Record) -> None:
+    """Everything but the choice of the magic, which a writer makes by the length of the topic."""
+    kept = {name: getattr(found, name) for name in found.__struct_fields__}
+    magic, size = kept.pop("magic"), kept.pop("size")
+    kept["crc"] = kept.pop("body_crc")
+    again = decode_record(encode_record(**{**kept, "topic": found.topic.encode()}))
+    again.magic, again.size = magic, size
+    assert again == found
+
+
+def batch(data: bytes) -> None:
+    try:
+        entries = decode_batch(data)
+    except BodyError:
+        return
+    assert decode_batch(encode_batch(entries)) == entries
+
+
+def fastjson(data: bytes) -> None:
+    try:
+        value = loads(data)
+    except BodyError:
+        return
+    dumps(value)
+    for body_type in (HeartbeatData, TopicRoute, ConsumeStatsList, dict[MessageQueue, int]):
+        try:
+            typed = decode_as(data, body_type)
+        except BodyError:
+            continue
+        assert decode_as(dumps(typed), body_type) == typed
+
+
+def decompression(data: bytes) -> None:
+    for compression in Compression:
+        try:
+            assert len(decompress(data, 1 | compression, bytes_max=_GROWN_BYTES_MAX)) <= _GROWN_BYTES_MAX
+        except BodyError:
+            pass
+    for is_compressed in (True, False):
+        try:
+            decode_registration(data, is_compressed=is_compressed, version=CURRENT_VERSION)
+        except BodyError:
+            pass
+
+
+def text(data: bytes) -> None:
+    """The small texts in headers, trace records and the PROXY preamble."""
+    words = data.decode("utf-8", "replace")
+    for decode in (
+        *(pop.decode_start_offsets, pop.decode_message_offsets, pop.decode_order_counts, pop.decode_pop_handle),
+        decode_recall_handle,
+    ):
+        try:
+            decode(words)
+        except HeaderError:
+            pass
+    try:
+        traces = decode_traces(data)
+        assert decode_traces(encode_traces(traces)) == traces
+    except BodyError:
+        pass
+    try:
+        parse_proxy_header(data)
+    except FrameError:
+        pass
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (frame, json_header, binary_header, properties, record, batch, fastjson, decompression, text)
+}

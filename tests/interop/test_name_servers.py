@@ -1,0 +1,212 @@
+"""Name servers and brokers of both makers know each other, and a name server may go and come back.
+
+Java clients work over both mixtures. Brokers tell every name server everything, again and again, so a name server that
+comes back empty is full again within one registration interval; clients go on with the others meanwhile.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rmqkit import Message, Producer, PullConsumer
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command
+from rmqkit.protocol.fastjson import loads
+from tests.interop.apache import (
+    BROKER_NAME,
+    CLUSTER,
+    HOST,
+    ask,
+    free_ports,
+    run_apache_broker,
+    run_apache_name_server,
+)
+from tests.interop.conftest import kit_or_skip
+from tests.interop.kit import ApacheKit
+from tests.interop.probe import ProbeRun, run_probe
+from tests.interop.server_process import ServerProcess, wait_until
+
+COUNT = 200
+READY_SECONDS = 20
+STOP_SECONDS = 20
+REGISTER_INTERVAL_SECONDS = 10
+"""The shortest there is (`registerNameServerPeriod=10000`)."""
+MARGIN_SECONDS = 10
+
+
+@contextmanager
+def run_name_server(work_dir: Path, port: int = 0, conf: str = "") -> Iterator[tuple[ServerProcess, str]]:
+    """Our name server, and its address."""
+    config = work_dir / f"rmq-namesrv-{port}.conf"
+    config.write_text(f"kvConfigPath={work_dir}/kvConfig-{port}.json\n{conf}")
+    command = [rmq(), "namesrv", "--host", HOST, "--port", port, "-c", config]
+    with ServerProcess(command, work_dir / f"rmq-namesrv-{port}.log") as process:
+        yield process, process.wait_ready(r"^ready namesrv=(\S+)$", READY_SECONDS)[1]
+
+
+@contextmanager
+def run_broker(work_dir: Path, name_servers: str) -> Iterator[tuple[ServerProcess, str]]:
+    """Our broker, and its address; its stop has to be clean."""
+    config = work_dir / "rmq-broker.conf"
+    config.write_text(f"brokerName=broker-rmqkit\nregisterNameServerPeriod={REGISTER_INTERVAL_SECONDS * 1000}\n")
+    command = [rmq(), "broker", "--host", HOST, "--port", 0, "--store", work_dir / "store", "-c", config]
+    with ServerProcess([*command, "-n", name_servers], work_dir / "rmq-broker.log") as process:
+        yield process, process.wait_ready(r"^ready broker=(\S+) ", READY_SECONDS)[1]
+        assert process.stop(signal.SIGTERM, STOP_SECONDS) == 0, process.log_tail()
+
+
+def rmq() -> Path:
+    return Path(sys.executable).with_name("rmq")
+
+
+def probe(kit: ApacheKit, namesrv: str, work_dir: Path) -> ProbeRun:
+    return run_probe(
+        kit,
+        "both",
+        namesrv=namesrv,
+        topic="Mixed",
+        count=COUNT,
+        consumers={"group-mixed": "*", "group-filtered": "TagA || TagC"},
+        work_dir=work_dir,
+    )
+
+
+def route_request(topic: str) -> Command:
+    return Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic})
+
+
+def is_known(namesrv: str, topic: str) -> bool:
+    try:
+        return ask(namesrv, route_request(topic)).code == ResponseCode.SUCCESS
+    except OSError:
+        return False
+
+
+def members(namesrv: str) -> dict[str, str]:
+    """The brokers of the name, by their true ids."""
+    fields = {"clusterName": CLUSTER, "brokerName": BROKER_NAME}
+    answer = ask(namesrv, Command(RequestCode.GET_BROKER_MEMBER_GROUP, fields=fields))
+    group: dict[str, str] = loads(answer.payload)["brokerMemberGroup"]["brokerAddrs"]
+    return group
+
+
+def queues_and_addresses(namesrv: str) -> tuple[list[int], list[dict[str, str]]]:
+    """Permissions and broker addresses in the route of a topic that every broker has."""
+    route = loads(ask(namesrv, route_request("BenchmarkTest")).payload)
+    return [queue["perm"] for queue in route["queueDatas"]], [broker["brokerAddrs"] for broker in route["brokerDatas"]]
+
+
+def check(run: ProbeRun) -> None:
+    assert run.exit_code == 0, run.outcome
+    received = run.received_by("group-mixed")
+    assert len(run.sent) == len(received) >= COUNT
+    assert {message.msg_id for message in received} == {message.msg_id for message in run.sent}
+
+
+def test_apache_s_broker_and_clients_use_our_name_server(apache_kit: ApacheKit, tmp_path: Path) -> None:
+    with (
+        run_name_server(tmp_path) as (_, namesrv),
+        run_apache_broker(apache_kit, tmp_path / "store", tmp_path, namesrv) as (broker, broker_addr),
+    ):
+        check(probe(apache_kit, namesrv, tmp_path))
+        members = ask(namesrv, Command(RequestCode.GET_BROKER_CLUSTER_INFO)).payload
+        assert f'0:"{broker_addr}"'.encode() in members
+        broker.kill()
+        wait_until(lambda: not is_known(namesrv, "Mixed"), MARGIN_SECONDS, "end of the killed broker's routes")
+
+
+@pytest.mark.parametrize("version", ["5.4.0", "4.9.4"])
+def test_apache_s_broker_may_compress_its_registration(version: str, tmp_path: Path) -> None:
+    kit, compressed = kit_or_skip(version), {"compressedRegister": "true"}
+    with (
+        run_name_server(tmp_path) as (_, namesrv),
+        run_apache_broker(kit, tmp_path / "store", tmp_path, namesrv, compressed) as (_, broker_addr),
+    ):
+        route = loads(ask(namesrv, route_request("TBW102")).payload)
+        assert [broker["brokerAddrs"] for broker in route["brokerDatas"]] == [{"0": broker_addr}]
+        assert [(queue["readQueueNums"], queue["perm"]) for queue in route["queueDatas"]] == [(8, 7)]
+
+
+def test_our_broker_and_apache_s_clients_use_apache_s_name_server(apache_kit: ApacheKit, tmp_path: Path) -> None:
+    with (
+        run_apache_name_server(apache_kit, tmp_path) as (_, namesrv),
+        run_broker(tmp_path, namesrv) as (broker, broker_addr),
+    ):
+        check(probe(apache_kit, namesrv, tmp_path))
+        members = ask(namesrv, Command(RequestCode.GET_BROKER_CLUSTER_INFO)).payload
+        assert f'0:"{broker_addr}"'.encode() in members
+        assert broker.stop(signal.SIGTERM, STOP_SECONDS) == 0
+        wait_until(lambda: not is_known(namesrv, "Mixed"), MARGIN_SECONDS, "end of the stopped broker's routes")
+
+
+@pytest.mark.faults
+def test_apache_s_slave_acts_as_master_at_our_name_server(apache_kit: ApacheKit, tmp_path: Path) -> None:
+    acting = {"enableSlaveActingMaster": "true"}
+    slave_conf = {**acting, "brokerId": 1, "brokerRole": "SLAVE"}
+    folders = {name: tmp_path / name for name in ("master", "slave")}
+    for folder in folders.values():
+        folder.mkdir()
+    with (
+        run_name_server(tmp_path, conf="supportActingMaster=true\nnotifyMinBrokerIdChanged=true\n") as (_, namesrv),
+        run_apache_broker(apache_kit, tmp_path / "m", folders["master"], namesrv, acting) as (master, master_addr),
+        run_apache_broker(apache_kit, tmp_path / "s", folders["slave"], namesrv, slave_conf) as (_, slave_addr),
+    ):
+        wait_until(lambda: members(namesrv) == {"0": master_addr, "1": slave_addr}, READY_SECONDS, "both in the group")
+        assert queues_and_addresses(namesrv) == ([6], [{"0": master_addr, "1": slave_addr}])
+        master.kill()
+        wait_until(lambda: members(namesrv) == {"1": slave_addr}, MARGIN_SECONDS, "end of the killed master")
+        assert queues_and_addresses(namesrv) == ([4], [{"0": slave_addr}]), (
+            "readable at the slave, which looks a master"
+        )
+
+
+@pytest.mark.faults
+def test_one_of_two_name_servers_may_die_and_come_back(tmp_path: Path) -> None:
+    ports = free_ports()[:2]
+    with (
+        run_name_server(tmp_path, ports[0]) as (first, first_addr),
+        run_name_server(tmp_path, ports[1]) as (_, second_addr),
+        run_broker(tmp_path, f"{first_addr};{second_addr}"),
+    ):
+        assert is_known(first_addr, "TBW102")
+        assert is_known(second_addr, "TBW102")
+        asyncio.run(send_while_one_dies(first, f"{first_addr};{second_addr}"))
+        assert is_known(second_addr, "Before")
+        assert is_known(second_addr, "After")
+        with run_name_server(tmp_path, ports[0]):
+            patience_seconds = REGISTER_INTERVAL_SECONDS + MARGIN_SECONDS
+            wait_until(lambda: is_known(first_addr, "After"), patience_seconds, f"broker at {first_addr} again")
+            assert is_known(first_addr, "Before")
+            asyncio.run(read_everything(first_addr))
+
+
+async def send_while_one_dies(name_server: ServerProcess, name_servers: str) -> None:
+    """One producer is there before, one comes after; topics that are new need a name server for their route."""
+    async with Producer("old", name_servers) as old:
+        for _ in range(20):
+            await old.send(Message(topic="Before", body=b"before"))
+        name_server.kill()
+        async with Producer("new", name_servers) as new:
+            for producer in (old, new):
+                for topic in ("Before", "After"):
+                    await producer.send(Message(topic=topic, body=b"after"))
+
+
+async def read_everything(name_servers: str) -> None:
+    """What was sent is found by a client that knows only the name server that came back."""
+    bodies: dict[str, list[bytes]] = {"Before": [], "After": []}
+    async with PullConsumer("reader", name_servers) as consumer:
+        for topic, found in bodies.items():
+            for queue in await consumer.queues(topic):
+                offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
+                while offset < end:
+                    result = await consumer.pull(queue, offset)
+                    found += [message.body for message in result.messages]
+                    offset = result.next_begin_offset
+    assert sorted(bodies["Before"]) == [b"after"] * 2 + [b"before"] * 20
+    assert bodies["After"] == [b"after"] * 2

@@ -1,0 +1,107 @@
+"""Every decoder on damaged input: a value or its one documented error, and never more memory than the input justifies.
+
+`tests.fuzz.targets` says what is documented; the sound inputs to damage are those kept for fuzzing.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from rmqkit.errors import BodyError, FrameError, HeaderError, RecordCorrupt
+from rmqkit.protocol.batch import decode_batch
+from rmqkit.protocol.command import decode_command, decode_fields, decode_header
+from rmqkit.protocol.compression import Compression, compress, decompress
+from rmqkit.protocol.fastjson import decode_as, loads
+from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
+from rmqkit.protocol.headers.pull import PullMessageRequest
+from rmqkit.protocol.record import decode_record
+from tests.fuzz.targets import TARGETS
+
+CORPUS = Path(__file__).parents[1] / "fuzz/corpus"
+INPUTS = [
+    pytest.param(target, path.read_bytes(), id=f"{target}-{path.name}")
+    for target in sorted(TARGETS)
+    for path in sorted((CORPUS / target).iterdir())
+]
+LYING_LENGTHS = (0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x01000000)
+FLIPS_MAX = 500
+
+
+@pytest.mark.parametrize(("target", "data"), INPUTS)
+def test_one_flipped_bit(target, data):
+    bits = range(0, len(data) * 8, max(1, len(data) * 8 // FLIPS_MAX))
+    for bit in bits:
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        TARGETS[target](bytes(damaged))
+
+
+@pytest.mark.parametrize(("target", "data"), INPUTS)
+def test_a_length_that_lies(target, data):
+    for lie in LYING_LENGTHS:
+        for at in range(0, len(data) - 3, max(1, len(data) // 300)):
+            TARGETS[target](data[:at] + lie.to_bytes(4) + data[at + 4 :])
+
+
+def peak_bytes(decode, data: bytes) -> int:
+    """The most memory that was held while an input was decoded or refused."""
+    tracemalloc.start()
+    try:
+        decode(data)
+    except (BodyError, FrameError, HeaderError, RecordCorrupt):
+        pass
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize(("target", "data"), INPUTS)
+def test_no_length_word_makes_a_decoder_allocate_what_it_announces(target, data):
+    for at in range(0, len(data) - 3, max(1, len(data) // 40)):
+        damaged = data[:at] + (0x7FFFFFFF).to_bytes(4) + data[at + 4 :]
+        assert peak_bytes(TARGETS[target], damaged) < 8 << 20
+
+
+def test_a_frame_of_2_gib_is_refused_by_its_first_eight_bytes():
+    assert peak_bytes(FrameSplitter().feed, (0x7FFFFFFF).to_bytes(4) + bytes(4)) < 10_000
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_a_body_that_would_grow_is_given_up_at_the_limit(compression):
+    packed = compress(bytes(50 << 20), compression)
+    assert peak_bytes(lambda data: decompress(data, 1 | compression, bytes_max=1 << 20), packed) < 8 << 20
+
+
+DEPTH = 100_000
+
+
+@pytest.mark.parametrize("nest", [b"[" * DEPTH, b'{"a":' * DEPTH, b"[" * DEPTH + b"]" * DEPTH])
+def test_deep_json_is_a_documented_error(nest):
+    for header in (nest, b'{"code":1,"extFields":' + nest, b'{"code":1,"x":' + nest + b"}"):
+        with pytest.raises(HeaderError):
+            decode_fields(decode_command(Frame(JSON, header, b"")))
+    with pytest.raises(HeaderError):
+        decode_header(decode_command(Frame(JSON, b'{"code":1}', b"")), PullMessageRequest)
+    with pytest.raises(BodyError):
+        loads(nest)
+    with pytest.raises(BodyError):
+        decode_as(nest, dict[str, str])
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 7, 8, 20, 21, 90])
+def test_nothing_and_almost_nothing(size):
+    for filler in (b"\x00", b"\xff"):
+        data = filler * size
+        for target in TARGETS.values():
+            target(data)
+    with pytest.raises(RecordCorrupt):
+        decode_record(bytes(size))
+    if size:
+        with pytest.raises(BodyError):
+            decode_batch(b"\xff" * size)
+        with pytest.raises(HeaderError):
+            decode_command(Frame(ROCKETMQ, b"\xff" * size, b""))
