@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,9 +91,10 @@ class BatchQueue(LogicQueue):
         bounds = self.file_bounds()
         if not bounds:
             return
-        entries = [self.entry(index) for index in range(bounds[0][0], bounds[0][1] + 1)]
-        existing = next((entry for entry in entries if entry[0] >= min_physical_offset), None)
-        self.min_offset = entries[-1][_BASE] + entries[-1][_COUNT] if existing is None else existing[_BASE]
+        first, last = bounds[0]
+        found = bisect_left(range(last + 1), min_physical_offset, first, key=lambda index: int(self.entry(index)[0]))
+        newest = self.entry(last)
+        self.min_offset = newest[_BASE] + newest[_COUNT] if found > last else self.base_offset(found)
 
     # ---- reading
 

@@ -218,6 +218,14 @@ class ConsumeQueue(LogicQueue):
         if self.ext is not None:
             self.ext.queue.load()
 
+    def follow(self, min_physical_offset: int) -> int:
+        """Begin where the log begins, the extension where the first readable message needs it."""
+        count = super().follow(min_physical_offset)
+        if self.ext is None or self.min_offset >= self.max_offset:
+            return count
+        address = self.entry(self.min_offset)[2]
+        return count + (self.ext.drop_expired(address) if is_address(address) else 0)
+
     def close(self) -> None:
         """Give back descriptors; the next append or read opens what it needs again."""
         super().close()

@@ -151,6 +151,14 @@ class ConsumeQueues:
         for queue in self:
             queue.mark_synced()
 
+    def drop_expired(self, min_physical_offset: int) -> int:
+        """Delete files that only point below the start of the log and correct min offsets; returns how many files."""
+        count = 0
+        for queue in self:
+            count += queue.follow(min_physical_offset)
+            queue.close_idle()
+        return count
+
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic and their files."""
         for key in [key for key in self.table if key[0] == topic]:

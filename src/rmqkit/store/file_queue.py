@@ -28,10 +28,13 @@ class FileQueue:
     """The files of one queue, oldest first.
 
     Args:
-        directories: where the files lie; file number ``k`` goes to ``directories[k % n]``.
+        directories: where the files lie; file number ``k`` goes to ``directories[k % n]``, without the avoided ones.
         file_bytes: size of every file.
         setting: the key that sets the size, for error texts.
         read_only: further directories whose files are read and which get no new ones.
+
+    Attributes:
+        avoided: directories that are too full for new files, as long as there are others.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class FileQueue:
         self.directories = tuple(directories)
         self.file_bytes = file_bytes
         self.files: tuple[MappedFile, ...] = ()
+        self.avoided: frozenset[Path] = frozenset()
         self._setting = setting
         self._read_only = tuple(read_only)
 
@@ -110,7 +114,8 @@ class FileQueue:
 
     def path_of(self, start: int) -> Path:
         """Where the file that begins at an offset belongs."""
-        return self.directories[start // self.file_bytes % len(self.directories)] / file_name(start)
+        roomy = [directory for directory in self.directories if directory not in self.avoided] or self.directories
+        return roomy[start // self.file_bytes % len(roomy)] / file_name(start)
 
     def create(self, start: int) -> MappedFile:
         """A new file, not part of the queue yet.
@@ -138,13 +143,16 @@ class FileQueue:
             last.clear_from(last.wrote)
 
     def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
-        """Delete the oldest files for which the test holds, never the last one; returns how many."""
+        """Delete the oldest files for which the test holds, never the last one; returns how many.
+
+        Raises:
+            OSError: a file cannot be deleted; it and those behind it stay in the queue.
+        """
         count = 0
-        while count < len(self.files) - 1 and is_expired(self.files[count]):
+        while len(self.files) > 1 and is_expired(self.files[0]):
+            self.files[0].delete()
+            self.files = self.files[1:]
             count += 1
-        dropped, self.files = self.files[:count], self.files[count:]
-        for file in dropped:
-            file.delete()
         return count
 
     # ---- flushing
@@ -184,6 +192,12 @@ class FileQueue:
         """Give back every descriptor."""
         for file in self.files:
             file.close()
+
+    def close_idle(self) -> None:
+        """Give back the descriptors that no flush thread is going to use."""
+        for file in self.files:
+            if file.synced >= file.wrote and file.is_named_durably:
+                file.close()
 
     def destroy(self) -> None:
         """Delete every file and the directories that are empty then."""

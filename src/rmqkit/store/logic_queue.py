@@ -232,6 +232,17 @@ class LogicQueue:
 
         return self.queue.drop_front(is_expired)
 
+    def follow(self, min_physical_offset: int) -> int:
+        """Begin where the log begins: delete expired files, correct the min offset; returns how many files."""
+        count = self.drop_expired(min_physical_offset)
+        self.correct_min_offset(min_physical_offset)
+        return count
+
+    def close_idle(self) -> None:
+        """Give back descriptors that no flush thread is going to use; opened again when needed."""
+        self._fd = -1
+        self.queue.close_idle()
+
     def close(self) -> None:
         """Give back descriptors; the next append or read opens what it needs again."""
         self._fd = -1

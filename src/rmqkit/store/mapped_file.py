@@ -132,7 +132,15 @@ class MappedFile:
             self._fd = -1
 
     def delete(self) -> None:
-        """Close and remove the file; slices of `view` stay valid."""
-        self._is_deleted = True
+        """Close and remove the file; slices of `view` stay valid.
+
+        Raises:
+            OSError: the disk refused; the file can be used on.
+        """
+        self._is_deleted = True  # first: a flush thread may be about to sync it
         self.close()
-        self.path.unlink(missing_ok=True)
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError:
+            self._is_deleted = False
+            raise

@@ -31,10 +31,21 @@ from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.put import Appender, PutMessage, PutResult, PutStatus
 from rmqkit.store.reader import GetResult, GetStatus, Reader
 from rmqkit.store.recovery import find_log_end
+from rmqkit.store.retention import Retention, RetentionRound, used_percent
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
 
-__all__ = ["Arrival", "GetResult", "GetStatus", "KeyQuery", "MessageStore", "PutMessage", "PutResult", "PutStatus"]
+__all__ = [
+    "Arrival",
+    "GetResult",
+    "GetStatus",
+    "KeyQuery",
+    "MessageStore",
+    "PutMessage",
+    "PutResult",
+    "PutStatus",
+    "RetentionRound",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +57,7 @@ class MessageStore:
         root: ``storePathRootDir``.
         is_batch_topic: whether a topic's queues are BatchConsumeQueues.
         on_arrival: told, once per put or batch, of messages that became readable.
+        disk_used_percent: says how full the disk of a directory is, in percent.
         on_durable: told after every flush round how far the log is on the disk, or the error that ended flushing;
             called from the flush thread. Under SYNC_FLUSH the owner then calls `dispatch`.
     """
@@ -59,6 +71,7 @@ class MessageStore:
         is_batch_topic: Callable[[str], bool] = lambda topic: False,
         on_arrival: Callable[[list[Arrival]], None] | None = None,
         on_durable: Callable[[int, OSError | None], None] | None = None,
+        disk_used_percent: Callable[[Path], int] = used_percent,
     ) -> None:
         self.root = root
         self._settings = settings
@@ -81,6 +94,9 @@ class MessageStore:
             on_durable=on_durable,
         )
         self._appender = Appender(self._commit_log, self._queues, self._dispatcher, self._flusher, settings, clock)
+        self._retention = Retention(
+            root, self._commit_log, self._queues, self._index, settings, clock, disk_used_percent
+        )
 
     # ---- facts
 
@@ -112,7 +128,12 @@ class MessageStore:
     @property
     def is_writable(self) -> bool:
         """Whether puts are taken at present."""
-        return self._appender.is_open and self.failure is None
+        return self._appender.is_open and self.failure is None and not self.is_disk_full
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether puts are refused because the last retention round found a disk too full."""
+        return self._retention.decision.is_disk_full
 
     # ---- opening and closing
 
@@ -323,6 +344,25 @@ class MessageStore:
         """Delete the queues of a topic; its records stay in the log until their file expires."""
         self.dispatch()
         self._queues.delete_topic(topic)
+
+    # ---- retention
+
+    def retention_round(self) -> RetentionRound:
+        """Look at disk use and age once and delete what need not be kept; puts are refused while a disk is full.
+
+        Raises:
+            OSError: a disk cannot be asked, or a file not be deleted; the next round goes on.
+        """
+        assert self._appender.is_open, "an open store has files to keep"
+        self.dispatch()
+        try:
+            return self._retention.run(self._dispatcher.position)
+        finally:
+            self._appender.refusal = self._retention.refusal
+
+    def request_retention(self) -> None:
+        """Let the next 20 rounds delete expired files at any hour."""
+        self._retention.request()
 
 
 def _index_of(root: Path, settings: StoreSettings) -> MessageIndex | None:

@@ -114,6 +114,7 @@ class Appender:
 
     Attributes:
         is_open: whether the store takes messages at all.
+        refusal: why it takes none at present, or an empty text.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Appender:
         clock: Clock,
     ) -> None:
         self.is_open = False
+        self.refusal = ""
         self._commit_log = log
         self._queues = queues
         self._dispatcher = dispatcher
@@ -314,7 +316,8 @@ class Appender:
 
     def _refuse(self, message: PutMessage, *, is_new: bool) -> PutResult | None:
         """The first reason not to store a message. Source: store.md §3.6, §14."""
-        if not self.is_open or self._flusher.failure is not None or self._dispatcher.failure is not None:
+        has_failed = self._flusher.failure is not None or self._dispatcher.failure is not None
+        if has_failed or self.refusal or not self.is_open:
             reason = self._unavailable()
             if reason:
                 return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=reason)
@@ -353,7 +356,7 @@ class Appender:
         self.dispatch()
         if (error := self._dispatcher.failure) is not None:
             return f"consume queue cannot be written: errno {error.errno} {error.strerror}"
-        return ""
+        return self.refusal
 
 
 def _record_bytes(topic: bytes, message: PutMessage, body_bytes: int, properties_bytes: int) -> int:

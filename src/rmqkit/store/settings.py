@@ -109,6 +109,33 @@ class StoreSettings(Struct, kw_only=True):
         Setting("flushConsumeQueueThoroughInterval", "ms after which a round flushes any dirty queue", low=0, hot=True),
     ] = 60_000
 
+    # ---- retention
+    delete_when: Annotated[
+        str, Setting("deleteWhen", "local hours in which expired log files are deleted, separated by semicolons")
+    ] = "04"
+    file_reserved_hours: Annotated[
+        int, Setting("fileReservedTime", "hours after its last write at which a log file is expired", low=0, hot=True)
+    ] = 72
+    disk_used_percent_max: Annotated[
+        int, Setting("diskMaxUsedSpaceRatio", "disk use in percent above which expired files go at any hour", hot=True)
+    ] = 75
+    disk_clean_forcibly_percent: Annotated[
+        int,
+        Setting("diskSpaceCleanForciblyRatio", "disk use in percent above which files go whatever their age", hot=True),
+    ] = 85
+    disk_warning_percent: Annotated[
+        int, Setting("diskSpaceWarningLevelRatio", "disk use in percent above which no message is taken", hot=True)
+    ] = 90
+    clean_forcibly: Annotated[
+        bool, Setting("cleanFileForciblyEnable", "delete files that are not expired when the disk fills up", hot=True)
+    ] = True
+    delete_file_batch_max: Annotated[
+        int, Setting("deleteFileBatchMax", "log files deleted in one round at most", low=1, hot=True)
+    ] = 10
+    clean_resource_interval_ms: Annotated[
+        int, Setting("cleanResourceInterval", "ms between two looks at disk use and age of files", low=100)
+    ] = 10_000
+
     # ---- recovery
     check_crc_on_recover: Annotated[
         bool, Setting("checkCRCOnRecover", "compare body checksums when the log is recovered")

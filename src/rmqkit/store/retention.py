@@ -1,0 +1,284 @@
+"""Retention: which commit-log files are deleted, when, and what follows them (``CleanCommitLogService``,
+``CleanConsumeQueueService``).
+
+A round, every cleanResourceInterval, measures the disks, decides and deletes.
+
+==============================================  ====================================================================
+disk use, in percent rounded up                 then
+==============================================  ====================================================================
+> diskSpaceWarningLevelRatio (35…90)            *disk full*: puts are refused until it is at or below the next one
+> diskSpaceCleanForciblyRatio (30…85)           files are deleted whatever their age (if cleanFileForciblyEnable)
+> diskMaxUsedSpaceRatio (10…95)                 expired files are deleted now
+not above                                       expired files are deleted in the hours of deleteWhen, or on request
+==============================================  ====================================================================
+
+For the log the least used of its directories counts, and new files avoid those that are too full. A file is expired
+when it was not written to for fileReservedTime hours. Files go from the oldest on, at most deleteFileBatchMax a round,
+up to the first that is not expired, and never the newest. Queue, extension and index files that only point below the
+new start of the log follow, and min offsets rise. Whether anybody read the messages is no matter.
+
+Invariants: only records that were dispatched are deleted; what a crash in a round leaves behind goes with the next
+round that deletes. A file somebody still reads from is deleted like any other, its mapping lives on (`mapped_file`).
+Cost: a few reads per queue, and only when the log's start moved. Owner thread only.
+
+Not handled here: the topics nobody uses any more, the timer log. Source: store.md §4.4, §4.5, §7.4, §15.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from rmqkit.clock import Clock
+from rmqkit.errors import SettingsError
+from rmqkit.store.commit_log import CommitLog
+from rmqkit.store.consume_queues import ConsumeQueues
+from rmqkit.store.index_file import MessageIndex
+from rmqkit.store.mapped_file import MappedFile
+from rmqkit.store.settings import StoreSettings
+
+__all__ = ["Cause", "Decision", "DiskUse", "Retention", "RetentionRound", "decide", "parse_hours", "used_percent"]
+
+_log = logging.getLogger(__name__)
+_HOUR_MS = 3_600_000
+_ROUNDS_ON_REQUEST = 20
+
+
+class Cause(enum.Enum):
+    """Why a round deletes."""
+
+    NONE = "nothing to do"
+    DISK = "disk use"
+    HOUR = "deleteWhen"
+    REQUEST = "on request"
+
+
+class DiskUse(Struct, frozen=True):
+    """Percent used of the disks of the log (its least used directory), the consume queues and the index."""
+
+    log: int
+    queues: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"CL: {self.log / 100:.2f} CQ: {self.queues / 100:.2f} INDEX: {self.index / 100:.2f}"
+
+
+class Decision(Struct, frozen=True):
+    """What a round has to do.
+
+    Attributes:
+        is_forced: whether files are deleted whatever their age.
+        is_log_disk_full, is_queue_disk_full: whether puts are refused.
+    """
+
+    cause: Cause = Cause.NONE
+    is_forced: bool = False
+    is_log_disk_full: bool = False
+    is_queue_disk_full: bool = False
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether puts are refused."""
+        return self.is_log_disk_full or self.is_queue_disk_full
+
+
+_NOTHING = Decision()
+
+
+class RetentionRound(Struct, frozen=True):
+    """What a round found and did: the files it deleted, those of extensions counted with the queues'."""
+
+    decision: Decision
+    use: DiskUse
+    log_files: int = 0
+    queue_files: int = 0
+    index_files: int = 0
+
+
+def decide(
+    settings: StoreSettings, use: DiskUse, *, is_hour: bool, is_requested: bool, before: Decision = _NOTHING
+) -> Decision:
+    """What is to be done at a disk use; pure. ``before`` is the last decision, for a disk that was full."""
+    full, force, expire = _percents(settings)
+    worst = max(use.log, use.queues)
+    if worst > min(expire, force, full):
+        cause = Cause.DISK
+    else:
+        cause = Cause.HOUR if is_hour else Cause.REQUEST if is_requested else Cause.NONE
+    return Decision(
+        cause,
+        is_forced=settings.clean_forcibly and worst > min(force, full),
+        is_log_disk_full=use.log > (min(force, full) if before.is_log_disk_full else full),
+        is_queue_disk_full=use.queues > (min(force, full) if before.is_queue_disk_full else full),
+    )
+
+
+def _percents(settings: StoreSettings) -> tuple[int, int, int]:
+    """The disk use that means full, forced and expired, each within its bounds."""
+    return (
+        max(35, min(settings.disk_warning_percent, 90)),
+        max(30, min(settings.disk_clean_forcibly_percent, 85)),
+        max(10, min(settings.disk_used_percent_max, 95)),
+    )
+
+
+def parse_hours(text: str) -> frozenset[int]:
+    """The hours of ``deleteWhen``, separated by ``;``.
+
+    Raises:
+        SettingsError: one is no hour of the day.
+    """
+    words = [word.strip() for word in text.split(";") if word.strip()]
+    for word in words:
+        if not (word.isascii() and word.isdigit() and int(word) < 24):
+            raise SettingsError(f"deleteWhen={text}: {word!r} must be an hour from 00 to 23, several separated by ;")
+    return frozenset(map(int, words))
+
+
+def used_percent(path: Path) -> int:
+    """How much of what unprivileged users may use of a disk is used, in percent rounded up, as ``df`` shows it.
+
+    A directory that does not exist yet counts as the one it will be made in.
+
+    Raises:
+        OSError: the disk cannot be asked.
+    """
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    disk = os.statvfs(path)
+    used = disk.f_blocks - disk.f_bfree
+    usable = used + disk.f_bavail
+    return -(-100 * used // usable) if usable else 0
+
+
+class Retention:
+    """Deletes what a store need not keep.
+
+    Args:
+        disk_used_percent: says how full the disk of a directory is.
+
+    Attributes:
+        decision: that of the last round.
+        use: the disk use it was made for.
+
+    Raises:
+        SettingsError: ``deleteWhen`` names no hours.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        index: MessageIndex | None,
+        settings: StoreSettings,
+        clock: Clock,
+        disk_used_percent: Callable[[Path], int] = used_percent,
+    ) -> None:
+        self.decision = _NOTHING
+        self.use = DiskUse(0, 0, 0)
+        self._root = root
+        self._commit_log = log
+        self._queues = queues
+        self._index = index
+        self._settings = settings
+        self._clock = clock
+        self._disk_used_percent = disk_used_percent
+        self._hours = parse_hours(settings.delete_when)
+        self._requested_rounds = 0
+        self._followed_offset = 0
+
+    @property
+    def refusal(self) -> str:
+        """Why no message is taken, empty when the disk has room."""
+        if not self.decision.is_disk_full:
+            return ""
+        full, force, _ = _percents(self._settings)
+        return (
+            f"disk full, {self.use}: refused above diskSpaceWarningLevelRatio {full / 100:.2f}, "
+            f"taken again at {min(force, full) / 100:.2f}: free space on the disk"
+        )
+
+    def request(self) -> None:
+        """Let the next rounds delete expired files at any hour (``deleteExpiredCommitLog``)."""
+        self._requested_rounds = _ROUNDS_ON_REQUEST
+
+    def run(self, dispatched_offset: int) -> RetentionRound:
+        """One round: measure, decide, delete.
+
+        Args:
+            dispatched_offset: end of the records that may be deleted.
+
+        Raises:
+            OSError: a disk cannot be asked, or a file not be deleted; the next round goes on.
+        """
+        now_ms = self._clock.now_ms()
+        self._measure()
+        is_hour = datetime.fromtimestamp(now_ms / 1000).hour in self._hours  # local time, as people set it
+        before = self.decision
+        self.decision = decide(
+            self._settings, self.use, is_hour=is_hour, is_requested=self._requested_rounds > 0, before=before
+        )
+        self._log_change(before)
+        if self.decision.cause is Cause.NONE:
+            return RetentionRound(self.decision, self.use)
+        self._requested_rounds = max(0, self._requested_rounds - 1)
+        try:
+            log_files = self._drop_log_files(now_ms, dispatched_offset)
+        finally:  # a log file that cannot be deleted does not keep the queues from following those that were
+            queue_files, index_files = self._follow()
+        return RetentionRound(self.decision, self.use, log_files, queue_files, index_files)
+
+    def _measure(self) -> None:
+        used = {path: self._disk_used_percent(path) for path in self._commit_log.queue.directories}
+        queues, index = (self._disk_used_percent(self._root / name) for name in ("consumequeue", "index"))
+        self.use = DiskUse(min(used.values()), queues, index)
+        force = _percents(self._settings)[1]
+        self._commit_log.queue.avoided = frozenset(path for path, percent in used.items() if percent > force)
+
+    def _log_change(self, before: Decision) -> None:
+        if self.decision.is_disk_full and not before.is_disk_full:
+            _log.error("store %s: %s", self._root, self.refusal)
+        elif before.is_disk_full and not self.decision.is_disk_full:
+            _log.warning("store %s: the disk has room again, %s: messages are taken", self._root, self.use)
+
+    def _drop_log_files(self, now_ms: int, dispatched_offset: int) -> int:
+        queue, settings = self._commit_log.queue, self._settings
+        end_max = min(dispatched_offset, queue.min_offset + settings.delete_file_batch_max * queue.file_bytes)
+        written_ms_max = now_ms - settings.file_reserved_hours * _HOUR_MS
+
+        def is_expired(file: MappedFile) -> bool:
+            if file.end > end_max:
+                return False
+            return self.decision.is_forced or _modified_ms(file.path) <= written_ms_max
+
+        count = queue.drop_front(is_expired)
+        if count:
+            why = self.decision.cause.value
+            _log.info("store %s: %d log files deleted (%s), log from %d", self._root, count, why, queue.min_offset)
+        return count
+
+    def _follow(self) -> tuple[int, int]:
+        """Let queues and index begin where the log begins; returns the numbers of their files deleted."""
+        min_offset = self._commit_log.min_offset
+        if min_offset <= self._followed_offset:
+            return 0, 0
+        queue_files = self._queues.drop_expired(min_offset)
+        index_files = 0 if self._index is None else self._index.drop_expired(min_offset)
+        self._followed_offset = min_offset
+        return queue_files, index_files
+
+
+def _modified_ms(path: Path) -> int:
+    """When a file was last written to; 0 for one that somebody has deleted."""
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return 0
