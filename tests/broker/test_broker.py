@@ -689,3 +689,33 @@ def test_a_request_without_its_fields_names_the_first_missing_one(run):
         assert (answer.code, "consumerGroup" in answer.remark) == (1, True)
 
     run(scenario)
+
+
+def test_a_pull_beyond_those_that_may_wait_is_refused_as_busy(run, monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.long_polling.HELD_MAX", 1)
+
+    async def scenario(cluster):
+        await cluster.send()
+        flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
+        waiting = asyncio.ensure_future(cluster.pull(1, flags=flags, suspend_ms=60_000))
+        held = cluster.standalone._broker._parts.long_polling
+        while not held.is_full:
+            await asyncio.sleep(0)
+        refused = await cluster.pull(1, flags=flags)
+        assert (refused.code, refused.remark) == (2, "[OVERLOAD]system busy, start flow control for a while")
+        await cluster.send()
+        assert (await waiting).code == 0
+        assert not held.is_full
+
+    run(scenario)
+
+
+def test_a_send_beyond_those_that_may_wait_for_the_disk_is_refused_as_busy(run, monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.durability.WAITING_MAX", 0)
+
+    async def scenario(cluster):
+        refused = await cluster.send()
+        assert (refused.code, refused.remark) == (2, "[OVERLOAD]system busy, start flow control for a while")
+        assert (await cluster.pull()).code == ResponseCode.TOPIC_NOT_EXIST
+
+    run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})

@@ -15,7 +15,10 @@ from collections.abc import Callable
 
 from rmqkit.clock import Clock
 
-__all__ = ["Durability", "Outcome"]
+__all__ = ["WAITING_MAX", "Durability", "Outcome"]
+
+WAITING_MAX = 10_000
+"""Answers that may wait at a time; beyond it sends are refused as busy (the send queue of behaviour.md §2.4)."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +50,11 @@ class Durability:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, float, Release]] = deque()
         self._expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further answer may wait."""
+        return len(self._waiting) >= WAITING_MAX
 
     def hold(self, end_offset: int, release: Release) -> None:
         """Call ``release`` when the log is durable up to ``end_offset``, or when that failed or took too long."""

@@ -15,7 +15,10 @@ from rmqkit.clock import Clock
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import Arrival
 
-__all__ = ["Held", "LongPolling"]
+__all__ = ["HELD_MAX", "Held", "LongPolling"]
+
+HELD_MAX = 100_000
+"""Pulls that may wait at a time; beyond it they are refused as busy (the pull queue of behaviour.md §2.4)."""
 
 _LOOK_SECONDS_MIN = 0.05
 
@@ -45,15 +48,22 @@ class LongPolling:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._held: dict[tuple[str, int], list[Held]] = {}
+        self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._look_at_ms = float("inf")
 
     def __len__(self) -> int:
-        return sum(map(len, self._held.values()))
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further pull may wait."""
+        return self._count >= HELD_MAX
 
     def hold(self, topic: str, queue_id: int, held: Held) -> None:
         """Keep a pull until a message for it comes or its time is up."""
         self._held.setdefault((topic, queue_id), []).append(held)
+        self._count += 1
         if held.until_ms < self._look_at_ms:
             self._look_by(held.until_ms)
 
@@ -75,6 +85,7 @@ class LongPolling:
         """Answer everything that waits, as the broker stops."""
         held = [one for waiting in self._held.values() for one in waiting]
         self._held.clear()
+        self._count = 0
         if self._timer is not None:
             self._timer.cancel()
         for one in held:
@@ -87,6 +98,7 @@ class LongPolling:
                 self._keep(key, [held for held in waiting if held.connection is not connection])
 
     def _keep(self, key: tuple[str, int], waiting: list[Held]) -> None:
+        self._count -= len(self._held.get(key, ())) - len(waiting)
         if waiting:
             self._held[key] = waiting
         else:

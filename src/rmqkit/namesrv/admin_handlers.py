@@ -44,10 +44,12 @@ from rmqkit.protocol.headers.namesrv import (
 )
 from rmqkit.remoting.admission import for_admins
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch, Handler
+from rmqkit.remoting.dispatch import Dispatch, Handler, Lane
 
 __all__ = ["AdminHandlers"]
 
+_REQUESTS_MAX = 10_000
+"""Changes under way at a time (the default processor\'s queue of behaviour.md §1.1)."""
 _UNIT = 1
 _UNIT_SUB = 2
 _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})")
@@ -87,8 +89,9 @@ class AdminHandlers:
             (RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic),
             (RequestCode.UPDATE_NAMESRV_CONFIG, self.update_config),
         )
+        lane = Lane("administration", _REQUESTS_MAX)
         for code, handler in guarded:
-            dispatch.register(code, for_admins(handler, self._settings.admin_from))
+            dispatch.register(code, for_admins(handler, self._settings.admin_from), lane)
 
     # -- KV configuration
 

@@ -23,7 +23,7 @@ from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, reply
 from rmqkit.protocol.headers.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
 
 __all__ = ["PullHandlers"]
@@ -95,6 +95,8 @@ class PullHandlers:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         found = self._read(header, codes)
         if _code_of(found, header) == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PullFlag.SUSPEND:
+            if self._long_polling.is_full:
+                return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED, header=PullMessageResponse(0, 0, 0, 0))
             self._hold(connection, command, header, codes)
             return None
         return self._answer(command, header, found)

@@ -28,7 +28,7 @@ from rmqkit.protocol.ids import UniqueKeys, offset_id
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_property
 from rmqkit.protocol.record import MULTI_TAGS
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
 __all__ = ["BrokerIdentity", "SendHandlers"]
@@ -143,6 +143,8 @@ class SendHandlers:
     def _send(
         self, connection: Connection, command: Command, header: SendMessageRequest, *, is_batch: bool = False
     ) -> Command | None:
+        if self._durability is not None and self._durability.is_full:
+            return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         topic = self._topics.get(header.topic)
         refusal = self._topic_refusal(header, topic)
         if refusal is None and topic is None:
