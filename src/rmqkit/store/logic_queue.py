@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,7 +33,7 @@ _BLANK_BYTES = 0x7FFFFFFF
 """The size a blank entry claims; there is no such record."""
 
 
-class LogicQueue:
+class LogicQueue(ABC):
     """One queue of one topic.
 
     Args:
@@ -72,26 +73,27 @@ class LogicQueue:
 
     # ---- the kind's own
 
+    @abstractmethod
     def append(self, queue_offset: int, physical_offset: int, size: int, tags_code: int, store_timestamp: int) -> None:
         """Index one record; ignored when it was indexed before.
 
         Raises:
             OSError: the disk refused; the queue is as before.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def resume(self) -> None:
         """Take the end of the files for the end of the queue."""
-        raise NotImplementedError
 
+    @abstractmethod
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Move the first readable message to the first one whose record still exists."""
-        raise NotImplementedError
 
+    @abstractmethod
     def place(self, queue_offset: int) -> tuple[int, int]:
         """physicalOffset and size of the record that holds a message, (-1, 0) without one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
         """Entries from a message on, within one file, in about ``bytes_max`` bytes of entries.
 
@@ -99,11 +101,10 @@ class LogicQueue:
             physicalOffset, size, stored tagsCode, queue offset after it and number of messages of each; None when the
             file is missing.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def next_file_offset(self, queue_offset: int) -> int:
         """Queue offset at which the file after the one of a message begins."""
-        raise NotImplementedError
 
     def tags_code(self, stored: int) -> int | None:
         """The real tag code of an entry; None when unknown."""
