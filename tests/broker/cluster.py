@@ -1,0 +1,101 @@
+"""A standalone and one client connection to it, for tests of what the broker answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.filter.subscription import subscription
+from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, ProducerData
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import decode_fields, decode_header, request
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.standalone import Standalone
+from rmqkit.store.settings import StoreSettings
+
+ILLEGAL = (
+    "the message is illegal, maybe msg body or properties length not matched. msg body length limit 4194304B, "
+    "msg properties length limit 32KB."
+)
+FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+
+
+class Cluster:
+    """A standalone and one client connection to it."""
+
+    def __init__(self, root, **settings):
+        broker = BrokerSettings(
+            listen_port=0, bind_address="127.0.0.1", broker_name="broker-a", **settings.pop("broker", {})
+        )
+        store = StoreSettings(**{"commit_log_file_bytes": 1 << 20, **settings.pop("store", {})})
+        self.standalone = Standalone(root, broker=broker, store=store)
+        self.notices: list[str] = []
+        self.client = self.new_client()
+
+    def new_client(self):
+        dispatch = Dispatch()
+        dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.notified)
+        return RemotingClient(dispatch)
+
+    def notified(self, connection, command):
+        self.notices.append(decode_header(command, ConsumerGroupRequest).consumer_group)
+
+    async def call(self, code, header=None, body=b"", client=None):
+        return await (client or self.client).call(self.standalone.broker_address, request(code, header, body), 10_000)
+
+    async def send(self, topic="T", body=b"hello", properties="", code=RequestCode.SEND_MESSAGE_V2, **fields):
+        header_type = SendMessageRequest if code == RequestCode.SEND_MESSAGE else SendMessageV2Request
+        header = header_type(
+            producer_group="p",
+            topic=topic,
+            default_topic=fields.pop("default_topic", "TBW102"),
+            default_topic_queue_nums=fields.pop("queues", 4),
+            queue_id=fields.pop("queue_id", 0),
+            sys_flag=0,
+            born_timestamp=1_700_000_000_000,
+            flag=fields.pop("flag", 0),
+            properties=properties,
+            **fields,
+        )
+        return await self.call(code, header, body)
+
+    async def pull(self, offset=0, topic="T", queue_id=0, expression="*", flags=PullFlag.SUBSCRIPTION, **fields):
+        client = fields.pop("client", None)
+        header = PullMessageRequest(
+            consumer_group=fields.pop("group", "g"),
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            max_msg_nums=fields.pop("count", 32),
+            sys_flag=flags,
+            commit_offset=fields.pop("commit", 0),
+            suspend_timeout_millis=fields.pop("suspend_ms", 15_000),
+            sub_version=fields.pop("version", 0),
+            subscription=expression,
+            **fields,
+        )
+        return await self.call(RequestCode.PULL_MESSAGE, header, client=client)
+
+    async def heartbeat(self, client_id, *topics, client=None, group="g", version=1, **fields):
+        subscriptions = [subscription(t, e, version=version) for t, e in topics]
+        data = HeartbeatData(
+            clientID=client_id,
+            consumerDataSet=[ConsumerData(group_name=group, subscription_data_set=subscriptions, **fields)],
+            producerDataSet=[ProducerData("p")],
+        )
+        return await self.call(RequestCode.HEART_BEAT, body=msgspec.json.encode(data), client=client)
+
+    async def number(self, code, header):
+        return int(decode_fields(await self.call(code, header)).get("offset", -99))
+
+    async def __aenter__(self):
+        await self.standalone.start()
+        return self
+
+    async def __aexit__(self, *exc_info):
+        await self.client.close()
+        await self.standalone.stop()

@@ -1,0 +1,107 @@
+"""Consumer offsets and queue bounds (behaviour.md §5.2, remoting.md §4.3.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import decode_fields, decode_header
+from rmqkit.protocol.fastjson import loads
+from rmqkit.protocol.headers.clients import ViewMessageRequest
+from rmqkit.protocol.headers.offsets import (
+    QueryConsumerOffsetRequest,
+    QueueRequest,
+    SearchOffsetRequest,
+    UpdateConsumerOffsetRequest,
+)
+from rmqkit.protocol.headers.send import SendMessageResponse
+from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.message import read_messages
+from tests.broker.cluster import Cluster
+
+
+def test_committed_offsets_survive_a_restart(tmp_path):
+    async def first():
+        async with Cluster(tmp_path / "store") as cluster:
+            await cluster.send()
+            await cluster.pull()
+            for offset in (5, 3):  # a smaller one is accepted
+                update = UpdateConsumerOffsetRequest("g", "T", 0, offset)
+                assert (await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, update)).code == 0
+
+    async def second():
+        async with Cluster(tmp_path / "store") as cluster:
+            query = QueryConsumerOffsetRequest("g", "T", 0)
+            assert await cluster.number(RequestCode.QUERY_CONSUMER_OFFSET, query) == 3
+            assert [m.body for m in read_messages((await cluster.pull()).body)] == [b"hello"]
+
+    asyncio.run(first())
+    asyncio.run(second())
+    stored = loads((tmp_path / "store/config/consumerOffset.json").read_bytes())
+    assert stored["offsetTable"] == {"T@g": {"0": 3}}
+    assert stored["groupTopicMap"] == {"g": ["T"]}
+
+
+def test_without_a_committed_offset_the_rule_of_the_first_message_holds(run):
+    async def scenario(cluster):
+        await cluster.send()
+        for queue_id, zero, code in [(0, None, 0), (1, None, 22), (0, False, 22)]:
+            header = QueryConsumerOffsetRequest("new", "T", queue_id, zero)
+            assert (await cluster.call(RequestCode.QUERY_CONSUMER_OFFSET, header)).code == code
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("header", "code", "remark"),
+    [
+        (UpdateConsumerOffsetRequest("nobody", "T", 0, 1), 26, "Group nobody not exist!"),
+        (UpdateConsumerOffsetRequest("g", "none", 0, 1), 17, "Topic none not exist!"),
+        (UpdateConsumerOffsetRequest("g", "T", None, 1), 29, "QueueId is null, topic is T"),
+        (UpdateConsumerOffsetRequest("g", "T", 0), 29, "Offset is null, topic is T"),
+    ],
+)
+def test_refused_commits(run, header, code, remark):
+    async def scenario(cluster):
+        await cluster.send()
+        await cluster.pull()
+        answer = await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        assert (answer.code, answer.remark) == (code, remark)
+
+    run(scenario)
+
+
+def test_bounds_and_times_of_a_queue(run):
+    async def scenario(cluster):
+        before = int(time.time() * 1000)
+        for _ in range(3):
+            await cluster.send()
+        queue = QueueRequest("T", 0)
+        assert await cluster.number(RequestCode.GET_MAX_OFFSET, queue) == 3
+        assert await cluster.number(RequestCode.GET_MIN_OFFSET, queue) == 0
+        assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("none", 0)) == 0
+        search = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        assert await cluster.number(search, SearchOffsetRequest("T", 0, before - 1)) == 0
+        assert await cluster.number(search, SearchOffsetRequest("T", 0, before + 3_600_000)) == 3
+        assert await cluster.number(search, SearchOffsetRequest("T", 0, before + 3_600_000, "upper")) == 2
+        times = [await cluster.call(RequestCode.GET_EARLIEST_MSG_STORETIME, QueueRequest("T", q)) for q in (0, 1)]
+        earliest, none = (int(decode_fields(answer)["timestamp"]) for answer in times)
+        assert before <= earliest <= before + 60_000
+        assert none == -1
+
+    run(scenario)
+
+
+def test_a_message_is_viewed_by_its_place(run):
+    async def scenario(cluster):
+        header = decode_header(await cluster.send(), SendMessageResponse)
+        offset = decode_offset_id(header.msg_id)[2]
+        answer = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
+        assert [m.offset_msg_id for m in read_messages(answer.body)] == [header.msg_id]
+        missing = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(999_999))
+        assert (missing.code, missing.remark) == (1, "can not find message by the offset, 999999")
+
+    run(scenario)
