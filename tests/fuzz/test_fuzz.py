@@ -26,7 +26,8 @@ def test_the_kept_inputs_are_values_or_documented_errors(target):
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("atheris") is None, reason="fuzzing needs atheris, which has no wheel for this Python or is not installed: make fuzz"
+    importlib.util.find_spec("atheris") is None,
+    reason="fuzzing needs atheris, which has no wheel for this Python or is not installed: make fuzz",
 )
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_a_little_fuzzing_finds_nothing(target, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.catalog import CATALOG, Content, Operation, Server
@@ -139,7 +139,7 @@ HEADERS = [
 
 @pytest.mark.parametrize(("operation", "header_type"), HEADERS)
 def test_every_header_survives_json_and_binary(operation: Operation, header_type: type[msgspec.Struct]):
-    @settings(max_examples=25)
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
     @given(structs(header_type))
     def survives(header):
         assert through_the_wire(operation.code, header, JSON) == header
@@ -159,7 +159,7 @@ BODIES = [
 
 @pytest.mark.parametrize("body", BODIES)
 def test_every_json_body_survives_the_dialect(body):
-    @settings(max_examples=25)
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
     @given(values(body))
     def survives(value):
         assert fastjson.decode_as(fastjson.dumps(value), body) == value

@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 bench_commands = typer.Typer(help="Measure; every figure also as JSON.", no_args_is_help=True)
 app.add_typer(bench_commands, name="bench")
+store_commands = typer.Typer(help="Look into a store directory without a broker.", no_args_is_help=True)
+app.add_typer(store_commands, name="store")
 
 _Config = Annotated[
     Path | None, typer.Option("-c", "--config", help="Properties file, as Java's broker.conf.", show_default=False)
@@ -36,6 +38,13 @@ _NameServers = Annotated[
     ),
 ]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Log what happens, not only what goes wrong.")]
+_StoreRoot = Annotated[Path, typer.Argument(metavar="DIR", help="Store directory (storePathRootDir).")]
+_StoreConfig = Annotated[
+    Path | None,
+    typer.Option("-c", "--config", help="broker.conf of the store, for its file sizes.", show_default=False),
+]
+_ReadOnly = Annotated[bool, typer.Option("--read-only", help="Look at a store that a broker holds, as it is now.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 _PrintConfig = Annotated[bool, typer.Option("-p", "--print-config", help="Print the settings and exit.")]
 
 
@@ -128,3 +137,59 @@ def bench_wire(
     from rmqkit.cli import bench
 
     bench.wire(connections=connections, requests=requests, as_json=json)
+
+
+@store_commands.command("verify")
+def store_verify(
+    root: _StoreRoot, config: _StoreConfig = None, read_only: _ReadOnly = False, json: _Json = False
+) -> None:
+    """Check every record, queue entry, extension unit and index chain; exit code 1 when something is damaged."""
+    from rmqkit.cli import store
+
+    store.verify(root, config=config, read_only=read_only, as_json=json)
+
+
+@store_commands.command("stat")
+def store_stat(
+    root: _StoreRoot, config: _StoreConfig = None, read_only: _ReadOnly = False, json: _Json = False
+) -> None:
+    """Count what the log holds, in all and for each queue."""
+    from rmqkit.cli import store
+
+    store.stat(root, config=config, read_only=read_only, as_json=json)
+
+
+@store_commands.command("dump")
+def store_dump(
+    root: _StoreRoot,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.", show_default=False)] = None,
+    queue: Annotated[int | None, typer.Option(min=0, help="Only this queue id.", show_default=False)] = None,
+    begin: Annotated[
+        str | None, typer.Option("--from", help="Stored at or after: ms or ISO time.", show_default=False)
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Stored at or before: ms or ISO time.", show_default=False)
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Only messages with this key or unique key.", show_default=False)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Most messages. [default: 50; all with --json]")] = None,
+    config: _StoreConfig = None,
+    read_only: _ReadOnly = False,
+    json: _Json = False,
+) -> None:
+    """Print the messages of the log in its order."""
+    from rmqkit.cli import store
+
+    store.dump(
+        root,
+        config=config,
+        topic=topic,
+        queue_id=queue,
+        begin=begin,
+        end=end,
+        key=key,
+        limit=limit,
+        read_only=read_only,
+        as_json=json,
+    )

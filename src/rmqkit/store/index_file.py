@@ -36,20 +36,20 @@ from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.store.mapped_file import MappedFile
 
-__all__ = ["IndexFile", "KeyQuery", "MessageIndex", "key_hash"]
+__all__ = ["ENTRY", "HEADER", "SLOT", "IndexFile", "KeyQuery", "MessageIndex", "key_hash", "key_hashes"]
 
 _log = logging.getLogger(__name__)
 
-_HEADER = struct.Struct(">qqqqii")
-_SLOT = struct.Struct(">i")
-_ENTRY = struct.Struct(">iqii")
+HEADER = struct.Struct(">qqqqii")
+SLOT = struct.Struct(">i")
+ENTRY = struct.Struct(">iqii")
 _I32_MAX = 0x7FFFFFFF
 _NAME_DIGITS = 17
 _UNIQUE_KEY_HEAD = 24
 _WAITING_MAX = 32
 _KEYS = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS|TAGS)\x01([^\x02]+)")
 """Finds what `find_property` finds, for all three names at once; tested equal."""
-assert (_HEADER.size, _ENTRY.size) == (40, 20)
+assert (HEADER.size, ENTRY.size) == (40, 20)
 
 _head_hash = functools.lru_cache(maxsize=1024)(java_hash)
 
@@ -72,6 +72,25 @@ def key_hash(topic: str, key: str) -> int:
 @functools.lru_cache(maxsize=4096)
 def _tags_hash(topic: str, tags: bytes) -> int:
     return key_hash(topic, "T#" + tags.decode("utf-8", "replace"))
+
+
+def key_hashes(topic: str, properties: bytes, *, with_tags: bool) -> list[int]:
+    """The hashes a record is indexed under, in the order of its entries. Source: store.md §7.2.
+
+    Args:
+        properties: the record's property string.
+        with_tags: whether TAGS is a key, too, as with 5.4 brokers.
+    """
+    found = dict(_KEYS.findall(properties))
+    hashes: list[int] = []
+    if unique_key := found.get(b"UNIQ_KEY"):
+        hashes.append(key_hash(topic, unique_key.decode("utf-8", "replace")))
+    if keys := found.get(b"KEYS"):
+        words = keys.decode("utf-8", "replace").split(" ")
+        hashes += [key_hash(topic, word) for word in words if word]
+    if with_tags and (tags := found.get(b"TAGS")):
+        hashes.append(_tags_hash(topic, tags))
+    return hashes
 
 
 class KeyQuery(Struct):
@@ -98,8 +117,8 @@ class IndexFile:
         self.file = file
         self._slot_count = slot_count
         self._entry_count = entry_count
-        self._entries_at = _HEADER.size + slot_count * _SLOT.size
-        header = _HEADER.unpack(file.read(0, _HEADER.size))
+        self._entries_at = HEADER.size + slot_count * SLOT.size
+        header = HEADER.unpack(file.read(0, HEADER.size))
         self.begin_timestamp: int = header[0]
         self.end_timestamp: int = header[1]
         self.begin_offset: int = header[2]
@@ -131,11 +150,11 @@ class IndexFile:
         newest, slot_count, view = self._newest, self._slot_count, self.file.view
         for hashed in hashes[:count]:
             slot = hashed % slot_count
-            previous = newest.get(slot) or _SLOT.unpack_from(view, _HEADER.size + slot * 4)[0]
+            previous = newest.get(slot) or SLOT.unpack_from(view, HEADER.size + slot * 4)[0]
             if not 0 < previous <= number:
                 previous = 0
                 self.slots_used += 1
-            self._entries += _ENTRY.pack(hashed, physical_offset, seconds, previous)
+            self._entries += ENTRY.pack(hashed, physical_offset, seconds, previous)
             newest[slot] = number
             if number == 1:  # the first entry of a file moves its beginning
                 self.begin_offset, self.begin_timestamp, seconds = physical_offset, store_timestamp, 0
@@ -152,10 +171,10 @@ class IndexFile:
         """
         if not self._entries:
             return
-        first = self.index_count - len(self._entries) // _ENTRY.size
-        self.file.write(self._entries_at + first * _ENTRY.size, self._entries)
+        first = self.index_count - len(self._entries) // ENTRY.size
+        self.file.write(self._entries_at + first * ENTRY.size, self._entries)
         for slot, number in self._newest.items():
-            self.file.write(_HEADER.size + slot * _SLOT.size, _SLOT.pack(number))
+            self.file.write(HEADER.size + slot * SLOT.size, SLOT.pack(number))
         self._write_header()
         self._entries = bytearray()
         self._newest.clear()
@@ -163,7 +182,7 @@ class IndexFile:
     def _write_header(self) -> None:
         self.file.write(
             0,
-            _HEADER.pack(
+            HEADER.pack(
                 self.begin_timestamp,
                 self.end_timestamp,
                 self.begin_offset,
@@ -181,9 +200,9 @@ class IndexFile:
         """Physical offsets entered under a hash between two times, newest first."""
         found: list[int] = []
         view = self.file.view
-        number = _SLOT.unpack_from(view, _HEADER.size + hashed % self._slot_count * 4)[0]
+        number = SLOT.unpack_from(view, HEADER.size + hashed % self._slot_count * 4)[0]
         while 0 < number < self.index_count and len(found) < count_max:
-            entry = _ENTRY.unpack_from(view, self._entries_at + number * _ENTRY.size)
+            entry = ENTRY.unpack_from(view, self._entries_at + number * ENTRY.size)
             entry_hash, physical_offset, seconds, previous = entry
             timestamp = self.begin_timestamp + seconds * 1000
             if seconds < 0 or timestamp < begin:
@@ -209,7 +228,7 @@ class MessageIndex:
         self._slot_count = slot_count
         self._entry_count = entry_count
         self._tags_as_keys = tags_as_keys
-        self._file_bytes = _HEADER.size + slot_count * _SLOT.size + entry_count * _ENTRY.size
+        self._file_bytes = HEADER.size + slot_count * SLOT.size + entry_count * ENTRY.size
         self._current: IndexFile | None = None
         self._full: deque[IndexFile] = deque()
         self._waiting: deque[tuple[str, int, int, bytes]] = deque()
@@ -323,24 +342,12 @@ class MessageIndex:
             current = self._create(store_timestamp)
         if physical_offset < current.end_offset:
             return
-        hashes = self._hashes(topic, properties)
+        hashes = key_hashes(topic, properties, with_tags=self._tags_as_keys)
         while hashes:
             entered = current.put(hashes, physical_offset, store_timestamp)
             hashes = hashes[entered:]
             if hashes:
                 current = self._create(store_timestamp)
-
-    def _hashes(self, topic: str, properties: bytes) -> list[int]:
-        found = dict(_KEYS.findall(properties))
-        hashes: list[int] = []
-        if unique_key := found.get(b"UNIQ_KEY"):
-            hashes.append(key_hash(topic, unique_key.decode("utf-8", "replace")))
-        if keys := found.get(b"KEYS"):
-            words = keys.decode("utf-8", "replace").split(" ")
-            hashes += [key_hash(topic, word) for word in words if word]
-        if self._tags_as_keys and (tags := found.get(b"TAGS")):
-            hashes.append(_tags_hash(topic, tags))
-        return hashes
 
     def _create(self, now_ms: int) -> IndexFile:
         """A new file, named by the time and behind all others."""

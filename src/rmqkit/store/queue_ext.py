@@ -27,18 +27,18 @@ from msgspec import Struct
 from rmqkit.store.file_queue import FileQueue
 from rmqkit.store.mapped_file import MappedFile
 
-__all__ = ["ExtUnit", "QueueExt", "is_address"]
+__all__ = ["ADDRESS_BASE", "FILE_FULL", "FREE_BYTES", "UNIT", "ExtUnit", "QueueExt", "is_address"]
 
 _log = logging.getLogger(__name__)
 
-_UNIT = struct.Struct(">hqqh")
+UNIT = struct.Struct(">hqqh")
 _SIZE = struct.Struct(">h")
-_FILE_FULL = -1
-_FREE_BYTES = 4
-_ADDRESS_BASE = 1 << 63
+FILE_FULL = -1
+FREE_BYTES = 4
+ADDRESS_BASE = 1 << 63
 _ADDRESS_MAX = -2147483649
 _UNIT_BYTES_MAX = 32767
-assert _UNIT.size == 20
+assert UNIT.size == 20
 
 
 def is_address(tags_code: int) -> bool:
@@ -67,16 +67,16 @@ class QueueExt:
 
     def append(self, tags_code: int, store_timestamp: int, bitmap: bytes = b"") -> int:
         """Store a unit and return its address; the plain tag code when it cannot be stored."""
-        size = _UNIT.size + len(bitmap)
-        if size > min(_UNIT_BYTES_MAX, self.queue.file_bytes - _FREE_BYTES):
+        size = UNIT.size + len(bitmap)
+        if size > min(_UNIT_BYTES_MAX, self.queue.file_bytes - FREE_BYTES):
             return tags_code
         try:
-            file = self._file_with_room(size + _FREE_BYTES)
-            file.write(file.wrote, _UNIT.pack(size, tags_code, store_timestamp, len(bitmap)) + bitmap)
+            file = self._file_with_room(size + FREE_BYTES)
+            file.write(file.wrote, UNIT.pack(size, tags_code, store_timestamp, len(bitmap)) + bitmap)
         except OSError as error:
             _log.error("%s: extension unit not stored: %s", self.queue.directories[0], error)
             return tags_code
-        address = file.start + file.wrote - _ADDRESS_BASE
+        address = file.start + file.wrote - ADDRESS_BASE
         file.wrote += size
         return address
 
@@ -86,7 +86,7 @@ class QueueExt:
             return last
         if last is not None and last.wrote < last.size:
             if last.size - last.wrote >= _SIZE.size:
-                last.write(last.wrote, _SIZE.pack(_FILE_FULL))
+                last.write(last.wrote, _SIZE.pack(FILE_FULL))
             last.wrote = last.size
         file = self.queue.create(0 if last is None else last.end)
         self.queue.append(file)
@@ -94,15 +94,15 @@ class QueueExt:
 
     def read(self, address: int) -> ExtUnit | None:
         """The unit at an address, or None when there is none."""
-        position = address + _ADDRESS_BASE
+        position = address + ADDRESS_BASE
         file = self.queue.find(position)
-        if file is None or file.wrote - position + file.start < _UNIT.size:
+        if file is None or file.wrote - position + file.start < UNIT.size:
             return None
         at = position - file.start
-        size, tags_code, store_timestamp, bitmap_bytes = _UNIT.unpack(file.read(at, _UNIT.size))
+        size, tags_code, store_timestamp, bitmap_bytes = UNIT.unpack(file.read(at, UNIT.size))
         if size < 1 or bitmap_bytes < 0:
             return None
-        return ExtUnit(tags_code, store_timestamp, file.read(at + _UNIT.size, bitmap_bytes))
+        return ExtUnit(tags_code, store_timestamp, file.read(at + UNIT.size, bitmap_bytes))
 
     def recover(self) -> None:
         """Walk all units and forget what follows the last one."""
@@ -118,27 +118,27 @@ class QueueExt:
             if self.queue.files:
                 self.queue.truncate(self.queue.min_offset)
             return
-        file = self.queue.find(address + _ADDRESS_BASE)
+        file = self.queue.find(address + ADDRESS_BASE)
         if file is not None:
-            size = _SIZE.unpack(file.read(address + _ADDRESS_BASE - file.start, _SIZE.size))[0]
-            self.queue.truncate(address + _ADDRESS_BASE + max(size, 0))
+            size = _SIZE.unpack(file.read(address + ADDRESS_BASE - file.start, _SIZE.size))[0]
+            self.queue.truncate(address + ADDRESS_BASE + max(size, 0))
 
     def drop_expired(self, min_address: int) -> int:
         """Delete files that end before the unit of the oldest readable message; returns how many."""
-        return self.queue.drop_front(lambda file: file.end < min_address + _ADDRESS_BASE)
+        return self.queue.drop_front(lambda file: file.end < min_address + ADDRESS_BASE)
 
 
 def _units(file: MappedFile) -> tuple[int, bool]:
     """Where the units of a file end, and whether the file was marked as full there."""
     content = file.read(0, file.size)
     position = 0
-    while position + _UNIT.size + _FREE_BYTES <= len(content):
+    while position + UNIT.size + FREE_BYTES <= len(content):
         size = _SIZE.unpack_from(content, position)[0]
-        if size == _FILE_FULL:
+        if size == FILE_FULL:
             return position, True
-        if size < _UNIT.size or position + size > len(content):
+        if size < UNIT.size or position + size > len(content):
             return position, False
         position += size
-    return position, len(content) - position < _UNIT.size + _FREE_BYTES and content[
+    return position, len(content) - position < UNIT.size + FREE_BYTES and content[
         position : position + 2
     ] == b"\xff\xff"

@@ -1,0 +1,209 @@
+"""``rmq store``: looking into a store directory without a broker. Tables for people, ``--json`` for programs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress as ProgressBar
+from rich.table import Table
+
+from rmqkit import settings as configuration
+from rmqkit.errors import RmqError, StoreLocked
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.store import fsck
+from rmqkit.store.findings import Finding, Progress
+from rmqkit.store.settings import StoreSettings
+
+__all__ = ["dump", "stat", "verify"]
+
+_ROWS = 50
+_BODY_CHARS = 40
+_FILE_WIDTH = 160
+
+
+def verify(root: Path, *, config: Path | None, read_only: bool, as_json: bool) -> None:
+    """Print what is wrong; exit code 1 when anything is."""
+    with _one_line_errors(), _progress_bar("verify") as progress:
+        report = fsck.verify(root, _settings(config), read_only=read_only, progress=progress)
+    if as_json:
+        print(json.dumps({"is_sound": report.is_sound, **msgspec.to_builtins(report)}))
+    else:
+        for finding in report.findings:
+            print(finding)
+        if (more := sum(report.counts.values()) - len(report.findings)) > 0:
+            print(f"... and {more} more")
+        print(f"{root}: {_verdict(report)}")
+        _print_table(["what", "looked at"], report.checked.items())
+        if report.counts:
+            _print_table(["what is wrong", "times"], report.counts.items())
+    _exit(is_sound=report.is_sound)
+
+
+def stat(root: Path, *, config: Path | None, read_only: bool, as_json: bool) -> None:
+    """Print what the log holds; exit code 1 when a part of it cannot be read."""
+    with _one_line_errors(), _progress_bar("stat") as progress:
+        found = fsck.stat(root, _settings(config), read_only=read_only, progress=progress)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(found)))
+    else:
+        facts = {name: getattr(found, name) for name in found.__struct_fields__ if name != "queues"}
+        _print_table(["log", ""], ((name.replace("_", " "), _shown(name, v)) for name, v in facts.items()))
+        rows = (
+            (q.topic, q.queue_id, q.messages, q.bytes, q.min_offset, q.max_offset, _time_text(q.last_store_timestamp))
+            for q in found.queues
+        )
+        _print_table(["topic", "queue", "messages", "bytes", "min", "max", "last stored"], rows)
+    _exit(is_sound=not found.damaged_bytes)
+
+
+def dump(
+    root: Path,
+    *,
+    config: Path | None,
+    topic: str | None,
+    queue_id: int | None,
+    begin: str | None,
+    end: str | None,
+    key: str | None,
+    limit: int | None,
+    read_only: bool,
+    as_json: bool,
+) -> None:
+    """Print messages, one JSON object a line or as a table; exit code 1 when a part of the log cannot be read."""
+    damage: list[Finding] = []
+    count_max = limit if limit is not None or as_json else _ROWS
+    shown: list[list[str]] = []
+    with _one_line_errors():
+        messages = fsck.dump(
+            root,
+            _settings(config),
+            topic=topic,
+            queue_id=queue_id,
+            begin_ms=0 if begin is None else _time_ms(begin),
+            end_ms=None if end is None else _time_ms(end),
+            key=key,
+            read_only=read_only,
+            on_damage=damage.append,
+        )
+        for count, message in enumerate(messages):
+            if count == count_max:
+                print(f"rmq: there are more than {count_max} messages, --limit shows more", file=sys.stderr)
+                break
+            if as_json:
+                print(json.dumps(_jsonable(message), ensure_ascii=False))
+            else:
+                shown.append(_row(message))
+    if not as_json:
+        _print_table(["stored", "topic", "queue", "offset", "tags", "keys", "body"], shown)
+    for finding in damage:
+        print(f"rmq: {finding}", file=sys.stderr)
+    _exit(is_sound=not damage)
+
+
+# ---------------------------------------------------------------- what is asked
+
+
+def _settings(config: Path | None) -> StoreSettings | None:
+    if config is None:
+        return None
+    loaded = configuration.load([StoreSettings], configuration.read_properties(config), source=str(config))
+    settings: StoreSettings = loaded.values[0]
+    return settings
+
+
+def _time_ms(text: str) -> int:
+    """Milliseconds since the epoch from a number of them or an ISO time (local unless it has a zone)."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise RmqError(f"time {text!r} must be ms since the epoch or like 2026-01-31T12:00:00") from None
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except StoreLocked as error:
+        raise RmqError(f"{error}, or look at it as it is now with --read-only") from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise RmqError(f"cannot read {error.filename or 'the store'}: {error.strerror}") from None
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+@contextmanager
+def _progress_bar(what: str) -> Iterator[Progress]:
+    """A bar on stderr, when a person looks at it."""
+    console = Console(stderr=True)
+    with ProgressBar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_table(headings: list[str], rows: Any) -> None:
+    table = Table()
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    console = Console(markup=False, emoji=False, highlight=False)
+    console.print(table, width=console.width if console.is_terminal else _FILE_WIDTH)
+
+
+def _verdict(report: fsck.Report) -> str:
+    words = ["sound" if report.is_sound else "damaged"]
+    words += ["held by a broker"] if report.is_live else []
+    words += ["not stopped in order"] if report.is_unclean and not report.is_live else []
+    return ", ".join(words)
+
+
+def _shown(name: str, value: Any) -> str:
+    return _time_text(value) if name.endswith("_timestamp") and value else str(value)
+
+
+def _time_text(time_ms: int) -> str:
+    """ISO local time, or the number when it is no time a calendar has."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
+
+
+def _row(message: ReceivedMessage) -> list[str]:
+    body = message.body[: 4 * _BODY_CHARS].decode("utf-8", "backslashreplace")
+    printable = "".join(char if char.isprintable() else "·" for char in body)
+    more = "…" if len(printable) > _BODY_CHARS or len(message.body) > 4 * _BODY_CHARS else ""
+    place = [message.topic, str(message.queue_id), str(message.queue_offset)]
+    words = [message.tags or "", " ".join(message.keys)]
+    return [_time_text(message.store_timestamp), *place, *words, printable[:_BODY_CHARS] + more]
+
+
+def _jsonable(message: ReceivedMessage) -> dict[str, Any]:
+    """Every field; the body as text, or as ``body_base64`` when it is not UTF-8."""
+    fields: dict[str, Any] = msgspec.to_builtins(message)
+    del fields["broker_name"]
+    try:
+        fields["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        fields["body_base64"] = fields.pop("body")
+    return fields
+
+
+def _exit(*, is_sound: bool) -> None:
+    if not is_sound:
+        raise typer.Exit(1)

@@ -1,0 +1,150 @@
+"""A commit log as its files show it: mapped read-only, walked record by record, damage and all.
+
+A broker that opens a store repairs it first. A `LogView` changes nothing and needs no settings: where a segment begins
+says its name, how long it is says the file. It is what the offline tools (`fsck`) read with.
+
+Where the walk meets bytes that are no record:
+
+===========================================  ======================================================================
+a blank                                      the segment is full, go on with the next
+zeros, and no record in any later segment    the end of the log (segments are preallocated)
+records behind it stored earlier than those  the end of the log: stale bytes, a recovery of an Apache broker cuts the
+before it, in the last segment with records  log without clearing what follows (store.md §2)
+other bytes, and no record behind them       a `Damage` up to the end of the segment, then the end of the log
+anything else                                a `Damage` up to the next sound record, where the walk goes on
+===========================================  ======================================================================
+
+Every record is decoded by the one codec, so a walk needs no numpy; `scan` has the bulk walk of the Spark readers and
+the search for the next sound record, which is used here. Source: store.md §2, §3, §12.1.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol.record import BLANK_BYTES, Record, decode_record, is_blank
+from rmqkit.store.scan import Buffer, Damage, find_record
+
+__all__ = ["LogView", "Segment", "mapped"]
+
+
+class Segment(Struct):
+    """One commit-log file.
+
+    Attributes:
+        start: physical offset of its first byte.
+        buffer, view: its bytes, mapped.
+    """
+
+    path: Path
+    start: int
+    buffer: Buffer
+    view: memoryview
+
+    @property
+    def end(self) -> int:
+        """Physical offset one past its last byte."""
+        return self.start + len(self.buffer)
+
+    def record(self, position: int) -> Record:
+        """The record at a position; its body CRC is not compared.
+
+        Raises:
+            RecordCorrupt: there is none, or it belongs to another place.
+        """
+        record = decode_record(self.view, position)
+        if record.physical_offset != self.start + position:
+            reason = f"it says it lies at offset {record.physical_offset}"
+            raise RecordCorrupt(position, reason, size=record.size)
+        return record
+
+
+class LogView:
+    """The segments of a log, oldest first.
+
+    Args:
+        files: path and start of each.
+
+    Attributes:
+        end: physical offset after the last record; known after a `walk`.
+    """
+
+    def __init__(self, files: Sequence[tuple[Path, int]]) -> None:
+        self.segments: list[Segment] = []
+        for path, start in files:
+            buffer = mapped(path)
+            self.segments.append(Segment(path, start, buffer, memoryview(buffer)))
+        self.end = self.segments[0].start if self.segments else 0
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset of the first byte, 0 without files."""
+        return self.segments[0].start if self.segments else 0
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(len(segment.buffer) for segment in self.segments)
+
+    def record_at(self, physical_offset: int) -> Record:
+        """The record at a physical offset.
+
+        Raises:
+            RecordCorrupt: there is none.
+        """
+        i = bisect_right(self.segments, physical_offset, key=lambda segment: segment.start) - 1
+        if i < 0 or physical_offset >= self.segments[i].end:
+            raise RecordCorrupt(physical_offset, "no segment holds this offset")
+        return self.segments[i].record(physical_offset - self.segments[i].start)
+
+    def walk(self) -> Iterator[tuple[Segment, Record | Damage]]:
+        """Every record and every stretch of damage, in order."""
+        stored_ms = 0
+        for i, segment in enumerate(self.segments):
+            position, size = 0, len(segment.buffer)
+            while position < size and not is_blank(segment.view, position):
+                try:
+                    record = segment.record(position)
+                except RecordCorrupt as error:
+                    resumed = find_record(segment.buffer, segment.start, position + 1, size)
+                    if self._is_end(i, position, resumed, stored_ms):
+                        return
+                    yield segment, Damage(position, resumed, error.reason)
+                    position = resumed
+                    continue
+                position += record.size
+                stored_ms = record.store_timestamp
+                self.end = segment.start + position
+                yield segment, record
+
+    def _is_end(self, i: int, position: int, resumed: int, stored_ms: int) -> bool:
+        """Whether a place without a record is where the log ends in order."""
+        segment = self.segments[i]
+        if any(_begins_with_record(later) for later in self.segments[i + 1 :]):
+            return False
+        if resumed == len(segment.buffer):
+            return not any(segment.view[position : position + BLANK_BYTES])
+        return segment.record(resumed).store_timestamp < stored_ms
+
+
+def _begins_with_record(segment: Segment) -> bool:
+    try:
+        return segment.record(0).size > 0
+    except RecordCorrupt:
+        return False
+
+
+def mapped(path: Path) -> Buffer:
+    """The bytes of a file, mapped read-only.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""

@@ -1,0 +1,145 @@
+"""`rmq store verify|stat|dump` as processes: what a person and a program get, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rmqkit.client.sync import Producer
+from rmqkit.protocol.message import Message
+from tests.golden_stores import GoldenStore, unpack_golden
+from tests.interop.standalone import run_standalone
+
+RMQ = Path(sys.executable).with_name("rmq")
+SECONDS_MAX = 30
+
+
+@pytest.fixture
+def golden(tmp_path) -> GoldenStore:
+    return unpack_golden("5.4.0", tmp_path)
+
+
+@pytest.fixture
+def config(golden, tmp_path) -> Path:
+    path = tmp_path / "broker.conf"
+    path.write_text("".join(f"{key}={value}\n" for key, value in golden.manifest["brokerConf"].items()))
+    return path
+
+
+def store(*arguments: object, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([RMQ, "store", *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == exit_code, done.stderr
+    return done
+
+
+def failed(*arguments: object) -> str:
+    """Run a command that cannot do what was asked; its one line on stderr."""
+    done = store(*arguments, exit_code=1)
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rmq: ")
+    return line.removeprefix("rmq: ")
+
+
+def test_a_sound_store(golden, config):
+    table = store("verify", golden.root, "-c", config).stdout
+    assert f"{golden.root}: sound" in table
+    assert "records" in table and "534" in table
+    report = json.loads(store("verify", golden.root, "-c", config, "--json").stdout)
+    assert report["is_sound"] is True
+    assert report["checked"]["records"] == 534
+    assert report["findings"] == []
+
+
+def test_a_damaged_store_is_named_and_the_exit_code_is_1(golden, config):
+    path = golden.root / f"commitlog/{0:020d}"
+    content = bytearray(path.read_bytes())
+    content[88] ^= 1  # the first byte of the first body
+    path.write_bytes(content)
+    done = store("verify", golden.root, "-c", config, exit_code=1)
+    assert done.stdout.startswith(f"{path} at 0: body CRC: expected ")
+    assert f"{golden.root}: damaged" in done.stdout
+    assert done.stderr == ""
+    report = json.loads(store("verify", golden.root, "-c", config, "--json", exit_code=1).stdout)
+    assert report["counts"] == {"body CRC": 1}
+    (finding,) = report["findings"]
+    assert (finding["kind"], finding["path"], finding["position"]) == ("body CRC", str(path), 0)
+
+
+def test_what_cannot_be_read_ends_stat_and_dump_with_exit_code_1(golden):
+    path = golden.root / f"commitlog/{0:020d}"
+    content = bytearray(path.read_bytes())
+    content[4:8] = bytes(4)  # the first magic
+    path.write_bytes(content)
+    assert json.loads(store("stat", golden.root, "--json", exit_code=1).stdout)["records"] == 533
+    done = store("dump", golden.root, "--json", exit_code=1)
+    assert len(done.stdout.splitlines()) == len(golden.manifest["messages"]) - 1
+    assert done.stderr.startswith(f"rmq: {path} at 0: record: expected a record")
+
+
+def test_stat(golden):
+    found = json.loads(store("stat", golden.root, "--json").stdout)
+    assert (found["segments"], found["records"], found["max_offset"]) == (4, 534, 401770)
+    (queue,) = [one for one in found["queues"] if (one["topic"], one["queue_id"]) == ("GoldInnerBatch", 0)]
+    assert queue["messages"] > queue["records"]
+    table = store("stat", golden.root).stdout
+    assert "GoldInnerBatch" in table and "401770" in table
+
+
+def test_dump_for_programs(golden):
+    lines = store("dump", golden.root, "--topic", "GoldKey", "--queue", 1, "--json").stdout.splitlines()
+    messages = [json.loads(line) for line in lines]
+    expected = [
+        (one["physicalOffset"], one["keys"])
+        for one in sorted(golden.manifest["messages"], key=lambda one: one["physicalOffset"])
+        if (one["topic"], one["queueId"]) == ("GoldKey", 1)
+    ]
+    assert [(one["physical_offset"], one["properties"]["KEYS"]) for one in messages] == expected
+    assert messages[0]["body"] == "keyed 1"
+
+
+def test_dump_for_people(golden):
+    done = store("dump", golden.root, "--topic", "GoldKey", "--limit", 2)
+    assert "keyed 0" in done.stdout and "keyed 1" in done.stdout and "keyed 2" not in done.stdout
+    assert done.stderr == "rmq: there are more than 2 messages, --limit shows more\n"
+
+
+def test_dump_by_time_and_key(golden):
+    one = next(one for one in golden.manifest["messages"] if one.get("keys") == "key-3")
+    stored = one["storeTimestamp"]
+    arguments = ["dump", golden.root, "--json", "--key", "key-3"]
+    (line,) = store(*arguments, "--from", stored, "--to", stored).stdout.splitlines()
+    assert json.loads(line)["physical_offset"] == one["physicalOffset"]
+    assert store(*arguments, "--from", stored + 1).stdout == ""
+    assert store(*arguments, "--to", "2001-01-01T00:00:00+00:00").stdout == ""
+
+
+def test_a_store_that_a_broker_holds(tmp_path):
+    root = tmp_path / "store"
+    with run_standalone(root, tmp_path) as standalone:
+        with Producer("tests", standalone.namesrv_addr) as producer:
+            producer.send(Message(topic="Held", body=b"kept"))
+        in_use = f"store {root} is in use by another process: stop that broker or choose another directory"
+        for command in ("verify", "stat", "dump"):
+            assert failed(command, root) == f"{in_use}, or look at it as it is now with --read-only"
+        report = json.loads(store("verify", root, "--read-only", "--json").stdout)
+        assert (report["is_sound"], report["is_live"], report["checked"]["records"]) == (True, True, 1)
+        (line,) = store("dump", root, "--read-only", "--topic", "Held", "--json").stdout.splitlines()
+        assert json.loads(line)["body"] == "kept"
+        standalone.stop()
+    assert json.loads(store("verify", root, "--json").stdout)["is_sound"] is True
+
+
+def test_one_line_errors(golden, tmp_path):
+    missing = tmp_path / "none"
+    for command in ("verify", "stat", "dump"):
+        line = failed(command, missing)
+        assert line == f"{missing} is no store, there is no {missing}/commitlog: name its storePathRootDir"
+    assert "give the broker.conf of the store" in failed("verify", golden.root)
+    assert failed("stat", golden.root, "-c", missing).startswith(f"cannot read configuration {missing}: ")
+    expected = "time 'noon' must be ms since the epoch or like 2026-01-31T12:00:00"
+    assert failed("dump", golden.root, "--json", "--from", "noon") == expected
