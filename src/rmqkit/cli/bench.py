@@ -102,7 +102,7 @@ def _report(bench: str, settings: dict[str, Any], figures: list[dict[str, Any]],
 
     table = Table(title=f"bench {bench}: " + ", ".join(f"{value} {name}" for name, value in settings.items()))
     for i, heading in enumerate(figures[0]):
-        table.add_column(heading.replace("_", " "), justify="right" if i else "left")
+        table.add_column(heading.replace("_", " "), justify="right" if i else "left", no_wrap=not i)
     for figure in figures:
         table.add_row(*(str(value) for value in figure.values()))
     Console().print(table)
