@@ -88,6 +88,8 @@ class Connection(asyncio.Protocol):
         self._splitter = FrameSplitter(frame_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        # asyncio's own writelines() copies (3.11) or never pauses the writer (3.12.0-3.13.0, CVE-2024-12254).
+        self._is_plain_asyncio = isinstance(self._loop, asyncio.BaseEventLoop)
         self._unsent: list[Body] = []
         self._flush_due = False
         self._calls: dict[int, _Call] = {}
@@ -232,6 +234,8 @@ class Connection(asyncio.Protocol):
             self.active_ms = self._clock.monotonic_ms()
             if len(unsent) == 1:
                 self._transport.write(unsent[0])
+            elif self._is_plain_asyncio:
+                self._transport.write(b"".join(unsent))
             else:
                 self._transport.writelines(unsent)
 
