@@ -24,10 +24,11 @@ from rmqkit.broker.handlers.clients import ClientHandlers
 from rmqkit.broker.handlers.offsets import OffsetHandlers
 from rmqkit.broker.handlers.pull import PullHandlers
 from rmqkit.broker.handlers.runtime_info import RuntimeInfoHandlers
-from rmqkit.broker.handlers.send import BrokerIdentity, SendHandlers
+from rmqkit.broker.handlers.send import SendHandlers
 from rmqkit.broker.handlers.topics import TopicHandlers
 from rmqkit.broker.long_polling import LongPolling
 from rmqkit.broker.offsets import OffsetTable
+from rmqkit.broker.own_address import OwnAddress
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
@@ -134,7 +135,7 @@ class Broker:
         self._stops[:0] = [_as_async(parts.store.close), _as_async(parts.persist)]  # after the ports have closed
         self._stops.append(_as_async(parts.long_polling.close))
         self.address = join_address(settings.broker_ip1, port)
-        identity = BrokerIdentity(settings.broker_ip1, pack_host(settings.broker_ip1, port))
+        identity = OwnAddress(settings.broker_ip1, pack_host(settings.broker_ip1, port))
         self._add_handlers(parts, identity, dispatch, vip_dispatch)
         parts.persist()
         for server in servers:
@@ -195,9 +196,7 @@ class Broker:
         store.open()
         return parts
 
-    def _add_handlers(
-        self, parts: _Parts, identity: BrokerIdentity, dispatch: Dispatch, vip_dispatch: Dispatch
-    ) -> None:
+    def _add_handlers(self, parts: _Parts, identity: OwnAddress, dispatch: Dispatch, vip_dispatch: Dispatch) -> None:
         """The VIP port serves everything but pulls."""
         settings, clock = self._settings, self._clock
         send = SendHandlers(

@@ -37,6 +37,10 @@ _NameServers = Annotated[
         show_default=False,
     ),
 ]
+_BrokerPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Broker port; 0 picks a free one. [default: 10911]")
+]
+_StoreFolder = Annotated[Path | None, typer.Option(help="Store directory. [default: ~/store]")]
 _Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Log what happens, not only what goes wrong.")]
 _StoreRoot = Annotated[Path, typer.Argument(metavar="DIR", help="Store directory (storePathRootDir).")]
 _StoreConfig = Annotated[
@@ -51,10 +55,8 @@ _PrintConfig = Annotated[bool, typer.Option("-p", "--print-config", help="Print 
 @app.command()
 def standalone(
     namesrv_port: Annotated[int, typer.Option(min=0, max=65535, help="Name server port; 0 picks a free one.")] = 9876,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Broker port; 0 picks a free one. [default: 10911]")
-    ] = None,
-    store: Annotated[Path | None, typer.Option(help="Store directory. [default: ~/store]")] = None,
+    port: _BrokerPort = None,
+    store: _StoreFolder = None,
     host: Annotated[str, typer.Option(help="Address to listen on and to tell clients.")] = "127.0.0.1",
     config: _Config = None,
     verbose: _Verbose = False,
@@ -93,10 +95,8 @@ def namesrv(
 @app.command()
 def broker(
     name_servers: _NameServers = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one. [default: 10911]")
-    ] = None,
-    store: Annotated[Path | None, typer.Option(help="Store directory. [default: ~/store]")] = None,
+    port: _BrokerPort = None,
+    store: _StoreFolder = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 0.0.0.0]")] = None,
     config: _Config = None,
     verbose: _Verbose = False,

@@ -16,7 +16,6 @@ __all__ = [
     "SCHEDULE_TOPIC",
     "dlq_topic",
     "group_fault",
-    "is_system_group",
     "is_system_topic",
     "retry_topic",
     "topic_fault",
@@ -76,11 +75,6 @@ def dlq_topic(group: str) -> str:
 def is_system_topic(topic: str) -> bool:
     """Whether a topic belongs to the broker itself."""
     return topic in _SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
-
-
-def is_system_group(group: str) -> bool:
-    """Whether a group belongs to the broker itself."""
-    return group.startswith(SYSTEM_GROUP_PREFIX) or group in SYSTEM_GROUPS
 
 
 def topic_fault(topic: str) -> str | None:

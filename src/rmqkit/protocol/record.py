@@ -45,7 +45,6 @@ __all__ = [
     "Layout",
     "Record",
     "body_crc",
-    "check_record",
     "decode_record",
     "encode_record",
     "host_text",
@@ -54,7 +53,6 @@ __all__ = [
     "layout_of",
     "pack_blank",
     "pack_host",
-    "store_timestamp_position",
     "unpack_host",
 ]
 
@@ -285,15 +283,6 @@ def _tail_bounds(
     return topic_at, properties_at - 2, properties_at
 
 
-def check_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: bool = True) -> int:
-    """The size of the sound record at a position, as recovery asks for it; 0 for a blank.
-
-    Raises:
-        RecordCorrupt: neither a blank nor a sound record. Source: store.md §12.1.
-    """
-    return 0 if is_blank(buffer, position) else decode_record(buffer, position, verify_crc=verify_crc).size
-
-
 def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:
     """The records of a pull, query or view body; ends quietly at a blank, unknown magic or cut-off record."""
     position = 0
@@ -314,11 +303,6 @@ def is_blank(buffer: bytes | memoryview, position: int = 0) -> bool:
 def pack_blank(remaining_bytes: int) -> bytes:
     """The end-of-file record that declares the rest of a file, these 8 bytes included, as written."""
     return _BLANK.pack(remaining_bytes, BLANK_MAGIC)
-
-
-def store_timestamp_position(sys_flag: int) -> int:
-    """Byte position of storeTimestamp inside a record."""
-    return 68 if sys_flag & BORN_HOST_V6 else 56
 
 
 def pack_host(ip: str, port: int) -> bytes:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from rmqkit.broker.clients import ClientTable
 from rmqkit.broker.groups import GroupTable
-from rmqkit.broker.handlers.send import BrokerIdentity
 from rmqkit.broker.long_polling import Held, LongPolling
 from rmqkit.broker.offsets import OffsetTable
+from rmqkit.broker.own_address import OwnAddress
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
 from rmqkit.clock import Clock
@@ -58,7 +58,7 @@ class PullHandlers:
     def __init__(
         self,
         settings: BrokerSettings,
-        identity: BrokerIdentity,
+        identity: OwnAddress,
         *,
         store: MessageStore,
         topics: TopicTable,

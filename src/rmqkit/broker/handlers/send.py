@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rmqkit.broker.durability import Durability, Outcome
 from rmqkit.broker.groups import GroupTable
+from rmqkit.broker.own_address import OwnAddress
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
 from rmqkit.clock import Clock
@@ -31,7 +32,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
-__all__ = ["BrokerIdentity", "SendHandlers"]
+__all__ = ["SendHandlers"]
 
 _Refusal = tuple[int, str]
 
@@ -62,19 +63,6 @@ _PUT_REFUSALS: dict[PutStatus, tuple[ResponseCode, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerIdentity:
-    """What a broker stamps on messages and says of itself.
-
-    Attributes:
-        ip: its address, as remarks name it.
-        store_host: address and port packed as in records.
-    """
-
-    ip: str
-    store_host: bytes
-
-
 class SendHandlers:
     """Stores what producers send.
 
@@ -85,7 +73,7 @@ class SendHandlers:
     def __init__(
         self,
         settings: BrokerSettings,
-        identity: BrokerIdentity,
+        identity: OwnAddress,
         *,
         store: MessageStore,
         topics: TopicTable,
