@@ -12,7 +12,7 @@ SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help env check test test-unit demo bench fuzz lock clean
+.PHONY: help env check test test-unit crash demo bench fuzz lock clean
 
 help: ## list the tasks
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test: check $(FUZZER) ## check, then every test (Java tests skip, with the reaso
 
 test-unit: $(STAMP) ## the tests that need only Python
 	@$(BIN)/python -m pytest -m "not interop and not spark" $(ARGS)
+
+crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 10 minutes; ARGS="--seed 7" repeats
+	@$(BIN)/python -m tests.faults.crash $(ARGS)
 
 demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
 	@$(BIN)/python examples/demo.py $(ARGS)

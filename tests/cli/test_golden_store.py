@@ -13,14 +13,20 @@ from tests.golden_reading import as_listed, expected_messages, order, simple_que
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone
 
+SYSTEM_TOPICS = {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"}
+
 
 async def check_queue(
-    consumer: PullConsumer, queue: MessageQueue, listed: dict[str, object]
+    consumer: PullConsumer, queue: MessageQueue, listed: dict[str, object], growing: set[object]
 ) -> list[dict[str, object]]:
-    """Pull a queue from min to max and check its bounds and edges as the manifest lists them."""
-    bounds = (await consumer.min_offset(queue), await consumer.max_offset(queue))
-    assert bounds == (listed["minOffset"], listed["maxOffset"])
-    for expected in (listed[edge] for edge in ("pullAtMax", "pullAtMaxPlus7") if edge in listed):
+    """Pull a queue from min to max and check its bounds and edges as the manifest lists them.
+
+    What the running broker puts behind that (delayed messages fall due, half messages are asked about) is left out.
+    """
+    bounds = (listed["minOffset"], listed["maxOffset"])
+    is_grown = listed["topic"] in growing and await consumer.max_offset(queue) > bounds[1]
+    assert (await consumer.min_offset(queue), bounds[1] if is_grown else await consumer.max_offset(queue)) == bounds
+    for expected in (listed[edge] for edge in ("pullAtMax", "pullAtMaxPlus7") if edge in listed and not is_grown):
         result = await consumer.pull(queue, expected["offset"])
         assert (result.status.value, result.next_begin_offset) == (expected["status"], expected["nextBeginOffset"])
     found, offset = [], bounds[0]
@@ -28,7 +34,7 @@ async def check_queue(
         result = await consumer.pull(queue, offset)
         assert result.status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE)
         assert result.next_begin_offset > offset
-        found += [as_listed(message) for message in result.messages]
+        found += [as_listed(message) for message in result.messages if message.queue_offset < bounds[1]]
         offset = result.next_begin_offset
     if "pullError" in listed:  # the 4.9.4 broker had not made this topic's entry yet: it could only tell its bounds
         return []
@@ -46,13 +52,14 @@ def test_every_message_of_the_manifest_is_pulled_from_min_to_max(golden, tmp_pat
     config.write_text("".join(f"{key}={value}\n" for key, value in golden.manifest["brokerConf"].items()))
     queues, expected = simple_queues(golden), expected_messages(golden)
     assert len(expected) > 400
+    growing = {message["properties"].get("REAL_TOPIC") for message in expected} | SYSTEM_TOPICS
     found: list[dict[str, object]] = []
 
     async def pull_all(namesrv: str) -> None:
         async with PullConsumer("audit", namesrv) as consumer:
             for listed in queues:
                 queue = MessageQueue(listed["topic"], "broker-golden", listed["queueId"])
-                found.extend(await check_queue(consumer, queue, listed))
+                found.extend(await check_queue(consumer, queue, listed, growing))
 
     with run_standalone(golden.root, tmp_path, "-c", str(config)) as standalone:
         asyncio.run(pull_all(standalone.namesrv_addr))

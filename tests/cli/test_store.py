@@ -1,8 +1,9 @@
-"""`rmq store verify|stat|dump` as processes: what a person and a program get, exit codes, one-line errors."""
+"""`rmq store` as processes: what a person and a program get, exit codes, one-line errors."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,7 @@ def test_a_store_that_a_broker_holds(tmp_path):
         in_use = f"store {root} is in use by another process: stop that broker or choose another directory"
         for command in ("verify", "stat", "dump"):
             assert failed(command, root) == f"{in_use}, or look at it as it is now with --read-only"
+        assert failed("rebuild", root, "--queues") == failed("repair", root, "--dry-run") == in_use
         report = json.loads(store("verify", root, "--read-only", "--json").stdout)
         assert (report["is_sound"], report["is_live"], report["checked"]["records"]) == (True, True, 1)
         (line,) = store("dump", root, "--read-only", "--topic", "Held", "--json").stdout.splitlines()
@@ -134,9 +136,40 @@ def test_a_store_that_a_broker_holds(tmp_path):
     assert json.loads(store("verify", root, "--json").stdout)["is_sound"] is True
 
 
+def test_rebuild(golden, config):
+    shutil.rmtree(golden.root / "consumequeue")
+    made = json.loads(store("rebuild", golden.root, "--queues", "-c", config, "--json").stdout)
+    assert made == {"records": 534, "queues": 34, "index_files": 0}
+    line = f"{golden.root}: 534 records, 0 queues and 3 index files made anew\n"
+    assert store("rebuild", golden.root, "--index", "-c", config).stdout == line
+    assert f"{golden.root}: sound" in store("verify", golden.root, "-c", config).stdout
+    assert failed("rebuild", golden.root) == "nothing to rebuild: say --queues, --index or both"
+
+
+def test_repair(golden, config):
+    folder = golden.root / "consumequeue" / "GoldKey"
+    shutil.rmtree(folder)
+    queues = f"{golden.root}/consumequeue: made anew from the log"
+    planned = store("repair", golden.root, "--dry-run", "-c", config).stdout.splitlines()
+    assert planned == [f"would be done: {queues}", f"{golden.root}: can be repaired"]
+    assert not folder.exists()
+    done = store("repair", golden.root, "-c", config).stdout.splitlines()
+    assert done == [f"done: {queues}", f"{golden.root}: sound"]
+    path = golden.root / f"commitlog/{0:020d}"
+    content = bytearray(path.read_bytes())
+    content[88] ^= 1  # the first byte of the first body
+    path.write_bytes(content)
+    lost = store("repair", golden.root, "-c", config, exit_code=1).stdout.splitlines()
+    assert lost[0].startswith(f"cannot be repaired: {path} at 0: body CRC: expected ")
+    assert lost[1] == f"{golden.root}: damaged"
+    repaired = json.loads(store("repair", golden.root, "--dry-run", "--json", "-c", config, exit_code=1).stdout)
+    assert (repaired["steps"], repaired["is_dry_run"]) == ([], True)
+    assert [one["kind"] for one in repaired["remaining"]] == ["body CRC"]
+
+
 def test_one_line_errors(golden, tmp_path):
     missing = tmp_path / "none"
-    for command in ("verify", "stat", "dump"):
+    for command in ("verify", "stat", "dump", "repair"):
         line = failed(command, missing)
         assert line == f"{missing} is no store, there is no {missing}/commitlog: name its storePathRootDir"
     assert "give the broker.conf of the store" in failed("verify", golden.root)

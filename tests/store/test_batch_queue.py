@@ -98,11 +98,20 @@ def test_physical_cut(tmp_path: Path, end: int, max_offset: int) -> None:
     queue.close()
 
 
-@pytest.mark.parametrize(("min_physical_offset", "min_offset"), [(0, 0), (1, 3), (900, 27), (901, 30), (9999, 30)])
-def test_min_offset_moves_inside_the_first_file_only(tmp_path: Path, min_physical_offset: int, min_offset: int) -> None:
+@pytest.mark.parametrize(("min_physical_offset", "min_offset"), [(0, 0), (1, 3), (900, 27), (901, 30), (2400, 72), (9999, 75)])
+def test_min_offset_follows_the_log(tmp_path: Path, min_physical_offset: int, min_offset: int) -> None:
     queue = fill(new_queue(tmp_path), 25)
     queue.correct_min_offset(min_physical_offset)
     assert queue.min_offset == min_offset
+    queue.close()
+
+
+@pytest.mark.parametrize(("base", "min_offset"), [(0, 0), (3, 0), (30, 0), (45, 0)])
+def test_later_batch_with_a_taken_number_takes_its_place(tmp_path: Path, base: int, min_offset: int) -> None:
+    queue = fill(new_queue(tmp_path), 25)
+    queue.append_batch(base, 2, 9900, 100, -1, 6000)
+    assert (queue.min_offset, queue.max_offset, queue.place(base + 1)) == (min_offset, base + 2, (9900, 100))
+    assert not base or queue.place(base - 1) == (base // 3 * 100 - 100, 100)
     queue.close()
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rmqkit.protocol.record import encode_record
 from rmqkit.store.commit_log import CommitLog, log_directories
+from rmqkit.store.file_queue import FileQueue
+from rmqkit.store.mapped_file import MappedFile
 from rmqkit.store.settings import StoreSettings
 from tests.store.stores import HOST, HOST_V6, small_settings
 
@@ -159,10 +163,10 @@ def test_failed_creation_can_be_tried_again(log: CommitLog, monkeypatch: pytest.
     append(log, 1000)
     log._next.close()
 
-    def fail(start: int) -> None:
+    def fail(queue: FileQueue, start: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(log.queue, "create", fail)
+    monkeypatch.setattr(FileQueue, "create", fail)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             append(log, 300)
@@ -198,3 +202,70 @@ def test_several_directories_share_the_files(tmp_path: Path) -> None:
     log.close()
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [f"{0:020d}", f"{2 * FILE_BYTES:020d}"]
     assert [path.name for path in (tmp_path / "b").iterdir()] == [f"{FILE_BYTES:020d}"]
+
+
+# ---- the thread that makes files
+
+
+def threads_that(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """The threads in which a method of `MappedFile` is called from now on."""
+    seen: list[str] = []
+    real = getattr(MappedFile, name)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        seen.append(threading.current_thread().name.rpartition("_")[0])
+        return real(*args, **options)
+
+    monkeypatch.setattr(MappedFile, name, noted)
+    return seen
+
+
+def test_files_are_warmed_by_the_thread_that_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = threads_that(monkeypatch, "warm")
+    log = CommitLog(tmp_path, small_settings(commit_log_file_bytes=FILE_BYTES, warm_mapped_file=True))
+    log.resume()
+    append(log, 900)
+    append(log, 900)
+    assert all(file.path.stat().st_blocks for file in log.queue.files)
+    log.close()
+    assert len(seen) >= 2 and set(seen) == {"store-allocate"}
+    assert content(log, 0)[908:] == bytes(FILE_BYTES - 908)
+
+
+def test_disk_without_room_for_a_warm_file_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    log = CommitLog(tmp_path, small_settings(commit_log_file_bytes=FILE_BYTES, warm_mapped_file=True))
+    log.resume()
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            append(log, 300)
+    assert list((tmp_path / "commitlog").iterdir()) == []
+    monkeypatch.undo()
+    assert append(log, 300) == 0
+    log.close()
+
+
+def test_file_that_takes_too_long_is_waited_for_once(
+    tmp_path: Path, log: CommitLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, 900)
+    log._next.close()
+    go_on = threading.Event()
+    create = log.queue.create
+    monkeypatch.setattr("rmqkit.store.commit_log._CREATE_TIMEOUT_SECONDS", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileQueue, "create", lambda queue, start: (go_on.wait(20), create(start))[1])
+        with pytest.raises(TimeoutError, match="not made after"):
+            append(log, 900)
+        for _ in range(2):
+            with pytest.raises(BlockingIOError, match="still being made"):
+                append(log, 900)
+        go_on.set()
+        made = log._next._made
+        assert made is not None
+        assert made.result(20).start == FILE_BYTES
+    monkeypatch.setattr("rmqkit.store.commit_log._CREATE_TIMEOUT_SECONDS", 20.0)
+    assert append(log, 900) == FILE_BYTES

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.consume_queue import ENTRY
 from rmqkit.store.consume_queues import ConsumeQueues
@@ -42,6 +45,14 @@ def test_tag_code(topic: str, properties: dict[str, str], code: int) -> None:
     assert queue_tags_code(topic, encode_properties(properties), 5_000, DELAYS) == code
 
 
+@given(st.lists(st.sampled_from([b"TAGS", b"XTAGS", b"\x01", b"\x02", b"a", b"b"]), max_size=12))
+def test_tag_code_is_the_hash_of_the_decoded_property(parts: list[bytes]) -> None:
+    properties = b"".join(parts)
+    tags = decode_properties(properties).get("TAGS")
+    assert queue_tags_code("T", properties, 0, DELAYS) == (0 if tags is None else java_hash(tags))
+
+
+@hypothesis.settings(deadline=None)
 @given(
     st.text(min_size=1, max_size=8, alphabet=st.characters(exclude_characters="/\0\x01\x02", codec="utf-8")),
     st.sampled_from([{}, {"TAGS": "a"}, {"TAGS": "ü", "KEYS": "k"}, {"DELAY": "2", "TAGS": "b"}]),
@@ -88,6 +99,49 @@ def test_records_are_dispatched_up_to_the_limit_in_order(queues: ConsumeQueues) 
     assert (max_offset(queues), dispatcher.position, len(dispatcher.pending)) == (3, 300, 0)
     assert seen == [[arrival(0)], [arrival(1), arrival(2)]]
     assert dispatcher.dispatched_timestamp == 1002
+
+
+def test_waiting_records_are_one_write_for_each_queue(queues: ConsumeQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = Dispatcher(queues)
+    for topic in "AB":
+        dispatcher.submit([arrival(0, topic=topic)], 100, 100)
+    for number in range(1, 7):
+        for topic in "AB":
+            dispatcher.submit([arrival(number, topic=topic)], number * 100 + 100, 100)
+    writes: list[int] = []
+    real = os.pwrite
+    counting = lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1]  # noqa: E731
+    monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", counting)
+    dispatcher.run(700)
+    assert writes == [120, 120] and max_offset(queues, "A") == max_offset(queues, "B") == 7
+
+
+KINDS = st.sampled_from([0, 0, 0, 0x1, 0x8, 0x4, 0xC, 0x80])
+
+
+@hypothesis.settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("AB"), KINDS), max_size=30), st.integers(0, 30), st.booleans())
+def test_waiting_records_come_to_the_queues_as_single_ones_do(
+    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, int]], repeated: int, has_ext: bool
+) -> None:
+    found = []
+    settings = small_settings(enable_consume_queue_ext=has_ext)
+    for limit in (1 << 30, 0):
+        root = tmp_path_factory.mktemp("s")
+        queues, told = ConsumeQueues(root, settings), []
+        dispatcher = Dispatcher(queues, told.extend)
+        numbers = {"A": 0, "B": 5}
+        for i, (topic, sys_flag) in enumerate(records):
+            numbers[topic] += sys_flag not in (0x4, 0xC)
+            one = Arrival(topic, 0, max(0, numbers[topic] - 1), i, 1000 + i, i * 100, 100, sys_flag, b"")
+            if limit == 0 and i < repeated:
+                dispatcher.apply(one)  # as an earlier try did that was cut short
+            dispatcher.submit([one], i * 100 + 100, limit)
+        dispatcher.run(1 << 30)
+        queues.close()
+        facts = [(q.topic, q.min_offset, q.max_offset, q.max_physical_offset) for q in queues]
+        found.append((told, dispatcher.position, dispatcher.dispatched_timestamp, sorted(facts), queue_files(root)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("sys_flag", [0x4, 0xC])

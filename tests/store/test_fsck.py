@@ -14,7 +14,8 @@ from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.record import INNER_BATCH, decode_record
 from rmqkit.store.batch_queue import BATCH_ENTRY
 from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY
-from rmqkit.store.fsck import Finding, Kind, Report, dump, stat, verify
+from rmqkit.store.fsck import Finding, Kind, Report, dump, open_log, stat, verify
+from rmqkit.store.scan import Damage, runs
 from rmqkit.store.settings import StoreSettings
 from tests.golden_reading import LISTED, as_listed, order
 from tests.golden_stores import GoldenStore, unpack_golden
@@ -445,7 +446,7 @@ def shared(tmp_path_factory) -> tuple[Path, StoreSettings]:
     return golden.root, golden_settings(golden)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     tree_name=st.sampled_from(["commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index"]),
     file=st.floats(0, 0.999),
@@ -467,6 +468,95 @@ def test_no_damage_raises(shared, tree_name, file, place, noise):
         assert sum(1 for _ in dump(root)) > 500
     finally:
         path.write_bytes(before)
+
+
+_damage = {
+    "file": st.floats(0, 0.999),
+    "place": st.floats(0, 0.999),
+    "noise": st.binary(min_size=1, max_size=40) | st.just(bytes(3000)),
+}
+
+
+def damaged(folder: Path, file: float, place: float, noise: bytes) -> tuple[Path, bytes]:
+    """Damage one file below a directory; returns it and what it held."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = paths[int(file * len(paths))]
+    before = path.read_bytes()
+    position = int(place * len(before.rstrip(b"\0")))
+    path.write_bytes((before[:position] + noise + before[position + len(noise) :])[: len(before)])
+    return path, before
+
+
+@settings(max_examples=20, deadline=None)
+@given(**_damage, rows=st.sampled_from([1, 7, 8192]))
+def test_the_walk_in_bulk_is_the_plain_one(shared, file, place, noise, rows):
+    root, sizes = shared
+    path, before = damaged(root / "commitlog", file, place, noise)
+    try:
+        plain, bulk = (open_log(root, sizes, Report()) for _ in range(2))
+        expected = [
+            (segment.start, part if isinstance(part, Damage) else part.physical_offset)
+            for segment, part in plain.walk()
+        ]
+        found = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(runs.__kwdefaults__, "rows_max", rows)
+            for segment, part in bulk.runs():
+                parts = [part] if isinstance(part, Damage) else part.offsets.tolist()
+                found += [(segment.start, one) for one in parts]
+        assert (found, bulk.end) == (expected, plain.end)
+    finally:
+        path.write_bytes(before)
+
+
+@settings(max_examples=12, deadline=None)
+@given(**_damage, tree_name=st.sampled_from(["commitlog", "consumequeue", "index"]))
+def test_what_is_compared_in_bulk_is_what_is_looked_at_one_by_one(tree_name, file, place, noise, without_ext):
+    root, sizes = without_ext
+    path, before = damaged(root / tree_name, file, place, noise)
+    try:
+        in_bulk = verify(root, sizes)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rmqkit.store.comparison.Ranges.add", lambda self, start, end: None)
+            one_by_one = verify(root, sizes)
+        assert in_bulk == one_by_one
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.fixture(scope="module")
+def without_ext(tmp_path_factory) -> tuple[Path, StoreSettings]:
+    root = tmp_path_factory.mktemp("plain") / "store"
+    with opened(root) as store:
+        put_all(
+            store,
+            *(
+                message("ABC"[i % 3], queue_id=i % 2, body=b"%d" % i, KEYS=f"k{i}", TAGS=f"t{i % 4}")
+                for i in range(120)
+            ),
+        )
+    return root, small_settings()
+
+
+def test_most_entries_are_compared_in_bulk(without_ext, monkeypatch):
+    looked_at: list[object] = []
+    monkeypatch.setattr(
+        "rmqkit.store.derived_files.DerivedFiles._simple_entry",
+        lambda self, place, index, entry: looked_at.append(place),
+    )
+    monkeypatch.setattr("rmqkit.store.derived_files.DerivedFiles._read_keys", lambda self, at: looked_at.append(at))
+    report = verify(*without_ext)
+    assert report.checked["queue entries"] == 120
+    assert report.checked["index entries"] == 240
+    assert len(looked_at) <= report.checked["files"]  # the first entry of an index file, and no others
+
+
+def test_without_numpy_it_is_said(golden, monkeypatch):
+    monkeypatch.setattr("rmqkit.store.scan.has_numpy", lambda: False)
+    for look in (verify, stat):
+        with pytest.raises(StoreError, match=r"needs numpy, which is not installed: pip install 'rmqkit\[spark\]'"):
+            look(golden.root)
+    assert len(list(dump(golden.root))) == len(golden.manifest["messages"])
 
 
 def test_a_report_keeps_so_many_findings_and_counts_all(golden, monkeypatch):

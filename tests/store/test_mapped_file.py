@@ -108,3 +108,24 @@ def test_sync_of_a_deleted_file_is_done(file: MappedFile) -> None:
     file.delete()
     file.sync()
     assert not file.path.exists()
+
+
+# ---- warm-up
+
+
+def test_warm_file_has_its_blocks_and_holds_zeros(file: MappedFile) -> None:
+    file.warm(is_wanted=lambda: True)
+    assert file.path.stat().st_blocks * 512 >= 1000
+    assert file.path.read_bytes() == bytes(1000)
+    assert file.wrote == 0
+
+
+def test_warming_ends_when_it_is_not_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqkit.store.mapped_file._WARM_BYTES", 100)
+    file = MappedFile.create(tmp_path / file_name(0), 0, 1000)
+    written: list[int] = []
+    monkeypatch.setattr(file.__class__, "write", lambda self, position, data: written.append(position))
+    wanted = iter([True, False])
+    file.warm(is_wanted=lambda: next(wanted))
+    assert written == [0, 100]
+    file.close()

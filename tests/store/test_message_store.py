@@ -14,6 +14,7 @@ from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import MAGIC_V1, MAGIC_V2, decode_record
+from rmqkit.store.file_queue import FileQueue
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.property_crc import has_sound_crc
 from tests.golden_stores import unpack_golden
@@ -205,7 +206,7 @@ def test_prepared_and_rolled_back_records_get_no_number(tmp_path: Path, sys_flag
         ({"queue_id": -1}, PutStatus.MESSAGE_ILLEGAL, "queue id -1 is negative"),
         ({"body": bytes(2001)}, PutStatus.MESSAGE_ILLEGAL, "body of 2001 bytes, maxMessageSize is 2000"),
         ({"properties": bytes(32768)}, PutStatus.PROPERTIES_SIZE_EXCEEDED, "properties of 32768 bytes, at most 32767"),
-        ({"body": bytes(1900), "properties": bytes(2000)}, PutStatus.MESSAGE_ILLEGAL, "fit into no log file"),
+        ({"body": bytes(1900), "properties": b"p" * 2000}, PutStatus.MESSAGE_ILLEGAL, "fit into no log file"),
     ],
 )
 def test_illegal_message_is_refused_and_leaves_no_trace(
@@ -274,12 +275,12 @@ def test_full_disk_at_the_queue_holds_back_further_puts(tmp_path: Path, monkeypa
 def test_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path / "s") as store:
 
-        def fail(start: int) -> None:
+        def fail(queue: FileQueue, start: int) -> None:
             raise OSError(errno.EMFILE, "Too many open files")
 
         put_all(store, message(body=bytes(3000)))
         store._commit_log._next.close()
-        monkeypatch.setattr(store._commit_log.queue, "create", fail)
+        monkeypatch.setattr(FileQueue, "create", fail)
         result = store.put(message(body=bytes(3000)))
         assert result.status is PutStatus.CREATE_MAPPED_FILE_FAILED
         assert result.reason == "no new log file: errno 24 Too many open files"
@@ -349,9 +350,23 @@ def test_batch_is_one_write_and_one_piece_of_news(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1])
         store.put_batch(batch_of(*[BatchEntry(b"x", b"")] * 5))
         assert len(writes) == 1 and seen == [5]
+        monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", os.pwrite)
+        store.put_batch(batch_of(*[BatchEntry(b"x", b"")] * 5))
+        assert writes[1:] == [505, 100], "and one for the entries"
 
 
 # ---- topics
+
+
+def test_sealed_batch_is_that_of_sealed_messages(tmp_path: Path) -> None:
+    settings, tags = small_settings(append_property_crc=True), b"TAGS\x01TagA"
+    with opened(tmp_path / "s", settings, clock=StepClock()) as store:
+        put_all(store, message(body=b"a", properties=tags), message(body=b"", properties=b""))
+        store.put_batch(batch_of(BatchEntry(b"a", tags), BatchEntry(b"", b"")))
+        records = [bytes(record) for record in store.get("TopicTest", 0, 0, count_max=4).records]
+        assert all(map(has_sound_crc, records))
+        assert [record[40:-11] for record in records[:2]] == [record[40:-11] for record in records[2:]]
+        assert len(store.get("TopicTest", 0, 0, count_max=4, codes=frozenset([2598919])).records) == 2
 
 
 def test_deleted_topic_begins_again(tmp_path: Path) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import pytest
 
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, decode_record
 from rmqkit.store.consume_queue import ENTRY, ConsumeQueue
+from rmqkit.store.dispatcher import Arrival
+from rmqkit.store.mapped_file import file_name
+from rmqkit.store.message_store import GetStatus, MessageStore
 from rmqkit.store.queue_ext import ExtUnit, QueueExt, is_address
+from tests.store.stores import copy_store, message, opened, put_all, small_settings
 
+Answer = TypeVar("Answer")
 FILE_BYTES = 100
 BASE = -(1 << 63)
 
@@ -139,3 +148,139 @@ def test_recovered_queue_cuts_its_extension(ext: QueueExt, tmp_path: Path) -> No
     again.append(4, 400, 100, 44, 44)
     assert again.entry(4) == (400, 100, BASE + 100)
     assert ENTRY.size == 20
+
+
+# ---- bitmaps, through the store
+
+
+class Recorder(Generic[Answer]):
+    """Gives one answer and keeps what it was asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.asked: list[Any] = []
+        self.answer = answer
+
+    def __call__(self, *what: object) -> Answer:
+        self.asked.append(what)
+        return self.answer
+
+
+def by_body(arrival: Arrival) -> bytes:
+    """The bitmap a message asks for, so that a test can say what is stored."""
+    return find_property(arrival.properties, b"bits") or b""
+
+
+def test_bitmap_of_a_message_is_in_its_unit(tmp_path: Path) -> None:
+    with opened(tmp_path, small_settings(enable_consume_queue_ext=True), bitmap_of=by_body) as store:
+        put_all(store, message(TAGS="TagA", bits="\x03ab"), message(TAGS="TagA"))
+    unit = (tmp_path / "consumequeue_ext" / "TopicTest" / "0" / file_name(0)).read_bytes()[:43]
+    stored_ms = unit[10:18]
+    assert unit[:23] == bytes.fromhex("0017 000000000027a807") + stored_ms + bytes.fromhex("0003 036162")
+    assert unit[23:41] == bytes.fromhex("0014 000000000027a807") + unit[33:41] and unit[41:] == b"\0\0"
+    entries = (tmp_path / "consumequeue" / "TopicTest" / "0" / file_name(0)).read_bytes()
+    assert entries[12:20] == bytes.fromhex("8000000000000000") and entries[32:40] == bytes.fromhex("8000000000000017")
+
+
+def test_without_extension_nobody_asks_for_bitmaps(tmp_path: Path) -> None:
+    bitmap_of = Recorder(b"")
+    with opened(tmp_path, bitmap_of=bitmap_of) as store:
+        put_all(store, message())
+    assert bitmap_of.asked == []
+
+
+def test_bitmap_is_asked_for_before_the_message_is_readable(tmp_path: Path) -> None:
+    told: list[str] = []
+    store = MessageStore(
+        tmp_path,
+        small_settings(enable_consume_queue_ext=True),
+        bitmap_of=lambda arrival: bitmap_after(told, f"{arrival.queue_offset} of {store.max_offset('TopicTest', 0)}"),
+        on_arrival=lambda arrivals: told.append(f"arrived {len(arrivals)}"),
+    )
+    store.open()
+    put_all(store, message(), message())
+    store.close()
+    assert told == ["0 of 0", "arrived 1", "1 of 1", "arrived 1"]
+
+
+def bitmap_after(told: list[str], what: str) -> bytes:
+    told.append(what)
+    return b""
+
+
+def test_half_messages_have_no_bitmap(tmp_path: Path) -> None:
+    bitmap_of = Recorder(b"")
+    with opened(tmp_path, small_settings(enable_consume_queue_ext=True), bitmap_of=bitmap_of) as store:
+        put_all(store, message(sys_flag=TRANSACTION_PREPARED), message(sys_flag=TRANSACTION_ROLLBACK))
+    assert bitmap_of.asked == []
+
+
+def test_bitmaps_are_made_again_when_the_queues_are(tmp_path: Path) -> None:
+    settings = small_settings(enable_consume_queue_ext=True)
+    with opened(tmp_path / "store", settings, bitmap_of=lambda arrival: b"first") as store:
+        put_all(store, *(message(body=b"%d" % i) for i in range(3)))
+        crashed = copy_store(tmp_path / "store", tmp_path / "crashed")
+    for name in ("consumequeue", "consumequeue_ext"):
+        shutil.rmtree(crashed / name)
+    assert not (crashed / "checkpoint").exists(), "recovery walks the whole log"
+    with opened(crashed, settings, bitmap_of=lambda arrival: b"again") as store:
+        assert bitmaps(store) == [b"again"] * 3
+
+
+def bitmaps(store: MessageStore) -> list[bytes | None]:
+    """The bitmap of every entry of the first queue, as a reader's test sees it; None without a unit."""
+    entries = Recorder(answer=False)
+    store.get("TopicTest", 0, 0, count_max=32, accept_entry=entries)
+    return [None if unit is None else unit.bitmap for _, unit in entries.asked]
+
+
+def test_entries_that_are_not_wanted_are_skipped_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path, small_settings(enable_consume_queue_ext=True), bitmap_of=by_body) as store:
+        put_all(store, *(message(body=b"%d" % i, TAGS="TagA", bits="x" * i) for i in range(6)))
+        slice_ = store._commit_log.slice
+        read: list[int] = []
+
+        def slice_and_tell(at: int, size: int) -> memoryview | None:
+            read.append(at)
+            return slice_(at, size)
+
+        monkeypatch.setattr(store._commit_log, "slice", slice_and_tell)
+        found = store.get(
+            "TopicTest",
+            0,
+            0,
+            count_max=32,
+            accept_entry=lambda code, unit: unit is not None and len(unit.bitmap) % 2 == 1,
+        )
+        assert [decode_record(record).body for record in found.records] == [b"1", b"3", b"5"]
+        assert (found.status, found.next_begin_offset, len(read)) == (GetStatus.FOUND, 6, 3)
+        none = store.get("TopicTest", 0, 0, count_max=32, accept_entry=lambda code, unit: False)
+        assert (none.status, none.next_begin_offset, none.records) == (GetStatus.NO_MATCHED_MESSAGE, 6, [])
+
+
+def test_entry_test_sees_code_and_unit_after_the_tag_test(tmp_path: Path) -> None:
+    with opened(tmp_path, small_settings(enable_consume_queue_ext=True), bitmap_of=by_body) as store:
+        put_all(store, message(TAGS="TagA", bits="m"), message(TAGS="TagB"))
+        stamps = [store.store_time_at("TopicTest", 0, i) for i in range(2)]
+        entries = Recorder(answer=True)
+        found = store.get(
+            "TopicTest",
+            0,
+            0,
+            count_max=32,
+            codes=frozenset([2598919]),
+            accept_entry=entries,
+            accept=lambda record: len(record) > 0,
+        )
+        assert entries.asked == [(2598919, ExtUnit(2598919, stamps[0], b"m"))] and len(found.records) == 1
+
+
+def test_entry_without_unit_is_shown_as_such(tmp_path: Path) -> None:
+    """A store that had extensions once, and one that never had: unknown code, and plain code."""
+    with opened(tmp_path / "with", small_settings(enable_consume_queue_ext=True)) as store:
+        put_all(store, message(TAGS="TagA"))
+    entries = Recorder(answer=True)
+    with opened(tmp_path / "with") as store, opened(tmp_path / "never") as plain:
+        put_all(plain, message(TAGS="TagA"))
+        for one in (store, plain):
+            assert one.get("TopicTest", 0, 0, count_max=1, accept_entry=entries).status is GetStatus.FOUND
+    assert entries.asked == [(None, None), (2598919, None)]

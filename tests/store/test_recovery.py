@@ -6,12 +6,15 @@ import gzip
 import json
 import shutil
 import struct
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rmqkit.protocol.record import decode_record, iter_records
 from rmqkit.store.message_store import PutStatus
@@ -319,3 +322,101 @@ def test_recovering_twice_is_recovering_once(tmp_path: Path) -> None:
     with opened(root):
         pass
     assert tree(root) == once
+
+
+# ---- in bulk
+
+
+def damaged(origin: Path, to: Path, flips: list[tuple[float, int]]) -> Path:
+    """A copy of a crashed store with some bits of its log flipped, at places given as shares of the log."""
+    root = copy_store(origin, to)
+    files = sorted((root / "commitlog").iterdir())
+    for share, bit in flips:
+        place = int(share * len(files) * FILE_BYTES)
+        edit(files[place // FILE_BYTES], lambda content, at=place % FILE_BYTES, bit=bit: flip(content, at, bit))
+    return root
+
+
+def flip(content: bytearray, at: int, bit: int) -> None:
+    content[at] ^= 1 << bit
+
+
+@pytest.fixture(scope="module")
+def many_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A crashed store with queues of several topics, gaps in their numbers, tags, keys and two index files."""
+    root = tmp_path_factory.mktemp("kinds") / "live"
+    with opened(root) as store:
+        for i in range(70):
+            put_all(
+                store,
+                message(
+                    ("A", "B", "SCHEDULE_TOPIC_XXXX")[i % 3],
+                    queue_id=i % 2,
+                    body=bytes([i]) * (i * 7 % 300),
+                    TAGS=f"tag{i % 4}",
+                    KEYS=f"k{i} shared",
+                    UNIQ_KEY=f"{i:032X}",
+                    DELAY=i % 5,
+                ),
+            )
+        return copy_store(store.root, root.with_name("crashed"))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 7)), max_size=3),
+    has_queues=st.booleans(),
+    is_clean=st.booleans(),
+    bulk_from=st.sampled_from([0, 500, 5000]),
+)
+def test_the_walk_in_bulk_recovers_as_the_plain_one(
+    many_kinds: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    flips: list[tuple[float, int]],
+    has_queues: bool,
+    is_clean: bool,
+    bulk_from: int,
+) -> None:
+    results = []
+    for name, bytes_before in (("bulk", bulk_from), ("plain", 1 << 40)):
+        folder = tmp_path_factory.mktemp(name)
+        root = damaged(many_kinds, folder / "s", flips)
+        if not has_queues:
+            shutil.rmtree(root / "consumequeue")
+        if is_clean:
+            (root / "abort").unlink()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rmqkit.store.recovery.BULK_FROM_BYTES", bytes_before)
+            with opened(root) as store:
+                found = store.max_physical_offset, store.query("A", "shared", 64, 0, 1 << 62).physical_offsets
+        files = {path: digest for path, digest in tree(root).items() if path != "checkpoint"}
+        results.append((found, files))
+        shutil.rmtree(folder)
+    assert results[0] == results[1]
+
+
+def test_the_walk_in_bulk_needs_numpy_and_the_plain_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = crashed(tmp_path, 30)
+    monkeypatch.setattr("rmqkit.store.recovery.BULK_FROM_BYTES", 0)
+    monkeypatch.setattr("rmqkit.store.recovery.has_numpy", lambda: False)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with opened(root) as store:
+        assert len(read_all(store, "TopicTest", 0)) == 15
+
+
+@pytest.mark.parametrize("changes", [{"force_verify_property_crc": True}, {"check_crc_on_recover": False}, {}])
+def test_checksums_in_bulk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, bool]) -> None:
+    sealed = small_settings(append_property_crc=True)
+    root = crashed(tmp_path, 30, sealed)
+    records = [record for path in sorted((root / "commitlog").iterdir()) for record in iter_records(path.read_bytes())]
+    flag_at = records[20].physical_offset + 19  # in no body CRC
+    body_at = records[25].physical_offset + 100
+    for at in (flag_at, body_at):
+        path = root / "commitlog" / f"{at - at % FILE_BYTES:020d}"
+        edit(path, lambda content, at=at: flip(content, at % FILE_BYTES, 3))
+    monkeypatch.setattr("rmqkit.store.recovery.BULK_FROM_BYTES", 0)
+    with opened(root, small_settings(**changes)) as store:
+        kept = sum(store.max_offset("TopicTest", queue_id) for queue_id in (0, 1))
+    assert kept == (20 if "force_verify_property_crc" in changes else 30 if changes else 25)

@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 bench_commands = typer.Typer(help="Measure; every figure also as JSON.", no_args_is_help=True)
 app.add_typer(bench_commands, name="bench")
-store_commands = typer.Typer(help="Look into a store directory without a broker.", no_args_is_help=True)
+store_commands = typer.Typer(help="Look into a store directory without a broker, and repair it.", no_args_is_help=True)
 app.add_typer(store_commands, name="store")
 
 _Config = Annotated[
@@ -139,6 +139,19 @@ def bench_wire(
     bench.wire(connections=connections, requests=requests, as_json=json)
 
 
+@bench_commands.command("store")
+def bench_store(
+    messages: Annotated[int, typer.Option(min=256, help="Messages of a round.")] = 50_000,
+    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
+    directory: Annotated[Path | None, typer.Option(help="Where the files lie meanwhile. [default: $TMPDIR]")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """What the store puts, dispatches, reads and recovers in a second, beside the naive way to do the same."""
+    from rmqkit.cli import bench
+
+    bench.store(messages=messages, body_bytes=body_bytes, directory=directory, as_json=json)
+
+
 @store_commands.command("verify")
 def store_verify(
     root: _StoreRoot, config: _StoreConfig = None, read_only: _ReadOnly = False, json: _Json = False
@@ -147,6 +160,33 @@ def store_verify(
     from rmqkit.cli import store
 
     store.verify(root, config=config, read_only=read_only, as_json=json)
+
+
+@store_commands.command("rebuild")
+def store_rebuild(
+    root: _StoreRoot,
+    queues: Annotated[bool, typer.Option("--queues", help="Consume queues, with batch and extension files.")] = False,
+    index: Annotated[bool, typer.Option("--index", help="Index files.")] = False,
+    config: _StoreConfig = None,
+    json: _Json = False,
+) -> None:
+    """Make queues or index files anew from the commit log; a running broker's store is refused."""
+    from rmqkit.cli import store
+
+    store.rebuild(root, config=config, queues=queues, index=index, as_json=json)
+
+
+@store_commands.command("repair")
+def store_repair(
+    root: _StoreRoot,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    config: _StoreConfig = None,
+    json: _Json = False,
+) -> None:
+    """Repair what the commit log determines, and name the rest; exit code 1 when something stays damaged."""
+    from rmqkit.cli import store
+
+    store.repair(root, config=config, is_dry_run=dry_run, as_json=json)
 
 
 @store_commands.command("stat")

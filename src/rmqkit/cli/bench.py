@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import select
@@ -21,6 +22,7 @@ __all__ = ["start"]
 
 _READY_SECONDS_MAX = 30.0
 _IDLE_SECONDS = 1.0
+_WIDTH = 120
 
 BUDGETS = {"standalone": (500, 80), "broker": (400, 80), "namesrv": (400, 80)}
 """Process → ms until ready, MiB resident when idle. Source: design.md §1, promise 7."""
@@ -38,6 +40,15 @@ def wire(*, connections: int, requests: int, as_json: bool) -> None:
     wire_figures.allow_connections()
     figures = wire_figures.measure(connections=connections, requests=requests)
     _report("wire", {"connections": connections, "requests": requests}, figures, as_json)
+
+
+def store(*, messages: int, body_bytes: int, directory: Path | None, as_json: bool) -> None:
+    """Measure the store beside the naive way to do the same and print how it went."""
+    from rmqkit.cli import store_figures
+
+    logging.getLogger("rmqkit").setLevel(logging.ERROR)  # what recovery and the pool warn of is wanted here
+    figures = store_figures.measure(messages=messages, body_bytes=body_bytes, directory=directory)
+    _report("store", {"messages": messages, "body_bytes": body_bytes}, figures, as_json)
 
 
 def _measure(kind: str, runs: int) -> dict[str, Any]:
@@ -104,5 +115,5 @@ def _report(bench: str, settings: dict[str, Any], figures: list[dict[str, Any]],
     for i, heading in enumerate(figures[0]):
         table.add_column(heading.replace("_", " "), justify="right" if i else "left", no_wrap=not i)
     for figure in figures:
-        table.add_row(*(str(value) for value in figure.values()))
-    Console().print(table)
+        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in figure.values()))
+    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)

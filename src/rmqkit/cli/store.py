@@ -1,4 +1,4 @@
-"""``rmq store``: looking into a store directory without a broker. Tables for people, ``--json`` for programs."""
+"""``rmq store``: looking into and repairing a store directory without a broker; tables, ``--json`` for programs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from rmqkit.errors import RmqError, StoreLocked
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.store import fsck
 from rmqkit.store.findings import Finding, Progress
+from rmqkit.store.scan import need_numpy
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["dump", "stat", "verify"]
+__all__ = ["dump", "rebuild", "repair", "stat", "verify"]
 
 _ROWS = 50
 _BODY_CHARS = 40
 _FILE_WIDTH = 160
+_READ_ONLY_HINT = ", or look at it as it is now with --read-only"
 
 
 def verify(root: Path, *, config: Path | None, read_only: bool, as_json: bool) -> None:
     """Print what is wrong; exit code 1 when anything is."""
-    with _one_line_errors(), _progress_bar("verify") as progress:
+    with _one_line_errors(_READ_ONLY_HINT), _progress_bar("verify") as progress:
         report = fsck.verify(root, _settings(config), read_only=read_only, progress=progress)
     if as_json:
         print(json.dumps({"is_sound": report.is_sound, **msgspec.to_builtins(report)}))
@@ -49,9 +51,43 @@ def verify(root: Path, *, config: Path | None, read_only: bool, as_json: bool) -
     _exit(is_sound=report.is_sound)
 
 
+def rebuild(root: Path, *, config: Path | None, queues: bool, index: bool, as_json: bool) -> None:
+    """Make queues or index files anew; prints what was made."""
+    if not (queues or index):
+        raise RmqError("nothing to rebuild: say --queues, --index or both")
+    with _one_line_errors(), _progress_bar("rebuild") as progress:
+        need_numpy("rebuild")
+        from rmqkit.store.rebuild import rebuild as make_anew
+
+        made = make_anew(root, _settings(config), queues=queues, index=index, progress=progress)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(made)))
+    else:
+        print(f"{root}: {made.records} records, {made.queues} queues and {made.index_files} index files made anew")
+
+
+def repair(root: Path, *, config: Path | None, is_dry_run: bool, as_json: bool) -> None:
+    """Repair a store; prints what was done and what stays, exit code 1 when anything does."""
+    with _one_line_errors(), _progress_bar("repair") as progress:
+        need_numpy("repair")
+        from rmqkit.store.repair import repair as repair_store
+
+        repaired = repair_store(root, _settings(config), is_dry_run=is_dry_run, progress=progress)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(repaired)))
+    else:
+        for step in repaired.steps:
+            print(f"would be done: {step}" if is_dry_run else f"done: {step}")
+        for finding in repaired.remaining:
+            print(f"cannot be repaired: {finding}")
+        state = "damaged" if repaired.remaining else "can be repaired" if is_dry_run and repaired.steps else "sound"
+        print(f"{root}: {state}")
+    _exit(is_sound=not repaired.remaining)
+
+
 def stat(root: Path, *, config: Path | None, read_only: bool, as_json: bool) -> None:
     """Print what the log holds; exit code 1 when a part of it cannot be read."""
-    with _one_line_errors(), _progress_bar("stat") as progress:
+    with _one_line_errors(_READ_ONLY_HINT), _progress_bar("stat") as progress:
         found = fsck.stat(root, _settings(config), read_only=read_only, progress=progress)
     if as_json:
         print(json.dumps(msgspec.to_builtins(found)))
@@ -83,7 +119,7 @@ def dump(
     damage: list[Finding] = []
     count_max = limit if limit is not None or as_json else _ROWS
     shown: list[list[str]] = []
-    with _one_line_errors():
+    with _one_line_errors(_READ_ONLY_HINT):
         messages = fsck.dump(
             root,
             _settings(config),
@@ -132,15 +168,16 @@ def _time_ms(text: str) -> int:
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def _one_line_errors(hint: str = "") -> Iterator[None]:
+    """Args: ``hint`` ends the text about a store that a broker holds."""
     try:
         yield
     except StoreLocked as error:
-        raise RmqError(f"{error}, or look at it as it is now with --read-only") from None
+        raise RmqError(f"{error}{hint}") from None
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise
-        raise RmqError(f"cannot read {error.filename or 'the store'}: {error.strerror}") from None
+        raise RmqError(f"cannot read or write {error.filename or 'the store'}: {error.strerror}") from None
 
 
 # ---------------------------------------------------------------- what is printed

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import logging
 import struct
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any
+from typing import ClassVar
 
 from rmqkit.store.logic_queue import LogicQueue
 
@@ -41,8 +41,10 @@ assert BATCH_ENTRY.size == 46
 class BatchQueue(LogicQueue):
     """One queue of one topic, in ``batchconsumequeue/<topic>/<queueId>``."""
 
+    __slots__ = ()
     layout = BATCH_ENTRY
     setting = "mapperFileSizeBatchConsumeQueue"
+    least: ClassVar[dict[int, int]] = {0: 0, 1: 1, _BASE: 0, _COUNT: 1}
 
     def append_batch(
         self, base_offset: int, count: int, physical_offset: int, size: int, tags_code: int, store_timestamp: int
@@ -54,6 +56,11 @@ class BatchQueue(LogicQueue):
         """
         if physical_offset + size <= self.max_physical_offset:
             return
+        if base_offset < self.max_offset:  # its topic was deleted and made again: see `ConsumeQueue`
+            _log.warning("%s-%d: numbered anew from %d on", self.topic, self.queue_id, base_offset)
+            self.queue.truncate(max(self.first_index, self.index_of(base_offset - 1) + 1) * BATCH_ENTRY.size)
+            self.resume()
+            self.min_offset = self.min_offset if self.first_index < self.end_index else base_offset
         if self._fd < 0 or self._position == self._file_bytes:
             self._open_last()
         fields = physical_offset, size, tags_code, store_timestamp, base_offset, count, _NOT_COMPACTED, _RESERVED
@@ -67,14 +74,17 @@ class BatchQueue(LogicQueue):
             self.is_dirty = True
             self._dirty.add(self)
 
-    def append(self, queue_offset: int, physical_offset: int, size: int, tags_code: int, store_timestamp: int) -> None:
+    def append(
+        self,
+        queue_offset: int,
+        physical_offset: int,
+        size: int,
+        tags_code: int,
+        store_timestamp: int,
+        bitmap: bytes = b"",
+    ) -> None:
         """A record without INNER_BASE and INNER_NUM is in no batch queue."""
         _log.warning("%s-%d: record at %d is no inner batch, not indexed", self.topic, self.queue_id, physical_offset)
-
-    @staticmethod
-    def is_valid(entry: tuple[Any, ...]) -> bool:
-        """Whether recovery takes an entry for one."""
-        return bool(entry[0] >= 0 and entry[1] > 0 and entry[_BASE] >= 0 and entry[_COUNT] > 0)
 
     def resume(self) -> None:
         """Take the bounds from the first and the last entry."""
@@ -87,14 +97,10 @@ class BatchQueue(LogicQueue):
             self.min_offset = self.max_offset = 0
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move the first readable message to the first existing record of the first file, or behind that file."""
-        bounds = self.file_bounds()
-        if not bounds:
-            return
-        first, last = bounds[0]
-        found = bisect_left(range(last + 1), min_physical_offset, first, key=lambda index: int(self.entry(index)[0]))
-        newest = self.entry(last)
-        self.min_offset = newest[_BASE] + newest[_COUNT] if found > last else self.base_offset(found)
+        """Move the first readable message to the first one whose record exists."""
+        if self.first_index < self.end_index:
+            found = self.first_behind(min_physical_offset)
+            self.min_offset = self.base_offset(found) if found < self.end_index else self.max_offset
 
     # ---- reading
 
@@ -117,7 +123,7 @@ class BatchQueue(LogicQueue):
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
         """Entries from the one that holds a message on, within one file."""
         index = self.index_of(queue_offset)
-        file = self.queue.find(index * BATCH_ENTRY.size) if index >= self.first_index else None
+        file = self._find(index * BATCH_ENTRY.size) if index >= self.first_index else None
         if file is None:
             return None
         position = index * BATCH_ENTRY.size - file.start

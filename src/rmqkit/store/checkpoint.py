@@ -21,11 +21,11 @@ import struct
 import threading
 from pathlib import Path
 
-__all__ = ["Checkpoint"]
+__all__ = ["CHECKPOINT_BYTES", "Checkpoint"]
 
 _log = logging.getLogger(__name__)
 _FIELDS = struct.Struct(">5q")
-_FILE_BYTES = 4096
+CHECKPOINT_BYTES = 4096
 _SAFETY_MS = 3000
 
 
@@ -50,7 +50,10 @@ class Checkpoint:
             return
         if len(content) < _FIELDS.size:
             _log.warning(
-                "%s has %d bytes, expected %d: recovering from the first file", self.path, len(content), _FILE_BYTES
+                "%s has %d bytes, expected %d: recovering from the first file",
+                self.path,
+                len(content),
+                CHECKPOINT_BYTES,
             )
             return
         (
@@ -74,8 +77,8 @@ class Checkpoint:
                 return
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                if os.fstat(descriptor).st_size != _FILE_BYTES:
-                    os.ftruncate(descriptor, _FILE_BYTES)
+                if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:
+                    os.ftruncate(descriptor, CHECKPOINT_BYTES)
                 os.pwrite(descriptor, packed, 0)
                 os.fdatasync(descriptor)
             finally:

@@ -5,10 +5,10 @@ A record lies in one file and leaves at least 8 bytes after it. If it does not f
 made already. Records are written with one ``pwrite`` each (one for a whole batch), so a full disk is an error that is
 answered; what a failed write left behind the end is overwritten by the next one.
 
-Invariants: ``max_offset`` moves only after all bytes before it are in the page cache; offsets only grow. An append
-costs one system call. A crash of the process loses nothing that was appended, a crash of the machine what was not
-flushed.
-Owner thread only, except ``max_offset`` and ``last_store_timestamp``, which flush threads read.
+Invariants: ``committed_offset`` moves only after all bytes before it are in the page cache; offsets only grow. An
+append costs one system call, and is committed at once. A crash of the process loses nothing that was committed, a crash
+of the machine what was not flushed. With the transient store pool an append costs a copy and is committed later.
+Owner thread only, except `commit` and the facts that flush threads read.
 
 Not handled here: queue offsets and checks of a message (`message_store`), flush (`flush`), the cut after a crash
 (`recovery`). Source: store.md §3.
@@ -16,18 +16,21 @@ Not handled here: queue offsets and checks of a message (`message_store`), flush
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from rmqkit.protocol.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, pack_blank
-from rmqkit.store.file_queue import FileQueue
-from rmqkit.store.json_files import sync_directory
+from rmqkit.store.file_queue import FileQueue, sync_names
 from rmqkit.store.mapped_file import MappedFile
-from rmqkit.store.settings import StoreSettings
+from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.store.transient_pool import TransientPool
 
 __all__ = ["CommitLog", "log_directories"]
 
+_log = logging.getLogger(__name__)
 _CREATE_TIMEOUT_SECONDS = 5.0
 _HEAD_BYTES = 88
 
@@ -49,6 +52,7 @@ class CommitLog:
 
     Attributes:
         queue: the files.
+        pool: where appended bytes wait to be committed, under ASYNC_FLUSH with ``transientStorePoolEnable``.
         max_offset: physical offset one past the last byte; the next record goes here unless it needs a new file.
         last_store_timestamp: storeTimestamp of the newest record, set after ``max_offset``.
     """
@@ -58,9 +62,11 @@ class CommitLog:
         self.queue = FileQueue(
             writable, settings.commit_log_file_bytes, setting="mappedFileSizeCommitLog", read_only=read_only
         )
+        self.pool = _pool_of(settings)
         self.max_offset = 0
         self.last_store_timestamp = 0
-        self._next = _NextFile(self.queue)
+        self._committed_timestamp = 0
+        self._next = _NextFile(self.queue, self.pool, is_warm=settings.warm_mapped_file)
         self._file: MappedFile | None = None
         self._fd = -1
         self._file_end = 0
@@ -70,6 +76,16 @@ class CommitLog:
         """Physical offset of the first byte, -1 while there is no file."""
         return self.queue.min_offset
 
+    @property
+    def committed_offset(self) -> int:
+        """Physical offset up to which the log is in the page cache and can be read."""
+        return self.max_offset if self.pool is None else self.pool.committed_offset
+
+    @property
+    def committed_timestamp(self) -> int:
+        """storeTimestamp of a record before `committed_offset`, read in this order; of the newest, give or take."""
+        return self.last_store_timestamp if self.pool is None else self._committed_timestamp
+
     # ---- opening and closing
 
     def resume(self) -> None:
@@ -78,6 +94,11 @@ class CommitLog:
         self._file = self.queue.files[-1] if self.queue.files else None
         self._fd = self._file.fd if self._file else -1
         self._file_end = self._file.end if self._file else self.max_offset
+        self._committed_timestamp = self.last_store_timestamp
+        if self.pool is not None:
+            self.pool.committed_offset = self.max_offset
+            if self._file is not None and self.max_offset < self._file_end:
+                self.pool.lend(self._file)
         self._next.start(self._file_end)
 
     def close(self) -> None:
@@ -92,39 +113,66 @@ class CommitLog:
         """The physical offset that the next ``size`` bytes will get; rolls to a new file when they do not fit.
 
         Raises:
-            OSError: the next file could not be made, or the blank not be written.
+            OSError: the next file could not be made, or the blank not be written; `BlockingIOError` when the file, or
+                a buffer of the pool, is still to come.
         """
         end = self.max_offset
         return end if size + BLANK_BYTES <= self._file_end - end else self._roll()
 
     def append(self, data: bytes, store_timestamp: int) -> None:
-        """Write one or several whole records, placed before, at the end of the log; readable at once.
+        """Write one or several whole records, placed before, at the end of the log; readable when committed.
 
         Raises:
             OSError: the disk refused; the log is as before.
         """
-        file = self._file
+        file, size = self._file, len(data)
         assert file is not None, "place() came before"
-        position, size = file.wrote, len(data)
-        if os.pwrite(self._fd, data, position) != size:
-            file.write(position, data)  # writes on, or says why not
-        file.wrote = position + size
+        if self.pool is not None:
+            self.pool.append(data)
+        else:
+            position = file.wrote
+            if os.pwrite(self._fd, data, position) != size:
+                file.write(position, data)  # writes on, or says why not
+            file.wrote = position + size
         self.max_offset += size
         self.last_store_timestamp = store_timestamp
 
     def _roll(self) -> int:
         """Fill up the last file with a blank and go to the next one."""
-        if self._file is not None and self._file.wrote < self._file.size:
-            remaining = self._file.size - self._file.wrote
-            self._file.write(self._file.wrote, pack_blank(remaining))
-            self._file.wrote = self._file.size
+        remaining = self._file_end - self.max_offset
+        if self._file is not None and remaining:
+            if self.pool is not None:
+                self.pool.append(pack_blank(remaining))
+                self.pool.end_file()
+            else:
+                self._file.write(self._file.wrote, pack_blank(remaining))
+                self._file.wrote = self._file.size
             self.max_offset += remaining
+        if self.pool is not None:
+            self.pool.reserve()
         file = self._next.take(self.max_offset - self.max_offset % self.queue.file_bytes)
         self.queue.append(file)
+        if self.pool is not None:
+            self.pool.lend(file)
         self._file, self._fd = file, file.fd
         self._file_end = file.end
         self.max_offset = file.start
         return file.start
+
+    def commit(self, least_bytes: int = 0) -> bool:
+        """Move what waits in the pool to the page cache; returns whether there was any. One thread at a time.
+
+        Raises:
+            OSError: the disk refused; the next call tries again.
+        """
+        if self.pool is None:
+            return False
+        timestamp = self.last_store_timestamp  # first: it is set after the end it belongs to
+        end = self.max_offset
+        is_moved = self.pool.commit(least_bytes)
+        if self.pool.committed_offset >= end:
+            self._committed_timestamp = timestamp
+        return is_moved
 
     # ---- reading
 
@@ -137,6 +185,13 @@ class CommitLog:
         if position + size > file.wrote or size <= 0:
             return None
         return file.view[position : position + size]
+
+    def copy(self, physical_offset: int, size: int) -> bytes | None:
+        """Like `slice`, read into memory of its own: no page of the file becomes mapped."""
+        file = self.queue.find(physical_offset)
+        if file is None or size <= 0 or physical_offset - file.start + size > file.wrote:
+            return None
+        return file.read(physical_offset - file.start, size)
 
     def record_at(self, physical_offset: int) -> memoryview | None:
         """The bytes of the record at an offset, or None when no record begins there."""
@@ -153,58 +208,84 @@ class CommitLog:
         return int.from_bytes(record[at : at + 8], "big", signed=True)
 
 
-class _NextFile:
-    """Makes the next file before it is needed (``AllocateMappedFileService``)."""
+def _pool_of(settings: StoreSettings) -> TransientPool | None:
+    """The pool, if there is one: not under SYNC_FLUSH, where a send waits for the disk in any case."""
+    if not settings.transient_store_pool or settings.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+        return None
+    return TransientPool(settings.transient_store_pool_size, settings.commit_log_file_bytes)
 
-    def __init__(self, queue: FileQueue) -> None:
+
+class _NextFile:
+    """Makes the next file before it is needed, in a thread of its own (``AllocateMappedFileService``)."""
+
+    def __init__(self, queue: FileQueue, pool: TransientPool | None, *, is_warm: bool) -> None:
         self._queue = queue
+        self._pool = pool
+        self._is_warm = is_warm
         self._executor: ThreadPoolExecutor | None = None
         self._start = -1
         self._made: Future[MappedFile] | None = None
+        self._is_late = False
+        self._is_closing = False
 
     def start(self, start: int) -> None:
-        self._executor = ThreadPoolExecutor(1, "store-allocate")
-        self._request(start)
+        """Begin to make the file that begins at an offset."""
+        self._executor = self._executor or ThreadPoolExecutor(1, "store-allocate")
+        self._start, self._made = start, self._executor.submit(self._make, start)
 
     def take(self, start: int) -> MappedFile:
         """The file that begins at an offset; waits only while it is being made.
 
         Raises:
-            OSError: it cannot be made (`TimeoutError` when the disk takes longer than 5 s).
+            OSError: it cannot be made (`TimeoutError` when the disk takes longer than 5 s; until it is done then,
+                `BlockingIOError` at once).
         """
-        made, self._made = self._made, None
-        if made is not None and self._start == start:
-            file = made.result(_CREATE_TIMEOUT_SECONDS)
-        else:
-            _discard(made)
-            file = _create_durably(self._queue, start)
-        self._request(file.end)
+        if self._made is None or self._start != start:
+            _discard(self._made)
+            self.start(start)
+        assert self._made is not None
+        if self._is_late and not self._made.done():
+            raise BlockingIOError(errno.EAGAIN, "the next log file is still being made")
+        try:
+            file = self._made.result(_CREATE_TIMEOUT_SECONDS)
+        except OSError as error:
+            if error.errno is not None:
+                self._made = None
+                raise
+            self._is_late = True  # the future's own TimeoutError
+            raise TimeoutError(errno.ETIMEDOUT, f"not made after {_CREATE_TIMEOUT_SECONDS:.0f} s") from None
+        self._is_late = False
+        self.start(file.end)
         return file
 
     def close(self) -> None:
+        """Delete the file that nobody took."""
         if self._executor is not None:
+            self._is_closing = True
             self._executor.shutdown()
-            self._executor = None
+            self._executor, self._is_closing = None, False
         _discard(self._made)
         self._made = None
 
-    def _request(self, start: int) -> None:
-        if self._executor is not None:
-            self._start = start
-            self._made = self._executor.submit(_create_durably, self._queue, start)
-
-
-def _create_durably(queue: FileQueue, start: int) -> MappedFile:
-    file = queue.create(start)
-    try:
-        sync_directory(file.path.parent)
-    except OSError:
-        file.delete()
-        raise
-    file.is_named_durably = True
-    return file
+    def _make(self, start: int) -> MappedFile:
+        if self._pool is not None:
+            self._pool.lock_buffers()
+        file = self._queue.create(start)
+        try:
+            if self._is_warm:
+                file.warm(is_wanted=lambda: not self._is_closing)
+            os.fsync(file.fd)  # its length: one that is empty would end the log
+            sync_names(file, 2)
+        except OSError:
+            file.delete()
+            raise
+        return file
 
 
 def _discard(made: Future[MappedFile] | None) -> None:
     if made is not None and made.exception(_CREATE_TIMEOUT_SECONDS) is None:
-        made.result().delete()
+        file = made.result()
+        try:
+            file.delete()
+        except OSError as error:
+            _log.warning("%s is not needed and cannot be deleted: %s", file.path, error)

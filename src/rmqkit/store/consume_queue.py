@@ -9,7 +9,8 @@ tagsCode           8  Java hash of TAGS; delivery time in the delay topic; or th
 ==============  ====  ==================================================
 
 Entry ``i`` is message ``i`` of the queue and lies at logical byte ``20 * i``, big-endian. An append done before
-is recognised by its physical offset and ignored, so dispatching a stretch of the log twice changes nothing. A queue
+is recognised by its physical offset and ignored, so dispatching a stretch of the log twice changes nothing. A later
+record with a number that is taken (Java ignores it) is of a topic deleted and made again: the old entries go. A queue
 whose first entry is not number 0 is filled up with *blank* entries ``(0, 0x7FFFFFFF, 0)`` from the start of that file.
 
 Invariants: ``max_offset`` entries end at the last byte written; ``max_physical_offset`` is the end of the newest record
@@ -22,11 +23,12 @@ import errno
 import logging
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rmqkit.store.logic_queue import LogicQueue
-from rmqkit.store.queue_ext import QueueExt, is_address
+from rmqkit.store.queue_ext import ExtUnit, QueueExt, is_address
 
 __all__ = ["BLANK_ENTRY", "ENTRY", "ENTRY_BYTES", "ConsumeQueue"]
 
@@ -37,7 +39,6 @@ ENTRY_BYTES = ENTRY.size
 BLANK_ENTRY = ENTRY.pack(0, 0x7FFFFFFF, 0)
 _pack = ENTRY.pack
 _pwrite = os.pwrite
-_CHUNK_BYTES = 4096 // ENTRY_BYTES * ENTRY_BYTES
 assert ENTRY_BYTES == 20
 
 
@@ -48,6 +49,7 @@ class ConsumeQueue(LogicQueue):
         ext: its extension files, if the store has any.
     """
 
+    __slots__ = ("ext",)
     layout = ENTRY
     setting = "mappedFileSizeConsumeQueue"
 
@@ -65,7 +67,15 @@ class ConsumeQueue(LogicQueue):
 
     # ---- appending
 
-    def append(self, queue_offset: int, physical_offset: int, size: int, tags_code: int, store_timestamp: int) -> None:
+    def append(
+        self,
+        queue_offset: int,
+        physical_offset: int,
+        size: int,
+        tags_code: int,
+        store_timestamp: int,
+        bitmap: bytes = b"",
+    ) -> None:
         """Index one record; ignored when it was indexed before.
 
         Raises:
@@ -74,12 +84,12 @@ class ConsumeQueue(LogicQueue):
         end = physical_offset + size
         if end <= self.max_physical_offset:
             return
-        if queue_offset != self.max_offset and not self._accept(queue_offset):
-            return
+        if queue_offset != self.max_offset:
+            self._make_ready_for(queue_offset)
         if self._fd < 0 or self._position == self._file_bytes:
             self._open_last()
         if self.ext is not None:
-            tags_code = self.ext.append(tags_code, store_timestamp)
+            tags_code = self.ext.append(tags_code, store_timestamp, bitmap)
         position = self._position
         if _pwrite(self._fd, _pack(physical_offset, size, tags_code), position) != ENTRY_BYTES:
             raise OSError(errno.ENOSPC, f"no space left for {self._file.path}")
@@ -90,21 +100,53 @@ class ConsumeQueue(LogicQueue):
             self.is_dirty = True
             self._dirty.add(self)
 
-    def _accept(self, queue_offset: int) -> bool:
-        """Whether an entry that is not the expected next one is written all the same."""
-        if not self.queue.files:
-            self._start_at(queue_offset)
-            return True
-        place = self.topic, self.queue_id
-        if queue_offset < self.max_offset:
-            _log.warning("%s-%d: entry %d repeated, ignored", *place, queue_offset)
+    def append_run(self, queue_offset: int, physical_offset: int, end: int, entries: bytes) -> bool:
+        """Index records that lie between two physical offsets with one write.
+
+        Returns:
+            False, with nothing done, when they have to go one by one: there is an extension, they are not the next
+            ones, or they do not fit into the file.
+
+        Raises:
+            OSError: the disk refused; the queue is as before.
+        """
+        if self.ext is not None or queue_offset != self.max_offset or physical_offset < self.max_physical_offset:
             return False
-        last = self.max_offset - 1
-        _log.error("%s-%d: entry %d follows %d, indexed as %d", *place, queue_offset, last, self.max_offset)
+        if self._fd < 0 or self._position == self._file_bytes:
+            self._open_last()
+        position = self._position
+        if position + len(entries) > self._file_bytes:
+            return False
+        if _pwrite(self._fd, entries, position) != len(entries):
+            raise OSError(errno.ENOSPC, f"no space left for {self._file.path}")
+        self._position = self._file.wrote = position + len(entries)
+        self.max_offset += len(entries) // ENTRY_BYTES
+        self.max_physical_offset = end
+        if not self.is_dirty:
+            self.is_dirty = True
+            self._dirty.add(self)
         return True
 
+    def _make_ready_for(self, queue_offset: int) -> None:
+        """Before an entry that is not the expected next one."""
+        is_empty = self.min_offset >= self.max_offset
+        if not self.queue.files or (is_empty and queue_offset > self.max_offset):
+            self._start_at(queue_offset)
+            return
+        place = self.topic, self.queue_id
+        if queue_offset < self.max_offset:
+            _log.warning("%s-%d: numbered anew from %d on, %d forgotten", *place, queue_offset, self.max_offset - 1)
+            self._restart_at(queue_offset)
+        else:
+            last = self.max_offset - 1
+            _log.error("%s-%d: entry %d follows %d, indexed as %d", *place, queue_offset, last, self.max_offset)
+
     def _start_at(self, queue_offset: int) -> None:
-        """Make the first file of a queue whose earlier messages are gone, filled with blanks up to an entry."""
+        """Begin a queue whose earlier messages are gone with a file that is filled with blanks up to an entry."""
+        self.close()
+        self.queue.destroy()  # entries of removed records, if any
+        if self.ext is not None:
+            self.ext.queue.destroy()
         expected = queue_offset * ENTRY_BYTES
         start = expected - expected % self._file_bytes
         file = self.queue.create(start)
@@ -118,6 +160,20 @@ class ConsumeQueue(LogicQueue):
         self.resume()
         self.min_offset = queue_offset
 
+    def _restart_at(self, queue_offset: int) -> None:
+        """Forget the entries from a number on, for a later record that has it, too.
+
+        Numbers fall in a log only where a topic was deleted and made again: what lies before belongs to the old one.
+        """
+        if queue_offset < self.first_index:
+            self._start_at(queue_offset)
+            return
+        self.queue.truncate(queue_offset * ENTRY_BYTES)
+        self.resume()
+        self.min_offset = min(self.min_offset, queue_offset)
+        if self.ext is not None:
+            self.ext.truncate_behind(self._last_address())
+
     # ---- opening
 
     def recover(self) -> None:
@@ -129,13 +185,14 @@ class ConsumeQueue(LogicQueue):
 
     def _last_address(self) -> int | None:
         """The extension address nearest to the end of the queue."""
-        for file in reversed(self.queue.files):
-            for end in range(file.wrote, 0, -_CHUNK_BYTES):
-                start = max(0, end - _CHUNK_BYTES)
-                for _, _, tags_code in reversed(list(ENTRY.iter_unpack(file.read(start, end - start)))):
-                    if is_address(tags_code):
-                        return int(tags_code)
-        return None
+        codes = (int(tags_code) for _, (_, _, tags_code) in self._newest_first())
+        return next((code for code in codes if is_address(code)), None)
+
+    def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:
+        """Drop entries from the end on, and their extension units."""
+        super()._drop_from(physical_offset, is_torn)
+        if self.ext is not None:
+            self.ext.truncate_behind(self._last_address())
 
     def resume(self) -> None:
         """Append after the last byte of the files."""
@@ -143,29 +200,16 @@ class ConsumeQueue(LogicQueue):
         self._fd = -1
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move the first readable message to the first one whose record exists, looking in the first file only."""
-        if not self.queue.files:
-            return
-        if self.entry(self.max_offset - 1)[0] < min_physical_offset:
-            self.min_offset = self.max_offset
-            return
-        first_file = self.queue.files[0]
-        low = max(self.min_offset, self.first_index)
-        high = (first_file.start + first_file.wrote) // ENTRY_BYTES
-        while low < high:
-            middle = (low + high) // 2
-            if self.entry(middle)[0] < min_physical_offset:
-                low = middle + 1
-            else:
-                high = middle
-        self.min_offset = low
+        """Move the first readable message to the first one whose record exists."""
+        if self.queue.files:
+            self.min_offset = max(self.min_offset, self.first_behind(min_physical_offset))
 
     # ---- reading
 
     def read(self, queue_offset: int, count: int) -> bytes:
         """Up to ``count`` entries from one on, within one file; empty when the file is missing."""
         at = queue_offset * ENTRY_BYTES
-        file = self.queue.find(at)
+        file = self._find(at)
         if file is None:
             return b""
         position = at - file.start
@@ -185,12 +229,9 @@ class ConsumeQueue(LogicQueue):
         """Queue offset at which the file after the one of a message begins."""
         return (queue_offset * ENTRY_BYTES // self._file_bytes + 1) * (self._file_bytes // ENTRY_BYTES)
 
-    def tags_code(self, stored: int) -> int | None:
-        """The real tag code of an entry, through the extension if it points there; None when unknown."""
-        if not is_address(stored):
-            return stored
-        unit = None if self.ext is None else self.ext.read(stored)
-        return None if unit is None else unit.tags_code
+    def unit(self, stored: int) -> ExtUnit | None:
+        """The extension unit that an entry's tag code is the address of, if there is one."""
+        return self.ext.read(stored) if self.ext is not None and is_address(stored) else None
 
     # ---- with the extension
 
@@ -206,17 +247,18 @@ class ConsumeQueue(LogicQueue):
         if self.ext is not None:
             self.ext.queue.mark_synced()
 
-    def check(self) -> None:
+    def check(self, *, clean: bool = True) -> None:
         """Look at the files without changing anything."""
-        super().check()
+        super().check(clean=clean)
         if self.ext is not None:
-            self.ext.queue.check()
+            self.ext.found = self.ext.queue.check(has_empty=not clean)
 
     def load(self) -> None:
         """Take over the files on the disk."""
         super().load()
         if self.ext is not None:
-            self.ext.queue.load()
+            self.ext.queue.load(self.ext.found)
+            self.ext.found = None
 
     def follow(self, min_physical_offset: int) -> int:
         """Begin where the log begins, the extension where the first readable message needs it."""
@@ -225,6 +267,11 @@ class ConsumeQueue(LogicQueue):
             return count
         address = self.entry(self.min_offset)[2]
         return count + (self.ext.drop_expired(address) if is_address(address) else 0)
+
+    def close_idle(self) -> bool:
+        """Give back the descriptors that no flush thread is going to use; whether that were all of them."""
+        is_all = super().close_idle()
+        return is_all if self.ext is None else self.ext.close_idle() and is_all
 
     def close(self) -> None:
         """Give back descriptors; the next append or read opens what it needs again."""

@@ -3,25 +3,37 @@
 A topic's queues are consume queues, or batch queues when the topic says so (``queue.type=BatchCQ``); its directory lies
 in the tree of its kind. The table also holds the *queue offset table*: each queue's ``next_offset`` says which number
 the next message gets. It is in memory only and rebuilt from the queues' ends at start.
+
+A queue opens files when it is used, so many queues do not need many descriptors: when more than ``open_max`` queues
+have some, those that were opened first give back what is on the disk already, and a flush round then flushes every
+queue, however little it holds. A file that is not on the disk keeps its descriptor, as the error of a write-back is
+only told to who has the file open. When there are twice ``open_max``, the owner waits for the disk itself, one queue
+for each it opens.
 Owner thread only, except ``dirty`` and `sync`. Source: store.md §1, §4, §6, §12.2, §12.4.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import resource
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rmqkit.errors import StoreMismatch
 from rmqkit.store.batch_queue import BATCH_ENTRY, BatchQueue
 from rmqkit.store.consume_queue import ENTRY_BYTES, ConsumeQueue
-from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.logic_queue import NO_RECORD, LogicQueue
 from rmqkit.store.queue_ext import QueueExt
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["ConsumeQueues", "topic_fault"]
+__all__ = ["ConsumeQueues", "topic_fault", "whole"]
 
 _log = logging.getLogger(__name__)
+_OPEN_LIMIT_MAX = 1 << 20
+_LOOKED_AT = 16
 
 
 def topic_fault(topic: str, queue_id: int) -> str:
@@ -29,6 +41,19 @@ def topic_fault(topic: str, queue_id: int) -> str:
     if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
         return f"topic {topic!r} cannot be the name of a directory"
     return "" if queue_id >= 0 else f"queue id {queue_id} is negative"
+
+
+def open_file_limit() -> int:
+    """How many files the process may have open, after raising that to what it may be raised to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_LIMIT_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            _log.warning("at most %d files can be open, %d would be allowed: %s", soft, wanted, error)
+            return soft
+    return wanted
 
 
 class ConsumeQueues:
@@ -39,6 +64,8 @@ class ConsumeQueues:
 
     Attributes:
         table: the queues by topic and queue id.
+        open_max: queues that may have files open before others are closed; set by `load`, so that twice as many take
+            half of the files the process may have open.
         dirty: queues with entries that are not on the disk; filled by the queues, emptied by `sync`.
     """
 
@@ -48,12 +75,18 @@ class ConsumeQueues:
         self._folder = root / "consumequeue"
         self._batch_folder = root / "batchconsumequeue"
         self._ext_folder = root / "consumequeue_ext" if settings.enable_consume_queue_ext else None
-        self._file_bytes = _whole(settings.consume_queue_file_bytes, ENTRY_BYTES)
-        self._batch_file_bytes = _whole(settings.batch_consume_queue_file_bytes, BATCH_ENTRY.size)
+        self._file_bytes = whole(settings.consume_queue_file_bytes, ENTRY_BYTES)
+        self._batch_file_bytes = whole(settings.batch_consume_queue_file_bytes, BATCH_ENTRY.size)
         self._ext_file_bytes = settings.consume_queue_ext_file_bytes
         self._is_batch_topic = is_batch_topic
         self.table: dict[tuple[str, int], LogicQueue] = {}
         self.dirty: set[LogicQueue] = set()
+        self.open_max = _LOOKED_AT
+        self._open: dict[LogicQueue, None] = {}  # in the order they were opened
+        self._on_open = self._make_room  # one bound method for all queues
+        self._checked: list[LogicQueue] = []
+        self._syncing = threading.Lock()  # held while a queue waits for the disk, by either thread
+        self._failure: OSError | None = None
 
     def __iter__(self) -> Iterator[LogicQueue]:
         return iter(list(self.table.values()))
@@ -73,28 +106,44 @@ class ConsumeQueues:
         return queue
 
     def _new(self, topic: str, queue_id: int) -> LogicQueue:
-        place = Path(topic, str(queue_id))
+        queue: LogicQueue
         if self._is_batch_topic(topic):
-            return BatchQueue(topic, queue_id, self._batch_folder / place, self._batch_file_bytes, self.dirty)
-        ext = None if self._ext_folder is None else QueueExt(self._ext_folder / place, self._ext_file_bytes)
-        return ConsumeQueue(topic, queue_id, self._folder / place, self._file_bytes, self.dirty, ext)
+            folder = self._batch_folder / topic / str(queue_id)
+            queue = BatchQueue(topic, queue_id, folder, self._batch_file_bytes, self.dirty)
+        else:
+            folder = self._folder / topic / str(queue_id)
+            ext_folder = self._ext_folder and self._ext_folder / topic / str(queue_id)
+            ext = QueueExt(ext_folder, self._ext_file_bytes) if ext_folder else None
+            queue = ConsumeQueue(topic, queue_id, folder, self._file_bytes, self.dirty, ext)
+        queue.on_open = self._on_open
+        return queue
 
     # ---- opening
 
-    def check(self) -> None:
+    def check(self, *, clean: bool = True) -> None:
         """Look at every file without changing anything.
+
+        Args:
+            clean: whether the store was closed in order; if not, queue files may be empty.
 
         Raises:
             StoreMismatch: a file has another length than the settings say, a directory is no queue, or a topic's
                 queues lie in the tree of the other kind.
         """
+        self._checked = []
         for topic, queue_id in self._on_disk():
-            self._new(topic, queue_id).check()
+            queue = self._new(topic, queue_id)
+            queue.check(clean=clean)
+            self._checked.append(queue)
 
     def load(self) -> None:
-        """Take over the queues on the disk."""
-        for topic, queue_id in self._on_disk():
-            self.obtain(topic, queue_id).load()
+        """Take over what `check` found, and measure how many queues may have files open."""
+        files_per_queue = 2 if self._ext_folder is None else 4  # the one appended to and the one read from
+        self.open_max = max(_LOOKED_AT, open_file_limit() // 4 // files_per_queue)
+        for queue in self._checked:
+            queue.load()
+            self.table[queue.topic, queue.queue_id] = queue
+        self._checked = []
 
     def _on_disk(self) -> Iterator[tuple[str, int]]:
         for folder, kind in ((self._folder, "SimpleCQ"), (self._batch_folder, "BatchCQ")):
@@ -108,7 +157,7 @@ class ConsumeQueues:
 
     def recover(self) -> tuple[int, int]:
         """Find the end of every queue; returns offset and size of the newest record indexed, (-1, 0) without any."""
-        newest = (-1, 0)
+        newest = NO_RECORD
         for queue in self:
             queue.recover()
             queue.close()
@@ -119,7 +168,19 @@ class ConsumeQueues:
         """Rebuild the queue offset table and the min offsets."""
         for queue in self:
             queue.next_offset = queue.max_offset
+            queue.recovered_record = NO_RECORD
             queue.correct_min_offset(min_physical_offset)
+            queue.close()
+
+    def truncate_for_replay(
+        self, start: int, min_physical_offset: int, is_record: Callable[[LogicQueue, int, tuple[Any, ...]], bool]
+    ) -> None:
+        """Drop every entry that a replay of the log from a physical offset on makes again."""
+        for queue in self:
+            queue.truncate_for_replay(start, is_record)
+            queue.correct_min_offset(min_physical_offset)  # one without messages may go on with any number
+            if isinstance(queue, ConsumeQueue) and queue.ext is not None and queue.min_offset >= queue.max_offset:
+                queue.ext.queue.destroy()  # the units of removed records may be lost: a hole would end the walk
             queue.close()
 
     def truncate_physical(self, end: int) -> None:
@@ -134,11 +195,43 @@ class ConsumeQueues:
         """Wait until the queues with at least so many bytes to flush are on the disk; called from a flush thread.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk refused, now or when the owner asked.
         """
+        if len(self._open) > self.open_max:
+            least_bytes = 0
         for queue in list(self.dirty):
             if queue.queue.unsynced_bytes >= least_bytes:
-                queue.sync()
+                self._sync(queue)
+        if self._failure is not None:
+            raise self._failure
+
+    def _sync(self, queue: LogicQueue) -> None:
+        with self._syncing:
+            if self._failure is None:
+                try:
+                    queue.sync()
+                except OSError as error:
+                    self._failure = error
+            if self._failure is not None:  # final: a later success would prove nothing
+                raise self._failure
+
+    def _make_room(self, opening: LogicQueue) -> None:
+        """Close queues that were opened long ago, before one more is opened.
+
+        Raises:
+            OSError: there are far too many open ones, and the disk refuses what has to be on it before one is closed.
+        """
+        if len(self._open) >= self.open_max:
+            for queue in list(itertools.islice(self._open, _LOOKED_AT)):
+                del self._open[queue]
+                if not queue.close_idle():
+                    self._open[queue] = None
+        if len(self._open) >= 2 * self.open_max:
+            oldest = next(iter(self._open))
+            self._sync(oldest)
+            if oldest.close_idle():
+                del self._open[oldest]
+        self._open[opening] = None
 
     def sync_all(self) -> None:
         """Wait until every queue is on the disk, also what an earlier process wrote."""
@@ -162,7 +255,9 @@ class ConsumeQueues:
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic and their files."""
         for key in [key for key in self.table if key[0] == topic]:
-            self.table.pop(key).destroy()
+            queue = self.table.pop(key)
+            self._open.pop(queue, None)
+            queue.destroy()
         for folder in (self._folder, self._batch_folder, self._ext_folder):
             if folder is not None:
                 try:
@@ -179,8 +274,9 @@ class ConsumeQueues:
         """Give back every descriptor."""
         for queue in self:
             queue.close()
+        self._open.clear()
 
 
-def _whole(file_bytes: int, entry_bytes: int) -> int:
+def whole(file_bytes: int, entry_bytes: int) -> int:
     """A file size rounded up to whole entries."""
     return -(-file_bytes // entry_bytes) * entry_bytes

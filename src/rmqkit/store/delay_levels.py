@@ -10,14 +10,13 @@ __all__ = ["delivery_time", "parse_delay_levels"]
 
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL = re.compile(r"(\d+)([smhd])")
-_UNKNOWN_LEVEL_MS = 1000
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
     """The delays in ms, level 1 first.
 
     Raises:
-        SettingsError: a level is not a number with unit s, m, h or d.
+        SettingsError: a level is not a number with unit s, m, h or d, or there is none.
     """
     delays: list[int] = []
     for level in text.split():
@@ -25,9 +24,11 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
         if match is None:
             raise SettingsError(f"messageDelayLevel: level {level!r} must be a number followed by s, m, h or d")
         delays.append(int(match[1]) * _UNIT_MS[match[2]])
+    if not delays:
+        raise SettingsError("messageDelayLevel names no level: give at least one, such as 1s")
     return tuple(delays)
 
 
 def delivery_time(delays: tuple[int, ...], level: int, store_timestamp: int) -> int:
     """When a message of a level ≥ 1 is due; levels above the last count as the last."""
-    return store_timestamp + (delays[min(level, len(delays)) - 1] if delays else _UNKNOWN_LEVEL_MS)
+    return store_timestamp + delays[min(level, len(delays)) - 1]

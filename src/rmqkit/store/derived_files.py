@@ -6,9 +6,13 @@ part               what has to hold
 queue entry        points at a record of that topic and queue; its size, queue offset and tags code are the record's
 queue              has an entry for every record of the log that belongs to it
 extension unit     ``size`` is 20 + bitMapSize; tags code and store time behind an address are the record's
-index file         the header's counts; every entry's previous one, and every slot, as the entries in their order make
-                   them; the hash is that of a key of the record
+index file         the header's counts, an older file being full; every entry's previous one, and every slot, as the
+                   entries in their order make them; the hash is that of a key of the record
 =================  ==================================================================================================
+
+`DerivedFiles.compare` is shown the log run by run and compares all entries of a run's records at once (`comparison`).
+`DerivedFiles.check` then walks over queues and index files and looks at what was not found equal, one by one; that is
+slow and says what is wrong. Extension and batch entries are always looked at one by one.
 
 Entries of records that retention removed are held against nothing. Blank entries may fill the start of a queue.
 While a broker works (``report.is_live``) a queue may lack the newest records and a slot may be ahead of its header.
@@ -17,11 +21,10 @@ Not handled here: keys that the index lacks (an index is cut by a crash, store.m
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -29,8 +32,9 @@ from rmqkit.errors import RecordCorrupt, StoreMismatch
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record
 from rmqkit.store.batch_queue import BATCH_ENTRY
+from rmqkit.store.comparison import IndexComparison, QueueComparison, Ranges
 from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY
-from rmqkit.store.consume_queues import topic_fault
+from rmqkit.store.consume_queues import topic_fault, whole
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import arrival_of
 from rmqkit.store.findings import Kind, Report, common_length, entries_of, files_in_order
@@ -41,9 +45,10 @@ from rmqkit.store.queue_ext import ADDRESS_BASE, FILE_FULL, FREE_BYTES, UNIT, is
 from rmqkit.store.scan import Buffer
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["DerivedFiles"]
+if TYPE_CHECKING:
+    from rmqkit.store.arrivals import Arrivals
 
-_SLOTS_BYTES = 1024 * SLOT.size
+__all__ = ["DerivedFiles", "index_bytes", "light_queues"]
 
 
 class _Place(Struct, frozen=True, gc=False):
@@ -99,9 +104,25 @@ class DerivedFiles:
         self._ends: dict[tuple[str, str, int], _QueueEnd] = {}
         self._ext_bytes = self._file_bytes("consumequeue_ext", settings.consume_queue_ext_file_bytes)
         self._ext: list[_ExtFile] = []
-        self._index_paths = [path for path in entries_of(root / "index") if path.name.isdecimal()]
-        self._index_bytes = self._expected_index_bytes()
-        self._keys_at = functools.lru_cache(maxsize=64)(self._read_keys)
+        self._index_paths = _index_paths(root)
+        self._index_bytes = index_bytes(root, settings, is_set=sizes_are_set)
+        self._read_last: tuple[int, tuple[list[int], int] | RecordCorrupt | None] = -1, None
+        self._queue_bytes = self._file_bytes("consumequeue", whole(settings.consume_queue_file_bytes, ENTRY.size))
+        batch_bytes = whole(settings.batch_consume_queue_file_bytes, BATCH_ENTRY.size)
+        self._batch_bytes = self._file_bytes("batchconsumequeue", batch_bytes)
+        self._equal = {"consumequeue": QueueComparison(root / "consumequeue", self._queue_bytes, self._delays_ms)}
+        self._index = [
+            IndexComparison(mapped(path), settings.hash_slot_count, settings.index_entry_count, log.min_offset)
+            if path.stat().st_size == self._index_bytes
+            else None
+            for path in self._index_paths
+        ]
+
+    def compare(self, arrivals: Arrivals) -> None:
+        """Find the entries of a run of records that are as they should be; runs come in log order."""
+        for comparison in (*self._equal.values(), *self._index):
+            if comparison is not None:
+                comparison.compare(arrivals)
 
     def check(self, log_ends: Mapping[tuple[str, int], int]) -> None:
         """Look at all of them.
@@ -109,10 +130,8 @@ class DerivedFiles:
         Args:
             log_ends: queue offset one past the last message of each queue, as the log has it.
         """
-        set_bytes = self._settings.consume_queue_file_bytes
-        self._queues("consumequeue", ENTRY, self._simple_entry, set_bytes)
-        set_bytes = self._settings.batch_consume_queue_file_bytes
-        self._queues("batchconsumequeue", BATCH_ENTRY, self._batch_entry, set_bytes)
+        self._queues("consumequeue", ENTRY, self._simple_entry, self._queue_bytes)
+        self._queues("batchconsumequeue", BATCH_ENTRY, self._batch_entry, self._batch_bytes)
         if not self._report.is_live:
             self._queue_ends(log_ends)
         self._index_files()
@@ -139,28 +158,47 @@ class DerivedFiles:
         tree: str,
         layout: struct.Struct,
         check_entry: Callable[[_Place, int, tuple[Any, ...]], int],
-        set_bytes: int,
+        file_bytes: int,
     ) -> None:
         """Walk every queue of one kind, up to the zeros at the end of its last file."""
         entry_bytes = layout.size
-        file_bytes = self._file_bytes(tree, -(-set_bytes // entry_bytes) * entry_bytes)
         for folder in self._queue_folders(tree):
             self._open_ext(folder)
             files = list(files_in_order([folder], file_bytes, self._report))
             is_filler, end = True, _QueueEnd(0, folder, 0)
+            equal = self._equal[tree].ranges(folder) if tree in self._equal else Ranges()
             for path, start in files:
                 data = self._read(path)
                 used = len(data.rstrip(b"\0")) if path is files[-1][0] else len(data)
                 end.path, end.position = path, 0
-                for position in range(0, min(used, len(data) - entry_bytes + 1), entry_bytes):
-                    self._report.checked["queue entries"] += 1
+                position, stop = 0, min(used, len(data) - entry_bytes + 1)
+                while position < stop:
                     index = (start + position) // entry_bytes
-                    is_filler = is_filler and data.startswith(BLANK_ENTRY, position)
-                    end.offset, end.position = index + 1, position + entry_bytes
-                    if not is_filler:
+                    if (skipped := min(equal.end_of(index) - index, -(-(stop - position) // entry_bytes))) > 0:
+                        is_filler = False
+                    else:
+                        skipped = 1
+                        is_filler = is_filler and data.startswith(BLANK_ENTRY, position)
+                    end.offset, end.position = index + skipped, position + skipped * entry_bytes
+                    if not is_filler and equal.end_of(index) == index:
                         entry = layout.unpack_from(data, position)
                         end.offset = check_entry(_Place(path, position, folder), index, entry)
+                    self._report.checked["queue entries"] += skipped
+                    position = end.position
             self._ends[tree, folder.parent.name, int(folder.name)] = end
+
+    def indexed_end(self) -> int:
+        """Where the newest record that a queue knows ends in the log, 0 when none knows any."""
+        newest = 0
+        for tree, layout in (("consumequeue", ENTRY), ("batchconsumequeue", BATCH_ENTRY)):
+            for folder in self._root.glob(f"{tree}/*/*"):
+                for path in reversed(entries_of(folder) if folder.is_dir() else []):
+                    data = path.read_bytes() if path.is_file() else b""
+                    at = (len(data.rstrip(b"\0")) - 1) // layout.size * layout.size
+                    if 0 <= at <= len(data) - layout.size:
+                        newest = max(newest, sum(layout.unpack_from(data, at)[:2]))
+                        break
+        return newest
 
     def _record(self, physical_offset: int) -> Record | RecordCorrupt | None:
         """The record at an offset, or why there is none; None when it was removed, or came after the log's walk."""
@@ -215,9 +253,9 @@ class DerivedFiles:
         if pointed is not None:
             record, number = pointed
             arrival = arrival_of(record, self._delays_ms)
-            expected = (arrival.tags_code, record.store_timestamp, number, arrival.batch_count)
-            what = "tagsCode, storeTimestamp, msgBaseOffset, batchSize"
-            self._compare(place, what, expected, entry[2:6], Kind.QUEUE_ENTRY)
+            expected = (arrival.tags_code, record.store_timestamp, number, arrival.batch_count, -1, 0)
+            what = "tagsCode, storeTimestamp, msgBaseOffset, batchSize, compactedOffset, reserved"
+            self._compare(place, what, expected, entry[2:], Kind.QUEUE_ENTRY)
         return int(base + count)
 
     def _queue_ends(self, log_ends: Mapping[tuple[str, int], int]) -> None:
@@ -263,80 +301,60 @@ class DerivedFiles:
         """Hold the unit behind an address against what the record says; noted with the unit's own place."""
         at = address + ADDRESS_BASE
         file = next((file for file in reversed(self._ext) if file.start <= at), None)
-        if file is None or at - file.start + UNIT.size > file.end:
+        if file is None or at >= file.start + len(file.buffer):
             self._compare(place, "an extension unit at", at, "none", Kind.QUEUE_ENTRY)
             return
-        unit = UNIT.unpack_from(file.buffer, at - file.start)
         unit_place = _Place(file.path, at - file.start, place.folder)
+        if at - file.start + UNIT.size > file.end:
+            self._compare(unit_place, "the unit of the queue entry at", place.position, "none", Kind.EXT_UNIT)
+            return
+        unit = UNIT.unpack_from(file.buffer, at - file.start)
         self._compare(unit_place, "tagsCode, msgStoreTime", expected, unit[1:3], Kind.EXT_UNIT)
 
     # ---- index
 
-    def _expected_index_bytes(self) -> int:
-        slots, entries = self._settings.hash_slot_count, self._settings.index_entry_count
-        file_bytes = HEADER.size + slots * SLOT.size + entries * INDEX_ENTRY.size
-        lengths = [path.stat().st_size for path in self._index_paths]
-        if lengths and file_bytes not in lengths and not self._sizes_are_set:
-            raise StoreMismatch(
-                f"{self._index_paths[0]} has {lengths[0]} bytes and not {file_bytes}: maxHashSlotNum and maxIndexNum "
-                "are not the default ones, give the broker.conf of the store"
-            )
-        return file_bytes
-
     def _index_files(self) -> None:
-        for path in self._index_paths:
-            data = mapped(path)
-            self._report.checked["files"] += 1
-            if len(data) == self._index_bytes:
-                self._index_file(path, data)
-            else:
-                sizes = (
-                    f"maxHashSlotNum {self._settings.hash_slot_count}, maxIndexNum {self._settings.index_entry_count}"
-                )
-                expected = f"{self._index_bytes} bytes ({sizes})"
-                position = min(len(data), self._index_bytes)
-                self._report.add(Kind.FILE_SIZE, path, position, expected, f"{len(data)} bytes")
-            self._advance(len(data))
-
-    def _index_file(self, path: Path, data: Buffer) -> None:
         slots, entries = self._settings.hash_slot_count, self._settings.index_entry_count
-        header = HEADER.unpack_from(data)
-        begin_timestamp, slots_used, count = header[0], header[4], max(1, header[5])
-        if not count <= entries:
-            self._report.add(Kind.INDEX_HEADER, path, 36, f"an indexCount from 1 to {entries}", count)
-            return
-        entries_at = HEADER.size + slots * SLOT.size
-        newest: dict[int, int] = {}
-        for number in range(1, count):
-            place = _Place(path, entries_at + number * INDEX_ENTRY.size, path.parent)
-            hashed, physical_offset, seconds, previous = INDEX_ENTRY.unpack_from(data, place.position)
-            self._report.checked["index entries"] += 1
-            self._compare(place, "previous entry", newest.get(hashed % slots, 0), previous, Kind.INDEX_CHAIN)
-            newest[hashed % slots] = number
-            self._index_entry(place, hashed, physical_offset, begin_timestamp if number > 1 else None, seconds)
-        if not self._report.is_live:
-            self._slots(path, data, newest, slots_used)
+        for path, comparison in zip(self._index_paths, self._index, strict=True):
+            length = path.stat().st_size
+            self._report.checked["files"] += 1
+            if comparison is not None:
+                self._index_file(path, comparison)
+                comparison.release()
+            else:
+                expected = f"{self._index_bytes} bytes (maxHashSlotNum {slots}, maxIndexNum {entries})"
+                self._report.add(Kind.FILE_SIZE, path, min(length, self._index_bytes), expected, f"{length} bytes")
+            self._advance(length)
 
-    def _slots(self, path: Path, data: Buffer, newest: dict[int, int], slots_used: int) -> None:
-        """Hold the slots, most of which are empty, against the newest entry of each chain."""
-        end = HEADER.size + self._settings.hash_slot_count * SLOT.size
-        for start in range(HEADER.size, end, _SLOTS_BYTES):
-            chunk = data[start : min(start + _SLOTS_BYTES, end)]
-            first = (start - HEADER.size) // SLOT.size
-            if chunk.count(0) == len(chunk) and newest.keys().isdisjoint(range(first, first + len(chunk) // 4)):
-                continue
-            for slot, (number,) in enumerate(SLOT.iter_unpack(chunk), first):
-                if number != newest.get(slot, 0):
-                    position = HEADER.size + slot * SLOT.size
-                    self._report.add(Kind.INDEX_CHAIN, path, position, f"newest entry {newest.get(slot, 0)}", number)
-        if slots_used != len(newest):
-            self._report.add(Kind.INDEX_HEADER, path, 32, f"hashSlotCount {len(newest)}", slots_used)
+    def _index_file(self, path: Path, comparison: IndexComparison) -> None:
+        entries, count = self._settings.index_entry_count, comparison.index_count
+        least = (
+            1 if self._report.is_live or self._report.is_unclean else entries if path != self._index_paths[-1] else 2
+        )
+        if not least <= count <= entries:
+            self._report.add(Kind.INDEX_HEADER, path, 36, f"an indexCount from {least} to {entries}", count)
+            return
+        self._report.checked["index entries"] += count - 1
+        for number, (hashed, physical_offset, seconds, previous), newest in comparison.unequal():
+            place = _Place(path, comparison.entries_at + number * INDEX_ENTRY.size, path.parent)
+            self._compare(place, "previous entry", newest, previous, Kind.INDEX_CHAIN)
+            begin_timestamp = comparison.begin_timestamp if number > 1 else None
+            self._index_entry(place, hashed, physical_offset, begin_timestamp, seconds)
+        if self._report.is_live:
+            return
+        for slot, newest, found in comparison.unequal_slots():
+            position = HEADER.size + slot * SLOT.size
+            self._report.add(Kind.INDEX_CHAIN, path, position, f"newest entry {newest}", found)
+        if comparison.slots_used != (used := comparison.chain_count):
+            self._report.add(Kind.INDEX_HEADER, path, 32, f"hashSlotCount {used}", comparison.slots_used)
 
     def _index_entry(
         self, place: _Place, hashed: int, physical_offset: int, begin_timestamp: int | None, seconds: int
     ) -> None:
         """Hold an entry against its record; the time of entry 1 is counted from the file before and left out."""
-        keys = self._keys_at(physical_offset)
+        if self._read_last[0] != physical_offset:
+            self._read_last = physical_offset, self._read_keys(physical_offset)
+        keys = self._read_last[1]
         if keys is None:
             return
         if isinstance(keys, RecordCorrupt):
@@ -359,13 +377,39 @@ class DerivedFiles:
         )
 
 
+def _index_paths(root: Path) -> list[Path]:
+    return [path for path in entries_of(root / "index") if path.name.isdecimal()]
+
+
+def index_bytes(root: Path, settings: StoreSettings, *, is_set: bool) -> int:
+    """The size of an index file.
+
+    Raises:
+        StoreMismatch: there are only files of another size, and the settings are not those of the store.
+    """
+    slots, entries = settings.hash_slot_count, settings.index_entry_count
+    file_bytes = HEADER.size + slots * SLOT.size + entries * INDEX_ENTRY.size
+    lengths = {path.stat().st_size: path for path in _index_paths(root)}
+    if lengths and file_bytes not in lengths and not is_set:
+        length, path = min(lengths.items(), key=lambda item: item[1])
+        raise StoreMismatch(
+            f"{path} has {length} bytes and not {file_bytes}: maxHashSlotNum and maxIndexNum "
+            "are not the default ones, give the broker.conf of the store"
+        )
+    return file_bytes
+
+
 def _number_in(record: Record, topic: str, queue_id: int) -> int | None:
     """The queue offset of a record in a queue, its own or a light one; None when it is in another."""
     if (record.topic, record.queue_id) == (topic, queue_id):
         return record.queue_offset
+    return light_queues(record).get(topic) if queue_id == 0 else None
+
+
+def light_queues(record: Record) -> dict[str, int]:
+    """The light queues that a record is in too, with its number in each; their queue id is 0. Source: store.md §11."""
     names = (find_property(record.properties, b"INNER_MULTI_DISPATCH") or b"").decode("utf-8", "replace").split(",")
     numbers = (find_property(record.properties, b"INNER_MULTI_QUEUE_OFFSET") or b"").split(b",")
-    if queue_id != 0 or topic not in names or len(numbers) != len(names):
-        return None
-    number = numbers[names.index(topic)]
-    return int(number) if number.isdigit() else None
+    if len(numbers) != len(names) or not all(number.isdigit() for number in numbers):
+        return {}
+    return {name: int(number) for name, number in zip(names, numbers, strict=True) if not topic_fault(name, 0)}

@@ -16,6 +16,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable
+from itertools import islice, takewhile
 
 from msgspec import Struct
 
@@ -24,12 +25,14 @@ from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import (
     INNER_BATCH,
+    TRANSACTION_COMMIT,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
     Record,
 )
 from rmqkit.store.batch_queue import BatchQueue
+from rmqkit.store.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
 from rmqkit.store.delay_levels import delivery_time
 from rmqkit.store.index_file import MessageIndex
@@ -38,6 +41,11 @@ from rmqkit.store.logic_queue import LogicQueue
 __all__ = ["Arrival", "Dispatcher", "arrival_of", "queue_tags_code"]
 
 _log = logging.getLogger(__name__)
+_pack_entry = ENTRY.pack
+_TAGS = b"TAGS\x01"
+_TOGETHER = 1024
+_NOT_PLAIN = TRANSACTION_MASK | INNER_BATCH
+_PLAIN = frozenset((0, TRANSACTION_COMMIT))
 
 
 class Arrival(Struct, gc=False):
@@ -69,7 +77,12 @@ def queue_tags_code(topic: str, properties: bytes, store_timestamp: int, delays_
         level = _delay_level(properties)
         if level > 0:
             return delivery_time(delays_ms, level, store_timestamp)
-    tags = find_property(properties, b"TAGS")
+    before, found, behind = properties.rpartition(_TAGS)
+    if not found:
+        return 0
+    tags: bytes | None = behind.partition(b"\x02")[0]
+    if not tags or (before and before[-1] != 2):  # empty, or the end of another name
+        tags = find_property(properties, b"TAGS")
     return 0 if tags is None else _code_of(tags)
 
 
@@ -114,8 +127,9 @@ class Dispatcher:
     """Carries records from the log to the queues, in log order.
 
     Args:
-        on_arrival: told of the records of one put or batch after they are in the queues.
+        on_arrival: told of records, in log order, after they are in the queues.
         index: where keys are entered, if they are (``messageIndexEnable``).
+        bitmap_of: makes the filter bitmap of a record, empty for none; asked before the record is entered.
 
     Attributes:
         position: physical offset up to which everything was dispatched.
@@ -129,6 +143,7 @@ class Dispatcher:
         queues: ConsumeQueues,
         on_arrival: Callable[[list[Arrival]], None] | None = None,
         index: MessageIndex | None = None,
+        bitmap_of: Callable[[Arrival], bytes] | None = None,
     ) -> None:
         self.position = 0
         self.pending: deque[tuple[int, list[Arrival]]] = deque()
@@ -137,10 +152,18 @@ class Dispatcher:
         self._queues = queues
         self._on_arrival = on_arrival
         self._index = index
+        self._bitmap_of = bitmap_of
+
+    def without_index(self) -> Dispatcher:
+        """One that enters records in the same queues only."""
+        return Dispatcher(self._queues, bitmap_of=self._bitmap_of)
 
     def submit(self, arrivals: list[Arrival], end: int, limit: int) -> None:
-        """Take over what was just appended up to ``end``; dispatch what lies before ``limit``."""
-        if not self.pending and end <= limit and self._dispatch(arrivals, end):
+        """Take over what was just appended up to ``end``, one record or the members of a batch.
+
+        It is dispatched at once if it lies before ``limit``.
+        """
+        if not self.pending and end <= limit and self._dispatch([arrivals], end):
             self._tell(arrivals)
             return
         self.pending.append((end, arrivals))
@@ -150,21 +173,25 @@ class Dispatcher:
         """Dispatch what waits, up to a physical offset; stands still, with ``failure``, when the disk refuses."""
         pending = self.pending
         while pending and pending[0][0] <= limit:
-            end, arrivals = pending[0]
-            if not self._dispatch(arrivals, end):
+            ready = list(takewhile(lambda one: one[0] <= limit, islice(pending, _TOGETHER)))
+            puts = [arrivals for _, arrivals in ready]
+            if not self._dispatch(puts, ready[-1][0]):
                 return
-            pending.popleft()
-            self._tell(arrivals)
+            for _ in ready:
+                pending.popleft()
+            self._tell([arrival for arrivals in puts for arrival in arrivals])
 
     def _tell(self, arrivals: list[Arrival]) -> None:
         if self._on_arrival is not None:
             self._on_arrival(arrivals)
 
-    def _dispatch(self, arrivals: list[Arrival], end: int) -> bool:
+    def _dispatch(self, puts: list[list[Arrival]], end: int) -> bool:
         """Enter the records that end at a physical offset; False when the disk refuses."""
         try:
-            for arrival in arrivals:
-                self.apply(arrival)
+            if len(puts) == 1 and len(puts[0]) == 1:
+                self.apply(puts[0][0])
+            else:
+                self._apply_all(puts)
         except OSError as error:
             if self.failure is None:
                 _log.error("consume queue or index cannot be written, no more messages are accepted: %s", error)
@@ -180,31 +207,65 @@ class Dispatcher:
         Raises:
             OSError: the disk refused.
         """
-        kind = arrival.sys_flag & TRANSACTION_MASK
-        if kind != TRANSACTION_PREPARED and kind != TRANSACTION_ROLLBACK:
-            queue = self._queues.table.get((arrival.topic, arrival.queue_id)) or self._new_queue(arrival)
-            if queue is None:
-                return
-            if arrival.sys_flag & INNER_BATCH and isinstance(queue, BatchQueue):
-                queue.append_batch(
-                    arrival.queue_offset,
-                    arrival.batch_count,
-                    arrival.physical_offset,
-                    arrival.size,
-                    arrival.tags_code,
-                    arrival.store_timestamp,
-                )
-            else:
-                queue.append(
-                    arrival.queue_offset,
-                    arrival.physical_offset,
-                    arrival.size,
-                    arrival.tags_code,
-                    arrival.store_timestamp,
-                )
-        if self._index is not None and kind != TRANSACTION_ROLLBACK:
-            self._index.put(arrival.topic, arrival.physical_offset, arrival.store_timestamp, arrival.properties)
+        self._append(arrival)
+        if self._index is not None:
+            self._enter_keys(self._index, arrival)
         self.dispatched_timestamp = arrival.store_timestamp
+
+    def _apply_all(self, puts: list[list[Arrival]]) -> None:
+        """Enter several records, those of one queue with one write where the queue lets it be done."""
+        groups: dict[tuple[str, int], list[Arrival]] = {}
+        for arrivals in puts:
+            groups.setdefault((arrivals[0].topic, arrivals[0].queue_id), []).extend(arrivals)
+        for key, group in groups.items():
+            if not self._append_run(self._queues.table.get(key), group):
+                for arrival in group:
+                    self._append(arrival)
+        if self._index is not None:
+            for arrivals in puts:
+                for arrival in arrivals:
+                    self._enter_keys(self._index, arrival)
+        self.dispatched_timestamp = puts[-1][-1].store_timestamp
+
+    def _append_run(self, queue: LogicQueue | None, arrivals: list[Arrival]) -> bool:
+        """Index records of a consume queue with one write; False when they have to go one by one."""
+        if not isinstance(queue, ConsumeQueue) or not {one.sys_flag & _NOT_PLAIN for one in arrivals} <= _PLAIN:
+            return False
+        first, last = arrivals[0], arrivals[-1]
+        if last.queue_offset - first.queue_offset != len(arrivals) - 1:
+            return False
+        entries = b"".join([_pack_entry(one.physical_offset, one.size, one.tags_code) for one in arrivals])
+        return queue.append_run(first.queue_offset, first.physical_offset, last.physical_offset + last.size, entries)
+
+    def _append(self, arrival: Arrival) -> None:
+        kind = arrival.sys_flag & TRANSACTION_MASK
+        if kind in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
+            return
+        queue = self._queues.table.get((arrival.topic, arrival.queue_id)) or self._new_queue(arrival)
+        if queue is None:
+            return
+        if arrival.sys_flag & INNER_BATCH and isinstance(queue, BatchQueue):
+            queue.append_batch(
+                arrival.queue_offset,
+                arrival.batch_count,
+                arrival.physical_offset,
+                arrival.size,
+                arrival.tags_code,
+                arrival.store_timestamp,
+            )
+        else:
+            queue.append(
+                arrival.queue_offset,
+                arrival.physical_offset,
+                arrival.size,
+                arrival.tags_code,
+                arrival.store_timestamp,
+                b"" if self._bitmap_of is None else self._bitmap_of(arrival),
+            )
+
+    def _enter_keys(self, index: MessageIndex, arrival: Arrival) -> None:
+        if arrival.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK:
+            index.put(arrival.topic, arrival.physical_offset, arrival.store_timestamp, arrival.properties)
 
     def _new_queue(self, arrival: Arrival) -> LogicQueue | None:
         """The queue of a first record; None when its topic can have none."""

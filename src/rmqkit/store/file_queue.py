@@ -11,6 +11,7 @@ Source: store.md §2.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rmqkit.errors import StoreMismatch
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.mapped_file import MappedFile, file_name
 
-__all__ = ["FileQueue"]
+__all__ = ["FileQueue", "sync_names"]
 
 _log = logging.getLogger(__name__)
 _NAME_DIGITS = 20
@@ -49,21 +50,19 @@ class FileQueue:
 
     # ---- loading
 
-    def check(self) -> list[tuple[int, Path, int]]:
+    def check(self, *, has_empty: bool = False) -> list[tuple[int, Path, int]]:
         """What is on the disk as start, path and length, oldest first; changes nothing.
+
+        Args:
+            has_empty: whether empty files may be there, as a power cut leaves names without lengths, and not only
+                one at the end; what is behind the first is not on the disk either.
 
         Raises:
             StoreMismatch: a file has another length than the settings say, or a name that is no offset.
         """
-        found = sorted(
-            (_start_of(path), path, path.stat().st_size)
-            for directory in {*self.directories, *self._read_only}
-            if directory.is_dir()
-            for path in directory.iterdir()
-            if not path.is_dir()
-        )
+        found = sorted(one for directory in {*self.directories, *self._read_only} for one in _files_of(directory))
         for i, (_, path, length) in enumerate(found):
-            if length == self.file_bytes or (length == 0 and i == len(found) - 1):
+            if length == self.file_bytes or (length == 0 and (has_empty or i == len(found) - 1)):
                 continue
             raise StoreMismatch(
                 f"{path} has {length} bytes and {self._setting} says {self.file_bytes}: "
@@ -71,16 +70,21 @@ class FileQueue:
             )
         return found
 
-    def load(self) -> None:
+    def load(self, found: list[tuple[int, Path, int]] | None = None) -> None:
         """Take over the files on the disk, all of them as full; recovery lowers the last one.
+
+        Args:
+            found: what `check` found, if it was called a moment ago.
 
         Raises:
             StoreMismatch: as `check`; nothing was changed.
         """
-        found = self.check()
-        if found and found[-1][2] == 0:
-            _log.warning("deleting empty file %s", found[-1][1])
-            found.pop()[1].unlink()
+        found = self.check() if found is None else found
+        sound = next((i for i, (_, _, length) in enumerate(found) if length == 0), len(found))
+        while len(found) > sound:
+            _, path, length = found.pop()
+            _log.warning("deleting %s of %d bytes", path, length)
+            path.unlink()
         self.files = tuple(MappedFile(path, start, size, wrote=size) for start, path, size in found)
         for older, newer in zip(self.files, self.files[1:], strict=False):
             if newer.start - older.start != self.file_bytes:
@@ -136,11 +140,13 @@ class FileQueue:
         dropped, self.files = self.files[len(kept) :], kept
         for file in reversed(dropped):  # newest first: a crash in between leaves no gap
             file.delete()
+        for directory in {file.path.parent for file in dropped}:
+            sync_directory(directory)  # a deleted file that came back would hold records that were cut off
         if kept:
             last = kept[-1]
             last.wrote = min(offset - last.start, last.size)
-            last.synced = min(last.synced, last.wrote)
             last.clear_from(last.wrote)
+            last.synced = -1  # the zeros have to reach the disk too, even if nothing stands before them
 
     def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
         """Delete the oldest files for which the test holds, never the last one; returns how many.
@@ -162,9 +168,9 @@ class FileQueue:
         """Bytes written that are not known to be on the disk."""
         count = 0
         for file in reversed(self.files):
-            if file.synced >= file.wrote:
+            if file.synced >= file.wrote > 0:
                 break
-            count += file.wrote - file.synced
+            count += max(0, file.wrote - file.synced)
         return count
 
     def sync(self) -> None:
@@ -175,13 +181,14 @@ class FileQueue:
         """
         unsynced: list[MappedFile] = []
         for file in reversed(self.files):
-            if file.synced >= file.wrote and file.is_named_durably:
+            if not file.is_idle:
+                unsynced.append(file)
+            elif file.wrote:  # the newest may be empty yet: what was written last lies before it then
                 break
-            unsynced.append(file)
         for file in reversed(unsynced):
             file.sync()
             if not file.is_named_durably:
-                _sync_names(file)
+                sync_names(file, 4)
 
     def mark_synced(self) -> None:
         """Take everything for being on the disk, as a clean shutdown promised."""
@@ -196,7 +203,7 @@ class FileQueue:
     def close_idle(self) -> None:
         """Give back the descriptors that no flush thread is going to use."""
         for file in self.files:
-            if file.synced >= file.wrote and file.is_named_durably:
+            if file.is_idle:
                 file.close()
 
     def destroy(self) -> None:
@@ -211,14 +218,27 @@ class FileQueue:
                 _log.debug("%s stays: it is missing or holds other files", directory)
 
 
-def _sync_names(file: MappedFile) -> None:
-    """Make the name of a new file durable, and those of the two directories that may have come with it."""
-    for directory in list(file.path.parents)[:3]:
+def sync_names(file: MappedFile, levels: int) -> None:
+    """Make the name of a new file durable, and those of the directories above it that may have come with it."""
+    for directory in list(file.path.parents)[:levels]:
         try:
             sync_directory(directory)
         except FileNotFoundError:  # deleted meanwhile
             return
     file.is_named_durably = True
+
+
+def _files_of(directory: Path) -> list[tuple[int, Path, int]]:
+    """Start, path and length of every file of a directory."""
+    try:
+        with os.scandir(directory) as entries:
+            return [
+                (_start_of(path := Path(entry.path)), path, entry.stat().st_size)
+                for entry in entries
+                if not entry.is_dir()
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _start_of(path: Path) -> int:

@@ -38,6 +38,8 @@ class Kind(enum.StrEnum):
     INDEX_HEADER = "index header"
     INDEX_CHAIN = "index chain"
     INDEX_ENTRY = "index entry"
+    CHECKPOINT = "checkpoint"
+    CONFIG = "configuration"
 
 
 class Finding(Struct):
@@ -61,6 +63,8 @@ class Report(Struct):
         counts: how many there are of each kind.
         checked: how many files, records, entries and units were looked at.
         damaged_bytes: bytes of the log that are no records.
+        tail: the finding about such bytes at the end of the log, if there are any.
+        open_ends: the findings about those that end an older segment.
         is_live: a broker holds the store; what it is writing was left out.
         is_unclean: ``abort`` exists: the broker was not stopped in order, its next start repairs what it can.
     """
@@ -69,6 +73,8 @@ class Report(Struct):
     counts: Counter[str] = field(default_factory=Counter)
     checked: Counter[str] = field(default_factory=Counter)
     damaged_bytes: int = 0
+    tail: Finding | None = None
+    open_ends: list[Finding] = field(default_factory=list)
     is_live: bool = False
     is_unclean: bool = False
 
@@ -77,11 +83,13 @@ class Report(Struct):
         """Whether nothing is wrong."""
         return not self.counts
 
-    def add(self, kind: Kind, path: Path, position: int, expected: object, found: object) -> None:
+    def add(self, kind: Kind, path: Path, position: int, expected: object, found: object) -> Finding:
         """Note one thing that is wrong."""
+        finding = Finding(kind, str(path), position, str(expected), str(found))
         self.counts[kind.value] += 1
         if len(self.findings) < FINDINGS_MAX:
-            self.findings.append(Finding(kind, str(path), position, str(expected), str(found)))
+            self.findings.append(finding)
+        return finding
 
 
 def entries_of(folder: Path) -> list[Path]:

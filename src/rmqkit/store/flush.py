@@ -12,6 +12,9 @@ store-queues   every flushIntervalConsumeQueue        fdatasync of dirty queues 
                                                       time; checkpoint saved
 =============  =====================================  ===================================================
 
+With the transient store pool, which there is under ASYNC_FLUSH only, ``store-flush`` does the work of both, and
+``store-commit`` moves what waits in the pool to the page cache every commitIntervalCommitLog: two threads in any case.
+
 One round covers every message appended before it began, however many wait. A refused fdatasync is final: the kernel may
 have dropped the dirty pages, so a later success would prove nothing. ``failure`` is set, the threads end, the store
 takes no more messages, and ``abort`` stays for the next start. Source: store.md §13.
@@ -43,10 +46,12 @@ class Flusher:
     Args:
         dispatched_timestamp: says the storeTimestamp of the newest record in the queues.
         on_durable: called from the flush thread at the end of every round.
+        on_committed: called from the commit thread when more of the log became readable.
 
     Attributes:
         durable_offset: physical offset up to which the log is known to be on the disk.
         failure: the error of the first fdatasync that was refused.
+        commit_failure: why the last commit was refused, or None; the next one tries again.
     """
 
     def __init__(
@@ -60,9 +65,11 @@ class Flusher:
         *,
         dispatched_timestamp: Callable[[], int],
         on_durable: Callable[[int, OSError | None], None] | None,
+        on_committed: Callable[[], object] | None = None,
     ) -> None:
         self.durable_offset = 0
         self.failure: OSError | None = None
+        self.commit_failure: OSError | None = None
         self._store_log = log
         self._queues = queues
         self._index = index
@@ -71,7 +78,9 @@ class Flusher:
         self._clock = clock
         self._dispatched_timestamp = dispatched_timestamp
         self._on_durable = on_durable
+        self._on_committed = on_committed
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._queues_thorough_at = clock.monotonic_ms()
         self._is_requested = False
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -81,7 +90,10 @@ class Flusher:
     def start(self, durable_offset: int) -> None:
         """Start the threads; the log is on the disk up to ``durable_offset``."""
         self.durable_offset = durable_offset
-        for name, run in (("store-flush", self._flush_log), ("store-queues", self._flush_queues)):
+        second = (
+            ("store-queues", self._flush_queues) if self._store_log.pool is None else ("store-commit", self._commit)
+        )
+        for name, run in (("store-flush", self._flush_log), second):
             thread = threading.Thread(target=run, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -99,13 +111,38 @@ class Flusher:
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+        self.commit()
         self.flush_log()
         self._tell()
+
+    # ---- the pool
+
+    def _commit(self) -> None:
+        thorough_at = self._clock.monotonic_ms()
+        while not self._stop.wait(self._settings.commit_interval_ms / 1000):
+            now = self._clock.monotonic_ms()
+            is_thorough = now - thorough_at >= self._settings.commit_thorough_interval_ms
+            if is_thorough:
+                thorough_at = now
+            self.commit(0 if is_thorough else self._settings.commit_least_pages * _PAGE_BYTES)
+
+    def commit(self, least_bytes: int = 0) -> None:
+        """Make readable what waits in the pool, if it is so many bytes; sets ``commit_failure`` when refused."""
+        try:
+            is_moved = self._store_log.commit(least_bytes)
+        except OSError as error:
+            if self.commit_failure is None:
+                _log.error("the log cannot be written, no more messages are accepted until it can: %s", error)
+            self.commit_failure = error
+            return
+        self.commit_failure = None
+        if is_moved and self._on_committed is not None:
+            self._on_committed()
 
     # ---- the log
 
     def _flush_log(self) -> None:
-        thorough_at = self._clock.monotonic_ms()
+        thorough_at = queues_at = self._clock.monotonic_ms()
         while self._wait_for_round():
             now = self._clock.monotonic_ms()
             is_thorough = now - thorough_at >= self._settings.flush_thorough_interval_ms
@@ -117,11 +154,14 @@ class Flusher:
             )  # before the log's end is read: later puts ask again
             is_any = is_asked or is_thorough or self._is_sync
             least_bytes = 1 if is_any else max(1, self._settings.flush_least_pages * _PAGE_BYTES)
-            if self._store_log.max_offset - self.durable_offset >= least_bytes:
+            if self._store_log.committed_offset - self.durable_offset >= least_bytes:
                 self.flush_log()
                 is_asked = True
             if is_asked or self.failure is not None:
                 self._tell()
+            if self._store_log.pool is not None and now - queues_at >= self._settings.queue_flush_interval_ms:
+                queues_at = now
+                self._queues_round(now)
             if self.failure is not None:
                 return
 
@@ -141,8 +181,8 @@ class Flusher:
         """Make everything appended so far durable; sets ``failure`` when the disk refuses."""
         if self.failure is not None:
             return
-        timestamp = self._store_log.last_store_timestamp  # first: it is set after the end it belongs to
-        end = self._store_log.max_offset
+        timestamp = self._store_log.committed_timestamp  # first: it is set after the end it belongs to
+        end = self._store_log.committed_offset
         try:
             self._store_log.queue.sync()
         except OSError as error:
@@ -154,15 +194,16 @@ class Flusher:
     # ---- the queues
 
     def _flush_queues(self) -> None:
-        thorough_at = self._clock.monotonic_ms()
         while not self._stop.wait(self._settings.queue_flush_interval_ms / 1000):
-            now = self._clock.monotonic_ms()
-            is_thorough = now - thorough_at >= self._settings.queue_flush_thorough_interval_ms
-            if is_thorough:
-                thorough_at = now
-            self.flush_queues(0 if is_thorough else self._settings.queue_flush_least_pages * _PAGE_BYTES)
+            self._queues_round(self._clock.monotonic_ms())
             if self.failure is not None:
                 return
+
+    def _queues_round(self, now: float) -> None:
+        is_thorough = now - self._queues_thorough_at >= self._settings.queue_flush_thorough_interval_ms
+        if is_thorough:
+            self._queues_thorough_at = now
+        self.flush_queues(0 if is_thorough else self._settings.queue_flush_least_pages * _PAGE_BYTES)
 
     def flush_queues(self, least_bytes: int = 0) -> None:
         """Make queues durable that have at least so many bytes to flush; with 0 all, and the checkpoint says so."""
@@ -172,7 +213,8 @@ class Flusher:
         try:
             self._queues.sync(least_bytes)
             if self._index is not None:
-                self._checkpoint.index_timestamp = self._index.sync_full() or self._checkpoint.index_timestamp
+                timestamp_of_index = self._index.sync_full(self.durable_offset)
+                self._checkpoint.index_timestamp = timestamp_of_index or self._checkpoint.index_timestamp
             if least_bytes == 0:
                 self._checkpoint.logics_timestamp = max(timestamp, self._checkpoint.logics_timestamp)
             self._checkpoint.save()
@@ -184,7 +226,7 @@ class Flusher:
         if self.failure is None and self._index is not None:
             try:
                 self._index.enter()
-                self._index.sync()
+                self._index.sync(self.durable_offset)
             except OSError as error:
                 self._fail("index", error)
 

@@ -2,12 +2,12 @@
 
 The commit log is the truth: every record is checked with its CRCs (`log_view`), and everything else is held against the
 records (`derived_files`, which says what has to hold). Files are opened for reading and nothing is changed. Damage is a
-`Finding` with its file and position, never an exception.
+`Finding` with its file and position, never an exception. `verify` and `stat` walk with numpy, `dump` without.
 
 A store that a broker holds is refused unless asked for with ``read_only``; then the record being written and what the
 queues do not have yet are no findings.
 
-Not handled here: repair (opening the store does it), checkpoint, timer log and wheel, ``config``.
+Not handled here: repair (`repair`), timer log and wheel.
 Source: store.md §2–§8, §12.1.
 """
 
@@ -15,33 +15,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from rmqkit.errors import BodyError, StoreError, StoreLocked
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record
-from rmqkit.protocol.record import (
-    INNER_BATCH,
-    TRANSACTION_MASK,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-    Record,
-    body_crc,
-)
+from rmqkit.protocol.record import body_crc
 from rmqkit.store.commit_log import log_directories
-from rmqkit.store.derived_files import DerivedFiles
-from rmqkit.store.dispatcher import arrival_of
 from rmqkit.store.findings import FINDINGS_MAX, Finding, Kind, Progress, Report, common_length, files_in_order
 from rmqkit.store.log_view import LogView, Segment
-from rmqkit.store.property_crc import TRAILER_BYTES, has_sound_crc
-from rmqkit.store.scan import Damage
+from rmqkit.store.property_crc import CRC_NAME, TRAILER_BYTES, has_sound_crc
+from rmqkit.store.scan import Damage, need_numpy
 from rmqkit.store.settings import StoreSettings
+from rmqkit.store.small_files import check_small_files
 from rmqkit.store.store_lock import StoreLock
 
-__all__ = ["FINDINGS_MAX", "Finding", "Kind", "QueueStat", "Report", "Stat", "dump", "stat", "verify"]
+if TYPE_CHECKING:
+    from rmqkit.store.arrivals import Arrivals, Ints
+
+__all__ = ["FINDINGS_MAX", "Finding", "Kind", "QueueStat", "Report", "Stat", "dump", "open_log", "stat", "verify"]
 
 _DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
-_PROGRESS_RECORDS = 4096
 
 
 class QueueStat(Struct):
@@ -57,15 +52,17 @@ class QueueStat(Struct):
     first_store_timestamp: int = 0
     last_store_timestamp: int = 0
 
-    def add(self, record: Record, count: int) -> None:
-        """Count a record of ``count`` messages."""
+    def add(self, arrivals: Arrivals, rows: Ints) -> None:
+        """Count records of a run that belong to the queue."""
+        counts, offsets = arrivals.batch_counts[rows], arrivals.queue_offsets[rows]
+        times = arrivals.store_timestamps
         if not self.records:
-            self.min_offset, self.first_store_timestamp = record.queue_offset, record.store_timestamp
-        self.records += 1
-        self.messages += count
-        self.bytes += record.size
-        self.max_offset = max(self.max_offset, record.queue_offset + count)
-        self.last_store_timestamp = record.store_timestamp
+            self.min_offset, self.first_store_timestamp = int(offsets[0]), int(times[rows[0]])
+        self.records += len(rows)
+        self.messages += int(counts.sum())
+        self.bytes += int(arrivals.records.sizes[rows].sum())
+        self.max_offset = max(self.max_offset, int((offsets + counts).max()))
+        self.last_store_timestamp = int(times[rows[-1]])
 
 
 class Stat(Struct):
@@ -97,11 +94,14 @@ def verify(
 
     Raises:
         StoreLocked: a broker holds the store.
-        StoreError: there is no store, or its index sizes have to be said.
+        StoreError: there is no store, its index sizes have to be said, or numpy is missing.
         OSError: a file cannot be read.
     """
+    need_numpy("verify")
+    from rmqkit.store.derived_files import DerivedFiles
+
     report = Report(is_live=_is_live(root, read_only), is_unclean=(root / "abort").exists())
-    log = _log(root, settings, report)
+    log = open_log(root, settings, report)
     folders = [root / name for name in _DERIVED]
     total = log.file_bytes + sum(path.stat().st_size for folder in folders for path in folder.rglob("*"))
     done = 0
@@ -113,8 +113,17 @@ def verify(
 
     used = settings or StoreSettings()
     derived = DerivedFiles(root, log, used, report, sizes_are_set=settings is not None, advance=advance)
-    tallies = _walk(log, report, advance, with_sums=True)
+
+    def look(segment: Segment, arrivals: Arrivals) -> None:
+        _check_sums(segment, arrivals, report)
+        derived.compare(arrivals)
+
+    tallies, tail = _walk(log, report, advance, look=look)
+    if tail is not None:
+        _check_tail(report, *tail, derived.indexed_end())
     derived.check({key: tally.max_offset for key, tally in tallies.items()})
+    newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
+    check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
     return report
 
 
@@ -130,9 +139,16 @@ def stat(
     Raises:
         StoreLocked, StoreError, OSError: as `verify`.
     """
+    need_numpy("stat")
     report = Report(is_live=_is_live(root, read_only))
-    log = _log(root, settings, report)
-    tallies = _walk(log, report, lambda count: progress(log.end - log.min_offset, log.file_bytes), with_sums=False)
+    log = open_log(root, settings, report)
+
+    def advance(count: int) -> None:
+        progress(log.end - log.min_offset, log.file_bytes)
+
+    tallies, tail = _walk(log, report, advance, look=lambda segment, arrivals: None)
+    if tail is not None:
+        _add_damage(report, *tail)
     queues = [tallies[key] for key in sorted(tallies)]
     return Stat(
         segments=len(log.segments),
@@ -170,7 +186,7 @@ def dump(
         StoreLocked, StoreError, OSError: as `verify`, with the first message.
     """
     is_live = _is_live(root, read_only)
-    log = _log(root, settings, Report())
+    log = open_log(root, settings, Report())
     for segment, part in log.walk():
         if isinstance(part, Damage):
             if not (is_live and _is_being_written(log, segment, part)):
@@ -201,7 +217,12 @@ def _is_live(root: Path, read_only: bool) -> bool:
     return False
 
 
-def _log(root: Path, settings: StoreSettings | None, report: Report) -> LogView:
+def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogView:
+    """The commit log of a store.
+
+    Raises:
+        StoreError: there is none.
+    """
     folders = {path for paths in log_directories(root, settings or StoreSettings()) for path in paths}
     if not any(folder.is_dir() for folder in folders):
         missing = ", ".join(sorted(map(str, folders)))
@@ -211,47 +232,68 @@ def _log(root: Path, settings: StoreSettings | None, report: Report) -> LogView:
 
 
 def _walk(
-    log: LogView, report: Report, advance: Callable[[int], None], *, with_sums: bool
-) -> dict[tuple[str, int], QueueStat]:
-    """Walk the log and note its damage; returns what it holds of each queue."""
+    log: LogView, report: Report, advance: Callable[[int], None], *, look: Callable[[Segment, Arrivals], None]
+) -> tuple[dict[tuple[str, int], QueueStat], tuple[Segment, Damage] | None]:
+    """Walk the log and note its damage; returns what it holds of each queue, and what it ends with if not in order."""
     tallies: dict[tuple[str, int], QueueStat] = {}
+    tail: tuple[Segment, Damage] | None = None
     walked = 0
-    for number, (segment, part) in enumerate(log.walk()):
-        if number % _PROGRESS_RECORDS == 0:
-            advance(log.end - log.min_offset - walked)
-            walked = log.end - log.min_offset
+    for segment, part in log.runs():
+        advance(log.end - log.min_offset - walked)
+        walked = log.end - log.min_offset
+        if tail is not None:
+            _add_damage(report, *tail)
+            tail = None
         if isinstance(part, Damage):
-            if not (report.is_live and _is_being_written(log, segment, part)):
-                report.damaged_bytes += part.end - part.position
-                finding = _unreadable(segment, part)
-                report.add(finding.kind, segment.path, finding.position, finding.expected, finding.found)
+            tail = segment, part
             continue
-        report.checked["records"] += 1
-        _tally(tallies, part)
-        if with_sums:
-            _check_sums(segment, part, report)
+        report.checked["records"] += len(part)
+        for topic, queue_id, rows in part.groups():
+            key = topic, queue_id
+            (tallies.get(key) or tallies.setdefault(key, QueueStat(*key))).add(part, rows)
+        look(segment, part)
     advance(log.file_bytes - walked)
-    return tallies
+    if tail is not None and tail[1].end < len(tail[0].buffer):
+        _add_damage(report, *tail)
+        tail = None
+    return tallies, None if report.is_live else tail
 
 
-def _check_sums(segment: Segment, record: Record, report: Report) -> None:
-    position = record.physical_offset - segment.start
-    if (crc := body_crc(record.body)) != record.body_crc:
-        report.add(Kind.BODY_CRC, segment.path, position, f"{record.body_crc:08x}", f"{crc:08x}")
-    if record.properties.endswith(b"\0"):  # no CRC covers them: this is how a torn record shows
-        report.add(Kind.RECORD, segment.path, position, "properties of text", "zero bytes at their end: a torn record")
-    if record.properties[-TRAILER_BYTES:].startswith(b"__CRC32#\x01") and not has_sound_crc(
-        segment.view[position : position + record.size]
-    ):
-        report.add(Kind.RECORD_CRC, segment.path, position, "the CRC at the record's end", "another one")
+def _add_damage(report: Report, segment: Segment, damage: Damage, hint: str = "") -> Finding:
+    report.damaged_bytes += damage.end - damage.position
+    found = _unreadable(segment, damage)
+    finding = report.add(found.kind, segment.path, found.position, found.expected, found.found + hint)
+    if damage.end == len(segment.buffer):
+        report.open_ends.append(finding)
+    return finding
 
 
-def _tally(tallies: dict[tuple[str, int], QueueStat], record: Record) -> None:
-    """Count a record for its queue; the transaction markers of old stores are in none."""
-    if record.sys_flag & TRANSACTION_MASK not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
-        key = record.topic, record.queue_id
-        count = arrival_of(record, ()).batch_count if record.sys_flag & INNER_BATCH else 1
-        (tallies.get(key) or tallies.setdefault(key, QueueStat(*key))).add(record, count)
+def _check_tail(report: Report, segment: Segment, damage: Damage, indexed_end: int) -> None:
+    """Tell a torn record at the end of the log from stale bytes: a recovery of an Apache broker leaves them there.
+
+    After a stop in order every record is in a queue, so what lies behind the last record of all queues is none.
+    """
+    log_end = segment.start + damage.position
+    if report.is_unclean or indexed_end != log_end:
+        hint = "" if indexed_end > log_end else ": a torn record, or stale bytes behind the log's end"
+        report.tail = _add_damage(report, segment, damage, hint)
+        report.open_ends.remove(report.tail)
+
+
+def _check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
+    """Note the records whose checksums are wrong."""
+    for row in arrivals.suspects().tolist():
+        record = arrivals.records.record(row)
+        position = record.physical_offset - segment.start
+        if (crc := body_crc(record.body)) != record.body_crc:
+            report.add(Kind.BODY_CRC, segment.path, position, f"{record.body_crc:08x}", f"{crc:08x}")
+        if record.properties.endswith(b"\0"):  # no CRC covers them: this is how a torn record shows
+            found = "zero bytes at their end: a torn record"
+            report.add(Kind.RECORD, segment.path, position, "properties of text", found)
+        if record.properties[-TRAILER_BYTES:].startswith(CRC_NAME) and not has_sound_crc(
+            segment.view[position : position + record.size]
+        ):
+            report.add(Kind.RECORD_CRC, segment.path, position, "the CRC at the record's end", "another one")
 
 
 def _is_being_written(log: LogView, segment: Segment, damage: Damage) -> bool:

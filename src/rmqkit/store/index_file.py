@@ -22,19 +22,30 @@ Source: store.md §7.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
+import os
 import re
 import struct
+from bisect import bisect_left
 from collections import deque
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.hashing import java_hash
+from rmqkit.store.json_files import sync_directory
 from rmqkit.store.mapped_file import MappedFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 __all__ = ["ENTRY", "HEADER", "SLOT", "IndexFile", "KeyQuery", "MessageIndex", "key_hash", "key_hashes"]
 
@@ -47,6 +58,7 @@ _I32_MAX = 0x7FFFFFFF
 _NAME_DIGITS = 17
 _UNIQUE_KEY_HEAD = 24
 _WAITING_MAX = 32
+_SLOTS_WRITTEN = 16384
 _KEYS = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS|TAGS)\x01([^\x02]+)")
 """Finds what `find_property` finds, for all three names at once; tested equal."""
 assert (HEADER.size, ENTRY.size) == (40, 20)
@@ -56,14 +68,15 @@ _head_hash = functools.lru_cache(maxsize=1024)(java_hash)
 
 def key_hash(topic: str, key: str) -> int:
     """The hash an index file stores for a key: ``abs`` of Java's hash of ``topic#key``. Source: store.md §7.2."""
-    # The hash runs from left to right, and the unique keys of a producer differ in their last characters only.
-    at = _UNIQUE_KEY_HEAD if len(key) == 32 else 0
-    tail = key[at:]
-    if not tail.isascii():
+    if not key.isascii():
         h = java_hash(f"{topic}#{key}")
+    elif len(key) == 32:  # the hash runs from left to right, and a producer's unique keys differ at their end only
+        a, b, c, d, e, f, g, i = key[_UNIQUE_KEY_HEAD:].encode()
+        h = _head_hash(f"{topic}#{key[:_UNIQUE_KEY_HEAD]}") * 923521 + a * 29791 + b * 961 + c * 31 + d
+        h = (h & 0xFFFFFFFF) * 923521 + e * 29791 + f * 961 + g * 31 + i  # 31⁴, 31³, 31²
     else:
-        h = _head_hash(f"{topic}#{key[:at]}")
-        for unit in tail.encode():
+        h = _head_hash(topic + "#")
+        for unit in key.encode():
             h = (31 * h + unit) & 0xFFFFFFFF
     h &= 0xFFFFFFFF
     return h if h < 1 << 31 else ((1 << 32) - h) & 0x7FFFFFFF
@@ -127,6 +140,7 @@ class IndexFile:
         self.index_count: int = max(1, header[5])
         self._entries = bytearray()
         self._newest: dict[int, int] = {}
+        self._slots: NDArray[np.int32] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -141,6 +155,8 @@ class IndexFile:
 
     def put(self, hashes: list[int], physical_offset: int, store_timestamp: int) -> int:
         """Enter the keys of one record, in memory until `write`; returns how many of them fit."""
+        if self._slots is not None:
+            self.write()
         number = first = self.index_count
         count = min(len(hashes), self._entry_count - first)
         if count <= 0:
@@ -163,18 +179,79 @@ class IndexFile:
         self.end_offset, self.end_timestamp = physical_offset, store_timestamp
         return count
 
+    def put_run(self, hashes: Ints, physical_offsets: Ints, store_timestamps: Ints) -> int:
+        """`put` for many keys at once, with numpy; the slots stay in memory until `write`. Returns how many fit.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        import numpy as np
+
+        if self._entries:
+            self.write()
+        first = self.index_count
+        count = min(len(hashes), self._entry_count - first)
+        if count <= 0:
+            return 0
+        if self._slots is None:
+            self._slots = self._slots_on_disk().astype("i4")
+        slots = hashes[:count] % self._slot_count
+        numbers = np.arange(first, first + count, dtype="i4")
+        order = np.argsort(slots, kind="stable")
+        in_order = slots[order]
+        is_first = np.diff(in_order, prepend=-1) != 0
+        known = self._slots[in_order]
+        known[(known < 0) | (known > numbers[order])] = 0
+        self.slots_used += int(np.count_nonzero(is_first & (known == 0)))
+        seconds = self._seconds(store_timestamps[:count])
+        if first == 1:  # the first entry of a file moves its beginning
+            self.begin_offset, self.begin_timestamp = int(physical_offsets[0]), int(store_timestamps[0])
+            seconds[1:] = self._seconds(store_timestamps[1:count])
+        entries = np.empty(count, [("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+        entries["hash"], entries["offset"], entries["seconds"] = hashes[:count], physical_offsets[:count], seconds
+        entries["previous"][order] = np.where(is_first, known, np.roll(numbers[order], 1))
+        self.file.write(self._entries_at + first * ENTRY.size, entries.tobytes())
+        self._slots[in_order] = numbers[order]  # of a slot that comes several times the last one stays
+        self.index_count += count
+        self.end_offset, self.end_timestamp = int(physical_offsets[count - 1]), int(store_timestamps[count - 1])
+        return count
+
+    def _seconds(self, store_timestamps: Ints) -> Ints:
+        begin = self.begin_timestamp
+        seconds: Ints = (store_timestamps - begin) // 1000 if begin > 0 else store_timestamps * 0
+        return seconds.clip(0, _I32_MAX)
+
+    def _slots_on_disk(self) -> NDArray[np.int32]:
+        import numpy as np
+
+        return np.frombuffer(self.file.view, ">i4", self._slot_count, HEADER.size)
+
+    def _write_slots(self, slots: NDArray[np.int32]) -> None:
+        """Write the parts of the slot table that changed."""
+        on_disk = self._slots_on_disk()
+        for start in range(0, self._slot_count, _SLOTS_WRITTEN):
+            part = slots[start : start + _SLOTS_WRITTEN]
+            if (part != on_disk[start : start + _SLOTS_WRITTEN]).any():
+                self.file.write(HEADER.size + start * SLOT.size, part.astype(">i4").tobytes())
+        self._write_header()
+
     def write(self) -> None:
         """Write what was put: entries first and the header last, so that no chain leads nowhere.
 
         Raises:
             OSError: the disk refused; what is in memory stays there for another try.
         """
+        if self._slots is not None:
+            self._write_slots(self._slots)
+            self._slots = None
         if not self._entries:
             return
         first = self.index_count - len(self._entries) // ENTRY.size
         self.file.write(self._entries_at + first * ENTRY.size, self._entries)
+        fd, pwrite, pack = self.file.fd, os.pwrite, SLOT.pack
         for slot, number in self._newest.items():
-            self.file.write(HEADER.size + slot * SLOT.size, SLOT.pack(number))
+            if pwrite(fd, pack(number), HEADER.size + slot * 4) != 4:
+                raise OSError(errno.ENOSPC, f"no space left for {self.file.path}")
         self._write_header()
         self._entries = bytearray()
         self._newest.clear()
@@ -218,7 +295,7 @@ class IndexFile:
 class MessageIndex:
     """All index files of a store, oldest first.
 
-    Args:
+    Attributes:
         tags_as_keys: whether TAGS are indexed too, as 5.4 does.
     """
 
@@ -227,7 +304,7 @@ class MessageIndex:
         self.files: tuple[IndexFile, ...] = ()
         self._slot_count = slot_count
         self._entry_count = entry_count
-        self._tags_as_keys = tags_as_keys
+        self.tags_as_keys = tags_as_keys
         self._file_bytes = HEADER.size + slot_count * SLOT.size + entry_count * ENTRY.size
         self._current: IndexFile | None = None
         self._full: deque[IndexFile] = deque()
@@ -250,7 +327,7 @@ class MessageIndex:
         """
         for path in self._on_disk():
             length = path.stat().st_size
-            if length != self._file_bytes:
+            if length not in (0, self._file_bytes):
                 raise StoreMismatch(
                     f"{path} has {length} bytes, maxHashSlotNum {self._slot_count} and maxIndexNum {self._entry_count} "
                     f"make {self._file_bytes}: set them to the values the store was written with"
@@ -264,9 +341,17 @@ class MessageIndex:
         """
         files: list[IndexFile] = []
         for path in self._on_disk():
+            if not path.stat().st_size:
+                _log.warning("deleting empty index file %s", path)
+                path.unlink()
+                continue
             mapped = MappedFile(path, 0, self._file_bytes, wrote=self._file_bytes)
             file = IndexFile(mapped, self._slot_count, self._entry_count)
-            if clean or file.end_timestamp <= durable_timestamp:
+            # several files may end in the same ms: of those the first is certainly on the disk
+            is_durable = file.end_timestamp < durable_timestamp or (
+                file.end_timestamp == durable_timestamp and not (files and files[-1].end_timestamp == durable_timestamp)
+            )
+            if clean or (file.is_full and is_durable):
                 files.append(file)
             else:
                 _log.warning("deleting index file %s: it was not flushed before the crash", path)
@@ -274,8 +359,13 @@ class MessageIndex:
         self.files = tuple(files)
         self._current = files[-1] if files else None
 
-    def sync_full(self) -> int:
+    def sync_full(self, durable_offset: int) -> int:
         """Wait until the files that became full are on the disk; called from a flush thread.
+
+        A file that knows more than the disk's log waits: what a power cut takes from the log is never in a file kept.
+
+        Args:
+            durable_offset: physical offset up to which the log is on the disk.
 
         Returns:
             the end timestamp of the newest of them, 0 without any.
@@ -284,21 +374,24 @@ class MessageIndex:
             OSError: the disk refused.
         """
         timestamp = 0
-        while self._full:
+        while self._full and self._full[0].end_offset < durable_offset:
             file = self._full[0]
             file.file.sync()
+            sync_directory(self.directory)
             timestamp = file.end_timestamp
             self._full.popleft()
         return timestamp
 
-    def sync(self) -> None:
-        """Wait until the newest file is on the disk, as a clean stop does.
+    def sync(self, durable_offset: int) -> None:
+        """Wait until every file is on the disk, as a clean stop does.
 
         Raises:
             OSError: the disk refused.
         """
+        self.sync_full(durable_offset)
         if self._current is not None:
             self._current.file.sync()
+            sync_directory(self.directory)
 
     def close(self) -> None:
         """Give back descriptors and mappings."""
@@ -321,6 +414,27 @@ class MessageIndex:
         if len(self._waiting) >= _WAITING_MAX or self._is_behind:
             self.enter()
 
+    def put_run(self, offsets: Ints, store_timestamps: Ints, rows: Ints, hashes: Ints) -> None:
+        """`put` for many records at once, with numpy; the next `enter` writes what is still in memory.
+
+        Args:
+            offsets, store_timestamps: physical offset and storeTimestamp of each record, in log order.
+            rows, hashes: the keys in their order: which record each belongs to, and its hash.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        if self._waiting:
+            self.enter()
+        first_offset = max(self._taken + 1, self._current.end_offset if self._current else 0)
+        key = bisect_left(rows, bisect_left(offsets, first_offset))
+        while key < len(rows):
+            current, of_record = self._current, rows[key:]
+            if current is None or current.is_full:
+                current = self._create(int(store_timestamps[of_record[0]]))
+            key += current.put_run(hashes[key:], offsets[of_record], store_timestamps[of_record])
+        self._taken = max(self._taken, int(offsets[-1]))
+
     def enter(self) -> None:
         """Enter the keys that wait.
 
@@ -337,12 +451,14 @@ class MessageIndex:
         self._is_behind = False
 
     def _enter(self, topic: str, physical_offset: int, store_timestamp: int, properties: bytes) -> None:
+        hashes = key_hashes(topic, properties, with_tags=self.tags_as_keys)
+        if not hashes:
+            return
         current = self._current
         if current is None or current.is_full:
             current = self._create(store_timestamp)
         if physical_offset < current.end_offset:
             return
-        hashes = key_hashes(topic, properties, with_tags=self._tags_as_keys)
         while hashes:
             entered = current.put(hashes, physical_offset, store_timestamp)
             hashes = hashes[entered:]

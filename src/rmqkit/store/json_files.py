@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from rmqkit.errors import BodyError, StoreMismatch, StoreUnavailable
 from rmqkit.protocol import fastjson
 
-__all__ = ["JsonFile", "sync_directory", "write_durably"]
+__all__ = ["JsonFile", "make_directory", "sync_directory", "write_durably"]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,8 +51,8 @@ class JsonFile:
             failure = failure or error
         if value is None and failure is not None:
             raise StoreMismatch(f"{self.path} and its backup cannot be read ({failure}): repair or remove them")
-        if value is not None and failure is not None:
-            _log.warning("%s cannot be read (%s): taking its backup", self.path, failure)
+        if self.path.exists():
+            _log.warning("%s cannot be read (%s): taking its backup", self.path, failure or "it is empty")
             self.path.unlink()  # the next save would make it the backup
         return value
 
@@ -64,7 +64,7 @@ class JsonFile:
         """
         content = fastjson.dumps(value, indent="\t")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path.parent)
             if self.path.exists():
                 self.path.replace(self.backup)
                 sync_directory(self.path.parent)
@@ -80,6 +80,14 @@ def write_durably(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_directory(path.parent)
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory and those above it that are missing, and wait until their names are on the disk."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def sync_directory(directory: Path) -> None:

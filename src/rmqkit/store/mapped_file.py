@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["MappedFile", "file_name"]
+__all__ = ["SECTOR_BYTES", "MappedFile", "file_name"]
+
+SECTOR_BYTES = 512
+"""What a disk writes whole or not at all."""
 
 _CHUNK_BYTES = 1 << 20
+_WARM_BYTES = 16 << 20  # flushLeastPagesWhenWarmMapedFile, 4096 pages
 
 
 def file_name(start: int) -> str:
@@ -71,6 +76,11 @@ class MappedFile:
         return self.start + self.size
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no flush thread is going to use the descriptor."""
+        return self.synced >= self.wrote and self.is_named_durably
+
+    @property
     def fd(self) -> int:
         """The open descriptor."""
         if self._fd < 0:
@@ -112,6 +122,24 @@ class MappedFile:
                 raise
         self.synced = wrote
 
+    def warm(self, *, is_wanted: Callable[[], bool]) -> None:
+        """Give a new file its blocks and its pages (``warmMapedFileEnable``), which takes as long as writing it all.
+
+        A later full disk then concerns other files only, and a flush writes data without looking for room. The zeros
+        go to the disk bit by bit, as the first flush of the file would wait for all of them; it ends early when they
+        are no longer wanted. Source: store.md §13.6.
+
+        Raises:
+            OSError: the disk has no room for the file.
+        """
+        os.posix_fallocate(self.fd, 0, self.size)
+        zeros = bytes(min(_WARM_BYTES, self.size))
+        for position in range(0, self.size, _WARM_BYTES):
+            self.write(position, memoryview(zeros)[: self.size - position])
+            os.fdatasync(self.fd)
+            if not is_wanted():
+                return
+
     def clear_from(self, position: int) -> None:
         """Turn everything behind a position into zeros, holes staying holes."""
         while position < self.size:
@@ -119,9 +147,10 @@ class MappedFile:
                 position = os.lseek(self.fd, position, os.SEEK_DATA)
             except OSError:  # ENXIO: nothing but a hole follows
                 return
-            chunk = self.read(position, min(_CHUNK_BYTES, self.size - position))
-            if chunk.count(0) != len(chunk):
-                self.write(position, bytes(len(chunk)))
+            data_end = min(os.lseek(self.fd, position, os.SEEK_HOLE), position + _CHUNK_BYTES)
+            chunk, zeros = self.read(position, data_end - position), bytes(data_end - position)
+            if chunk != zeros:
+                self.write(position, zeros)
             position += len(chunk)
 
     def close(self) -> None:

@@ -14,11 +14,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import StoreError, StoreMismatch
-from rmqkit.protocol.record import Record
+from rmqkit.errors import RecordCorrupt, StoreError, StoreMismatch
+from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.checkpoint import Checkpoint
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queues import ConsumeQueues
@@ -26,14 +28,17 @@ from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
 from rmqkit.store.flush import Flusher
 from rmqkit.store.index_file import KeyQuery, MessageIndex
-from rmqkit.store.json_files import sync_directory, write_durably
+from rmqkit.store.json_files import make_directory, sync_directory, write_durably
 from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.put import Appender, PutMessage, PutResult, PutStatus
-from rmqkit.store.reader import GetResult, GetStatus, Reader
+from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.recovery import find_log_end
 from rmqkit.store.retention import Retention, RetentionRound, used_percent
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
+
+if TYPE_CHECKING:
+    from rmqkit.store.arrivals import Arrivals
 
 __all__ = [
     "Arrival",
@@ -57,9 +62,13 @@ class MessageStore:
         root: ``storePathRootDir``.
         is_batch_topic: whether a topic's queues are BatchConsumeQueues.
         on_arrival: told, once per put or batch, of messages that became readable.
+        bitmap_of: makes the filter bitmap of a record, empty for none, for the extension of its queue entry; asked only
+            with ``enableConsumeQueueExt``, also for what recovery dispatches again in `open`; must not raise.
         disk_used_percent: says how full the disk of a directory is, in percent.
         on_durable: told after every flush round how far the log is on the disk, or the error that ended flushing;
             called from the flush thread. Under SYNC_FLUSH the owner then calls `dispatch`.
+        on_committed: told, from the commit thread, that more of the log became readable and the owner should call
+            `dispatch`; only with the transient store pool.
     """
 
     def __init__(
@@ -71,6 +80,8 @@ class MessageStore:
         is_batch_topic: Callable[[str], bool] = lambda topic: False,
         on_arrival: Callable[[list[Arrival]], None] | None = None,
         on_durable: Callable[[int, OSError | None], None] | None = None,
+        on_committed: Callable[[], object] | None = None,
+        bitmap_of: Callable[[Arrival], bytes] | None = None,
         disk_used_percent: Callable[[Path], int] = used_percent,
     ) -> None:
         self.root = root
@@ -81,7 +92,9 @@ class MessageStore:
         self._queues = ConsumeQueues(root, settings, is_batch_topic)
         self._index = _index_of(root, settings)
         self._checkpoint = Checkpoint(root / "checkpoint")
-        self._dispatcher = Dispatcher(self._queues, on_arrival, self._index)
+        self._dispatcher = Dispatcher(
+            self._queues, on_arrival, self._index, bitmap_of if settings.enable_consume_queue_ext else None
+        )
         self._reader = Reader(self._commit_log, settings)
         self._flusher = Flusher(
             self._commit_log,
@@ -92,6 +105,7 @@ class MessageStore:
             clock,
             dispatched_timestamp=lambda: self._dispatcher.dispatched_timestamp,
             on_durable=on_durable,
+            on_committed=on_committed,
         )
         self._appender = Appender(self._commit_log, self._queues, self._dispatcher, self._flusher, settings, clock)
         self._retention = Retention(
@@ -123,7 +137,7 @@ class MessageStore:
     @property
     def failure(self) -> OSError | None:
         """The error that made the store refuse messages, if any."""
-        return self._flusher.failure or self._dispatcher.failure
+        return self._flusher.failure or self._flusher.commit_failure or self._dispatcher.failure
 
     @property
     def is_writable(self) -> bool:
@@ -149,7 +163,7 @@ class MessageStore:
         try:
             self._lock.check()
             self._check()
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_directory(self.root)
             self._lock.acquire()
         except OSError as error:
             raise StoreError(f"cannot open store {self.root}: errno {error.errno} {error.strerror}") from error
@@ -168,7 +182,7 @@ class MessageStore:
         if self.root.exists() and not self.root.is_dir():
             raise StoreMismatch(f"{self.root} is a file: give a directory as storePathRootDir")
         self._commit_log.queue.check()
-        self._queues.check()
+        self._queues.check(clean=not self._abort_path.exists())
         if self._index is not None:
             self._index.check()
 
@@ -204,6 +218,8 @@ class MessageStore:
             log,
             self._settings,
             self._dispatch_record,
+            self._dispatch_run,
+            on_replay=lambda offset: queues.truncate_for_replay(offset, log.min_offset, self._is_record),
             clean=is_clean,
             newest=newest,
             checkpoint=self._checkpoint,
@@ -220,8 +236,30 @@ class MessageStore:
             queues.sync_all()
         _log.info("store %s: log from %d to %d, %d queues", self.root, log.min_offset, end.offset, len(queues))
 
+    def _is_record(self, queue: LogicQueue, index: int, entry: tuple[Any, ...]) -> bool:
+        """Whether the log holds the record of a queue entry, or held it."""
+        physical_offset, size = entry[:2]
+        if physical_offset < self.min_physical_offset:
+            return True
+        try:
+            record = decode_record(self._commit_log.slice(physical_offset, size) or b"")
+        except RecordCorrupt:
+            return False
+        return (record.topic, record.queue_id, record.physical_offset) == (
+            queue.topic,
+            queue.queue_id,
+            physical_offset,
+        )
+
     def _dispatch_record(self, record: Record) -> None:
         self._dispatcher.apply(arrival_of(record, self._delays_ms))
+
+    def _dispatch_run(self, arrivals: Arrivals) -> None:
+        from rmqkit.store.catch_up import CatchUp
+
+        queues_only = self._dispatcher.without_index()
+        CatchUp(self._queues, self._index, queues_only, self._delays_ms).enter(arrivals)
+        self._dispatcher.dispatched_timestamp = int(arrivals.store_timestamps[-1])
 
     def close(self) -> None:
         """Flush everything and leave the directory as after a clean stop; without effect on a closed store.
@@ -243,6 +281,7 @@ class MessageStore:
         self._lock.release()
 
     def _close_files(self) -> None:
+        self._retention.close()
         self._commit_log.close()
         self._queues.close()
         if self._index is not None:
@@ -251,7 +290,7 @@ class MessageStore:
     # ---- putting
 
     def put(self, message: PutMessage) -> PutResult:
-        """Append one message; readable when this returns (SYNC_FLUSH: when it is durable)."""
+        """Append one message; readable when this returns (SYNC_FLUSH: when durable; with the pool: when committed)."""
         return self._appender.put(message)
 
     def put_batch(self, message: PutMessage) -> PutResult:
@@ -263,11 +302,13 @@ class MessageStore:
         self._flusher.request()
 
     def dispatch(self) -> None:
-        """Make readable what may be: under SYNC_FLUSH what is on the disk, else everything.
+        """Make readable what may be: under SYNC_FLUSH what is on the disk, else what was committed.
 
-        Under SYNC_FLUSH the owner calls it when ``on_durable`` came; reads call it too.
+        The owner calls it when ``on_durable`` (SYNC_FLUSH) or ``on_committed`` came; reads call it too. Without effect
+        on a closed store: such a call may come late.
         """
-        self._appender.dispatch()
+        if self._appender.is_open:
+            self._appender.dispatch()
 
     # ---- reading
 
@@ -280,17 +321,19 @@ class MessageStore:
         count_max: int,
         codes: frozenset[int] | None = None,
         accept: Callable[[memoryview], bool] | None = None,
+        accept_entry: EntryTest | None = None,
     ) -> GetResult:
         """Read messages from an offset on. Source: store.md §16.1.
 
         Args:
             codes: tag codes (i32) wanted, None for everything.
             accept: a further test of the stored record.
+            accept_entry: a further test of the queue entry, made before the record is touched.
         """
         queue = self._readable(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
-        return self._reader.get(queue, queue_offset, count_max, codes, accept)
+        return self._reader.get(queue, queue_offset, count_max, codes, accept, accept_entry)
 
     def _readable(self, topic: str, queue_id: int) -> LogicQueue | None:
         if self._dispatcher.pending:
@@ -329,6 +372,25 @@ class MessageStore:
     def record_at(self, physical_offset: int) -> memoryview | None:
         """The stored record that begins at a physical offset, or None."""
         return self._commit_log.record_at(physical_offset)
+
+    def entries(
+        self, topic: str, queue_id: int, queue_offset: int, *, count_max: int
+    ) -> list[tuple[int, int, int, int | None]]:
+        """Entries of a queue from an offset on, within one of its files.
+
+        Returns:
+            queue offset after it, physicalOffset, size and tag code of each; the code is None when its extension unit
+            is missing. Nothing for an offset that the queue does not have.
+        """
+        queue = self._readable(topic, queue_id)
+        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
+            return []
+        scanned = islice(queue.scan(queue_offset, count_max * queue.entry_bytes) or (), count_max)
+        return [(following, at, size, queue.tags_code(code)) for at, size, code, following, _ in scanned]
+
+    def copy_record(self, physical_offset: int, size: int) -> bytes | None:
+        """A copy of a record that leaves no page of the log mapped, or None where the log holds no such bytes."""
+        return self._commit_log.copy(physical_offset, size)
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyQuery:
         """Records that may have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` + tags), stored between two times.

@@ -10,11 +10,11 @@ import re
 
 from rmqkit.protocol.record import body_crc
 
-__all__ = ["TRAILER_BYTES", "has_sound_crc", "seal", "with_room_for_crc"]
+__all__ = ["CRC_NAME", "TRAILER_BYTES", "has_sound_crc", "seal", "with_room_for_crc"]
 
-_NAME = b"__CRC32#\x01"
+CRC_NAME = b"__CRC32#\x01"
 _DIGITS = 10
-TRAILER_BYTES = len(_NAME) + _DIGITS + 1
+TRAILER_BYTES = len(CRC_NAME) + _DIGITS + 1
 _SENT_BY_CLIENT = re.compile(rb"(^|(?<=\x02))__CRC32#\x01[^\x02]*(\x02|$)")
 assert TRAILER_BYTES == 20
 
@@ -39,4 +39,4 @@ def has_sound_crc(record: bytes | memoryview) -> bool:
 
 
 def _trailer(content: bytes | memoryview) -> bytes:
-    return _NAME + f"{body_crc(content):010d}"[::-1].encode() + b"\x02"
+    return CRC_NAME + f"{body_crc(content):010d}"[::-1].encode() + b"\x02"

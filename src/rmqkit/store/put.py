@@ -4,7 +4,8 @@ check → number in the queue → place in the log → one ``pwrite`` → dispat
 together in one file and are one write; in a topic whose queues are batch queues it is one record that numbers all of
 them (*inner batch*).
 
-What is refused leaves no trace. Under SYNC_FLUSH a record is dispatched when it is on the disk: `Appender.dispatch`.
+What is refused leaves no trace. Under SYNC_FLUSH a record is dispatched when it is on the disk, with the transient
+store pool when it was committed: `Appender.dispatch`.
 Owner thread only. Source: store.md §3.6, §3.7, §14.
 """
 
@@ -13,15 +14,16 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import msgspec
 from msgspec import Struct
 
 from rmqkit.clock import Clock
 from rmqkit.errors import BodyError
-from rmqkit.protocol.batch import BatchEntry, decode_batch
+from rmqkit.protocol.batch import BATCH_ENTRY_BYTES_MIN, BatchBounds, BatchEntry, batch_bounds, encode_batch
 from rmqkit.protocol.names import RETRY_PREFIX
-from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, find_property
+from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, find_property, in_stored_order
 from rmqkit.protocol.record import (
     BLANK_BYTES,
     INNER_BATCH,
@@ -30,6 +32,7 @@ from rmqkit.protocol.record import (
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
     encode_record,
+    encode_records,
 )
 from rmqkit.store.batch_queue import BatchQueue
 from rmqkit.store.commit_log import CommitLog
@@ -38,6 +41,7 @@ from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
 from rmqkit.store.flush import Flusher
 from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.mapped_file import SECTOR_BYTES
 from rmqkit.store.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
@@ -45,6 +49,8 @@ __all__ = ["Appender", "PutMessage", "PutResult", "PutStatus"]
 
 _INNER_NUM = b"INNER_NUM\x01"
 _BATCH_COUNT_MAX = 32767
+_SECTOR = bytes(SECTOR_BYTES)
+_TORN = f"the properties end with a zero byte, or hold {SECTOR_BYTES} in a row"
 _TOPIC_BYTES_MAX = 127
 _RETRY_TOPIC_BYTES_MAX = 255
 _V1_OVERHEAD_BYTES = 91
@@ -56,7 +62,8 @@ assert _FIXED_BYTES_MAX + PROPERTIES_BYTES_MAX < 64 << 10, "a record is less tha
 class PutStatus(enum.Enum):
     """How a put ended. Source: store.md §14.
 
-    ``OS_PAGE_CACHE_BUSY`` belongs to stores that several threads append to; this one has a single one.
+    ``OS_PAGE_CACHE_BUSY`` says that the disk lags behind: the next log file, or a buffer of the transient store pool,
+    is still to come. (Apache's meaning, an append lock held for long, needs several threads that append.)
     """
 
     OK = "PUT_OK"
@@ -135,17 +142,22 @@ class Appender:
         self._settings = settings
         self._clock = clock
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._is_readable_at_once = not self._is_sync and log.pool is None
         self._delays_ms = parse_delay_levels(settings.message_delay_level)
         self._trailer_bytes = TRAILER_BYTES + 1 if settings.append_property_crc else 0
         self._variable_bytes_max = settings.commit_log_file_bytes - _FIXED_BYTES_MAX
 
     def dispatch(self) -> None:
-        """Dispatch what may be: under SYNC_FLUSH what is on the disk, else everything."""
+        """Dispatch what may be: under SYNC_FLUSH what is on the disk, else what was committed."""
         if self._dispatcher.pending:
-            self._dispatcher.run(self._flusher.durable_offset if self._is_sync else self._commit_log.max_offset)
+            self._dispatcher.run(self._readable_offset)
+
+    @property
+    def _readable_offset(self) -> int:
+        return self._flusher.durable_offset if self._is_sync else self._commit_log.committed_offset
 
     def put(self, message: PutMessage) -> PutResult:
-        """Append one message; readable when this returns (SYNC_FLUSH: when it is durable)."""
+        """Append one message; readable when this returns (SYNC_FLUSH: when durable; with the pool: when committed)."""
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
         if refused is not None:
@@ -165,15 +177,19 @@ class Appender:
         if refused is not None:
             return refused
         try:
-            entries = decode_batch(message.body)
+            bounds = batch_bounds(message.body)
         except BodyError as error:
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=str(error))
-        if not entries:
+        if not bounds:
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason="the batch holds no message")
+        body = message.body
+        suspect = [one for one in bounds if one[3] - one[2] >= SECTOR_BYTES or body[one[3] - 1] == 0]
+        if any(_looks_torn(body[at:end]) for _, _, at, end in suspect):
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_TORN)
         queue = queue or self._queues.obtain(message.topic, message.queue_id)
         if isinstance(queue, BatchQueue):
-            return self._put_inner_batch(queue, message, len(entries))
-        return self._put_members(queue, message, entries)
+            return self._put_inner_batch(queue, message, len(bounds))
+        return self._put_members(queue, message, bounds)
 
     def _put_inner_batch(self, queue: BatchQueue, message: PutMessage, count: int) -> PutResult:
         """Append a batch as one record that numbers ``count`` messages."""
@@ -182,7 +198,9 @@ class Appender:
         properties = message.properties
         if properties and not properties.endswith(b"\x02"):
             properties += b"\x02"
-        properties += b"INNER_NUM\x01%d\x02INNER_BASE\x01%d\x02" % (count, queue.next_offset)
+        properties = in_stored_order(
+            properties + b"INNER_NUM\x01%d\x02INNER_BASE\x01%d\x02" % (count, queue.next_offset)
+        )
         if len(properties) + self._trailer_bytes > PROPERTIES_BYTES_MAX:
             return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=f"properties of {len(properties)} bytes")
         inner = msgspec.structs.replace(
@@ -241,17 +259,22 @@ class Appender:
         arrival = Arrival(
             message.topic, message.queue_id, queue_offset, code, now, physical_offset, size, sys_flag, properties, count
         )
-        self._dispatcher.submit([arrival], end, self._flusher.durable_offset if self._is_sync else end)
+        self._dispatcher.submit([arrival], end, end if self._is_readable_at_once else self._readable_offset)
         return PutResult(PutStatus.OK, physical_offset, end, queue_offset, now)
 
-    def _put_members(self, queue: LogicQueue, message: PutMessage, entries: list[BatchEntry]) -> PutResult:
-        """Append every entry as a record of its own, all with one write."""
+    def _put_members(self, queue: LogicQueue, message: PutMessage, bounds: list[BatchBounds]) -> PutResult:
+        """Append every message of a batch as a record of its own, all with one write."""
+        body = message.body
         if self._trailer_bytes:
-            entries = [BatchEntry(entry.body, with_room_for_crc(entry.properties), entry.flag) for entry in entries]
-            if any(len(entry.properties) > PROPERTIES_BYTES_MAX for entry in entries):
+            body = encode_batch(
+                BatchEntry(bytes(body[body_at : at - 2]), with_room_for_crc(bytes(body[at:end])), flag)
+                for flag, body_at, at, end in bounds
+                if end - at + self._trailer_bytes <= PROPERTIES_BYTES_MAX
+            )
+            if len(bounds) != len(bounds := batch_bounds(body)):
                 return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason="a member's properties are too long")
         fixed_bytes = _record_bytes(queue.topic_utf8, message, 0, 0)
-        total_bytes = sum([fixed_bytes + len(entry.body) + len(entry.properties) for entry in entries])
+        total_bytes = (fixed_bytes - BATCH_ENTRY_BYTES_MIN) * len(bounds) + len(body)
         if total_bytes + BLANK_BYTES > self._settings.commit_log_file_bytes:
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"a batch of {total_bytes} bytes fits into no log file")
         try:
@@ -260,64 +283,47 @@ class Appender:
             return _no_file(error)
         now = self._clock.now_ms()
         try:
-            records, arrivals = self._encode_members(queue, message, entries, physical_offset, now)
-        except struct.error as error:
-            return _out_of_range(error)
-        try:
-            self._commit_log.append(b"".join(records), now)
-        except OSError as error:
-            return _not_written(error)
-        first = queue.next_offset
-        queue.next_offset += len(arrivals)
-        end = physical_offset + total_bytes
-        self._dispatcher.submit(arrivals, end, self._flusher.durable_offset if self._is_sync else end)
-        return PutResult(
-            PutStatus.OK, physical_offset, end, first, now, tuple([arrival.physical_offset for arrival in arrivals])
-        )
-
-    def _encode_members(
-        self, queue: LogicQueue, message: PutMessage, entries: list[BatchEntry], physical_offset: int, now: int
-    ) -> tuple[list[bytes], list[Arrival]]:
-        """The records of a batch that begins at an offset, and what the dispatcher has to know of them."""
-        records: list[bytes] = []
-        arrivals: list[Arrival] = []
-        topic, topic_utf8, queue_id, sys_flag = message.topic, queue.topic_utf8, message.queue_id, message.sys_flag
-        queue_offset = queue.next_offset
-        for entry in entries:
-            properties = entry.properties
-            record = encode_record(
-                topic=topic_utf8,
-                queue_id=queue_id,
-                flag=entry.flag,
-                queue_offset=queue_offset,
+            data, sizes = encode_records(
+                body,
+                bounds,
+                topic=queue.topic_utf8,
+                queue_id=message.queue_id,
+                queue_offset=queue.next_offset,
                 physical_offset=physical_offset,
-                sys_flag=sys_flag,
+                sys_flag=message.sys_flag,
                 born_timestamp=message.born_timestamp,
                 born_host=message.born_host,
                 store_timestamp=now,
                 store_host=message.store_host,
                 reconsume_times=message.reconsume_times,
-                prepared_transaction_offset=0,
-                body=entry.body,
-                properties=properties,
             )
-            if self._trailer_bytes:
-                record = seal(record)
-                properties = record[-len(properties) :]
-            records.append(record)
-            size = len(record)
-            code = queue_tags_code(topic, properties, now, self._delays_ms)
-            arrivals.append(
-                Arrival(topic, queue_id, queue_offset, code, now, physical_offset, size, sys_flag, properties)
-            )
-            physical_offset += size
-            queue_offset += 1
-        return records, arrivals
+        except struct.error as error:
+            return _out_of_range(error)
+        assert len(data) == total_bytes, "the size was worked out before"
+        starts = tuple(accumulate(sizes, initial=physical_offset))
+        if self._trailer_bytes:
+            data = b"".join([seal(data[a - physical_offset : b - physical_offset]) for a, b in pairwise(starts)])
+        try:
+            self._commit_log.append(data, now)
+        except OSError as error:
+            return _not_written(error)
+        first, end = queue.next_offset, physical_offset + total_bytes
+        queue.next_offset = first + len(sizes)
+        arrivals: list[Arrival] = []
+        topic, queue_id, sys_flag, delays_ms = message.topic, message.queue_id, message.sys_flag, self._delays_ms
+        for queue_offset, (at, size, bound) in enumerate(zip(starts, sizes, bounds, strict=False), first):
+            properties_end = at - physical_offset + size
+            properties = data[properties_end - bound[3] + bound[2] : properties_end]
+            code = queue_tags_code(topic, properties, now, delays_ms)
+            arrivals.append(Arrival(topic, queue_id, queue_offset, code, now, at, size, sys_flag, properties))
+        self._dispatcher.submit(arrivals, end, end if self._is_readable_at_once else self._readable_offset)
+        return PutResult(PutStatus.OK, physical_offset, end, first, now, starts[:-1])
 
     def _refuse(self, message: PutMessage, *, is_new: bool) -> PutResult | None:
         """The first reason not to store a message. Source: store.md §3.6, §14."""
-        has_failed = self._flusher.failure is not None or self._dispatcher.failure is not None
-        if has_failed or self.refusal or not self.is_open:
+        flusher = self._flusher
+        has_failed = flusher.failure is not None or flusher.commit_failure is not None
+        if has_failed or self._dispatcher.failure is not None or self.refusal or not self.is_open:
             reason = self._unavailable()
             if reason:
                 return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=reason)
@@ -333,6 +339,8 @@ class Appender:
         if body_bytes > self._settings.message_bytes_max:
             reason = f"body of {body_bytes} bytes, maxMessageSize is {self._settings.message_bytes_max}"
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
+        if _looks_torn(message.properties):
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_TORN)
         if body_bytes + properties_bytes > self._variable_bytes_max:
             reason = f"body and properties of {body_bytes + properties_bytes} bytes fit into no log file"
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
@@ -353,10 +361,17 @@ class Appender:
             return "the store is closed"
         if (error := self._flusher.failure) is not None:
             return f"flush failed: errno {error.errno} {error.strerror}"
+        if (error := self._flusher.commit_failure) is not None:
+            return f"log cannot be written: errno {error.errno} {error.strerror}"
         self.dispatch()
         if (error := self._dispatcher.failure) is not None:
             return f"consume queue cannot be written: errno {error.errno} {error.strerror}"
         return self.refusal
+
+
+def _looks_torn(properties: bytes) -> bool:
+    """Whether recovery would take a record with these properties for one that a power cut tore."""
+    return properties[-1:] == b"\0" or (len(properties) >= SECTOR_BYTES and _SECTOR in properties)
 
 
 def _record_bytes(topic: bytes, message: PutMessage, body_bytes: int, properties_bytes: int) -> int:
@@ -385,6 +400,8 @@ def _out_of_range(error: struct.error) -> PutResult:
 
 
 def _no_file(error: OSError) -> PutResult:
+    if isinstance(error, BlockingIOError):
+        return PutResult(PutStatus.OS_PAGE_CACHE_BUSY, reason=str(error.strerror))
     return PutResult(
         PutStatus.CREATE_MAPPED_FILE_FAILED, reason=f"no new log file: errno {error.errno} {error.strerror or error}"
     )

@@ -13,7 +13,8 @@ bitMap             n  Bloom bitmap of the SQL92 subscriptions
 The consume-queue entry holds the unit's *address* instead of a tag code: its byte position minus 2^63. A unit needs
 ``size + 4`` free bytes; otherwise an ``i16 -1`` marks the file as full and the unit goes to the next one.
 
-Bitmaps are read here and not made here: who has the filters gives them. Source: store.md §5, §17.3.
+Bitmaps are kept here and not made here: who has the filters gives them (``bitmap_of`` of `MessageStore`).
+Source: store.md §5, §17.3.
 """
 
 from __future__ import annotations
@@ -62,8 +63,12 @@ class QueueExt:
         file_bytes: size of its files.
     """
 
+    __slots__ = ("_reading", "found", "queue")
+
     def __init__(self, directory: Path, file_bytes: int) -> None:
         self.queue = FileQueue([directory], file_bytes, setting="mappedFileSizeConsumeQueueExt")
+        self.found: list[tuple[int, Path, int]] | None = None  # by `FileQueue.check`
+        self._reading: MappedFile | None = None
 
     def append(self, tags_code: int, store_timestamp: int, bitmap: bytes = b"") -> int:
         """Store a unit and return its address; the plain tag code when it cannot be stored."""
@@ -96,6 +101,10 @@ class QueueExt:
         """The unit at an address, or None when there is none."""
         position = address + ADDRESS_BASE
         file = self.queue.find(position)
+        if file is not self._reading:
+            before, self._reading = self._reading, file
+            if before is not None and before is not self.queue.files[-1] and before.is_idle:
+                before.close()
         if file is None or file.wrote - position + file.start < UNIT.size:
             return None
         at = position - file.start
@@ -103,6 +112,12 @@ class QueueExt:
         if size < 1 or bitmap_bytes < 0:
             return None
         return ExtUnit(tags_code, store_timestamp, file.read(at + UNIT.size, bitmap_bytes))
+
+    def close_idle(self) -> bool:
+        """Give back the descriptors that no flush thread is going to use; whether that were all of them."""
+        self._reading = None
+        self.queue.close_idle()
+        return all(file.is_idle for file in self.queue.files)
 
     def recover(self) -> None:
         """Walk all units and forget what follows the last one."""

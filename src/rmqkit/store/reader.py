@@ -12,6 +12,7 @@ import enum
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -19,9 +20,13 @@ from rmqkit.store.batch_queue import BatchQueue
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
 from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.queue_ext import ExtUnit, is_address
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["GetResult", "GetStatus", "Reader"]
+__all__ = ["EntryTest", "GetResult", "GetStatus", "Reader"]
+
+EntryTest: TypeAlias = Callable[[int | None, ExtUnit | None], bool]
+"""Tells by its tag code (None when unknown) and its extension unit (None without one) whether an entry is wanted."""
 
 _RESULT_BYTES_MAX = 128 << 20
 _I32_MIN, _I32_MAX = -(1 << 31), (1 << 31) - 1
@@ -73,12 +78,14 @@ class Reader:
         count_max: int,
         codes: frozenset[int] | None,
         accept: Callable[[memoryview], bool] | None = None,
+        accept_entry: EntryTest | None = None,
     ) -> GetResult:
         """Read from an offset on.
 
         Args:
             codes: tag codes wanted, None for all.
             accept: a further test of the record itself.
+            accept_entry: a further test of the entry, made before the record is touched.
         """
         low, high = queue.min_offset, queue.max_offset
         if high == 0:
@@ -90,11 +97,11 @@ class Reader:
         if queue_offset > high:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         count_max = max(1, count_max)
-        if accept is None and isinstance(queue, ConsumeQueue):
+        if accept is None and accept_entry is None and isinstance(queue, ConsumeQueue):
             found = self._common(queue, queue_offset, count_max, codes)
             if found is not None:
                 return found
-        return self._general(queue, queue_offset, count_max, codes, accept)
+        return self._general(queue, queue_offset, count_max, codes, accept, accept_entry)
 
     def _common(
         self, queue: ConsumeQueue, queue_offset: int, count_max: int, codes: frozenset[int] | None
@@ -141,6 +148,7 @@ class Reader:
         count_max: int,
         codes: frozenset[int] | None,
         accept: Callable[[memoryview], bool] | None,
+        accept_entry: EntryTest | None,
     ) -> GetResult:
         """The pull that handles everything."""
         result = GetResult(GetStatus.NO_MATCHED_MESSAGE, queue_offset, queue.min_offset, queue.max_offset)
@@ -160,7 +168,9 @@ class Reader:
             result.next_begin_offset = following
             if physical_offset < removed_below:
                 continue
-            if codes is not None and not _matches(queue, stored_code, codes):
+            if (codes is not None or accept_entry is not None) and not _is_wanted(
+                queue, stored_code, codes, accept_entry
+            ):
                 continue
             record = log.slice(physical_offset, size)
             if record is None:
@@ -267,9 +277,15 @@ class Reader:
         return self._log.store_timestamp(physical_offset, size)
 
 
-def _matches(queue: LogicQueue, stored_code: int, codes: frozenset[int]) -> bool:
-    """Whether an entry's tag is wanted; an unknown tag passes."""
-    if _I32_MIN <= stored_code <= _I32_MAX:
-        return stored_code in codes
-    code = queue.tags_code(stored_code)
-    return code is None or ((code + (1 << 31)) & 0xFFFFFFFF) - (1 << 31) in codes
+def _is_wanted(
+    queue: LogicQueue, stored_code: int, codes: frozenset[int] | None, accept_entry: EntryTest | None
+) -> bool:
+    """Whether an entry passes both tests; an unknown tag passes the first."""
+    code: int | None = stored_code
+    unit = None
+    if is_address(stored_code):
+        unit = queue.unit(stored_code)
+        code = None if unit is None else unit.tags_code
+    if codes is not None and code is not None and ((code + (1 << 31)) & 0xFFFFFFFF) - (1 << 31) not in codes:
+        return False
+    return accept_entry is None or accept_entry(code, unit)

@@ -19,7 +19,9 @@ new start of the log follow, and min offsets rise. Whether anybody read the mess
 
 Invariants: only records that were dispatched are deleted; what a crash in a round leaves behind goes with the next
 round that deletes. A file somebody still reads from is deleted like any other, its mapping lives on (`mapped_file`).
-Cost: a few reads per queue, and only when the log's start moved. Owner thread only.
+Cost: a few reads per queue, and only when the log's start moved. The owner only removes names: the last descriptors and
+mappings of large files are closed, and so their blocks freed, in a thread (``store-delete``), as that takes the kernel
+long. Owner thread only.
 
 Not handled here: the topics nobody uses any more, the timer log. Source: store.md §4.4, §4.5, §7.4, §15.
 """
@@ -29,6 +31,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import threading
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -194,6 +197,8 @@ class Retention:
         self._hours = parse_hours(settings.delete_when)
         self._requested_rounds = 0
         self._followed_offset = 0
+        self._held: list[tuple[int, memoryview]] = []
+        self._releasing: threading.Thread | None = None
 
     @property
     def refusal(self) -> str:
@@ -233,7 +238,10 @@ class Retention:
         try:
             log_files = self._drop_log_files(now_ms, dispatched_offset)
         finally:  # a log file that cannot be deleted does not keep the queues from following those that were
-            queue_files, index_files = self._follow()
+            try:
+                queue_files, index_files = self._follow()
+            finally:
+                self._release()
         return RetentionRound(self.decision, self.use, log_files, queue_files, index_files)
 
     def _measure(self) -> None:
@@ -257,7 +265,10 @@ class Retention:
         def is_expired(file: MappedFile) -> bool:
             if file.end > end_max:
                 return False
-            return self.decision.is_forced or _modified_ms(file.path) <= written_ms_max
+            if not self.decision.is_forced and _modified_ms(file.path) > written_ms_max:
+                return False
+            self._hold(file)
+            return True
 
         count = queue.drop_front(is_expired)
         if count:
@@ -270,10 +281,42 @@ class Retention:
         min_offset = self._commit_log.min_offset
         if min_offset <= self._followed_offset:
             return 0, 0
+        for file in [] if self._index is None else self._index.files[:-1]:
+            self._hold(file.file)
         queue_files = self._queues.drop_expired(min_offset)
         index_files = 0 if self._index is None else self._index.drop_expired(min_offset)
         self._followed_offset = min_offset
         return queue_files, index_files
+
+    # ---- files that are deleted
+
+    def _hold(self, file: MappedFile) -> None:
+        """Keep a file's bytes for the thread when its name goes; a file that is gone already needs no thread."""
+        try:
+            view = file.view
+            self._held.append((os.dup(file.fd), view))
+        except (OSError, ValueError) as error:  # ValueError: somebody has shortened it
+            _log.debug("%s is deleted by the owner: %s", file.path, error)
+
+    def _release(self) -> None:
+        if self._held and not (self._releasing and self._releasing.is_alive()):
+            held, self._held = self._held, []
+            self._releasing = threading.Thread(target=_close_all, args=(held,), name="store-delete")
+            self._releasing.start()
+
+    def close(self) -> None:
+        """Wait until the blocks of deleted files are free."""
+        self._release()
+        if self._releasing is not None:
+            self._releasing.join()
+            self._releasing = None
+        _close_all(self._held)
+
+
+def _close_all(held: list[tuple[int, memoryview]]) -> None:
+    """Close descriptors and mappings, which become fewer as their tuples do."""
+    while held:
+        os.close(held.pop()[0])
 
 
 def _modified_ms(path: Path) -> int:

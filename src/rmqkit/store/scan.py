@@ -7,7 +7,7 @@ A segment is a run of records (`rmqkit.protocol.record`), closed by a *blank* wh
 `walk` follows the chain of sizes in plain Python (0.2 µs a record) and checks a whole run of records at once. A record
 is *sound* when its magic is known, its physicalOffset is the segment's base offset plus its position, and its parts
 add up to its size: what `decode_record` checks, plus the place, minus "the topic is UTF-8" (whoever decodes the topic
-sees that). Body CRCs are not read here.
+sees that). Bodies are read by `crc_matches` only.
 
 Where the chain stops:
 
@@ -22,20 +22,22 @@ recovery (they are not cleared, store.md §2). `log_end` tells where its records
 that may be the newest.
 
 numpy is imported inside the functions that need it, so that importing this module costs a broker nothing.
-Not handled here: opening files, CRCs, decoding of variable fields, what damage means. Source: store.md §3, §12.1;
+Not handled here: opening files, decoding of variable fields, what damage means. Source: store.md §3, §12.1;
 spark.md §3.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import mmap
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from rmqkit.errors import RecordCorrupt
+from rmqkit.errors import RecordCorrupt, StoreError
 from rmqkit.protocol.record import (
     BLANK_BYTES,
     BORN_HOST_V6,
@@ -43,6 +45,7 @@ from rmqkit.protocol.record import (
     MAGIC_V1,
     MAGIC_V2,
     STORE_HOST_V6,
+    Record,
     body_crc,
     decode_record,
     is_blank,
@@ -55,7 +58,22 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "Buffer", "Damage", "Records", "find_record", "log_end", "split", "walk"]
+__all__ = [
+    "BATCH_BYTES",
+    "BATCH_ROWS",
+    "RECORD_BYTES_MIN",
+    "Buffer",
+    "Damage",
+    "Records",
+    "crc_matches",
+    "find_record",
+    "has_numpy",
+    "log_end",
+    "need_numpy",
+    "runs",
+    "split",
+    "walk",
+]
 
 Buffer = bytes | bytearray | mmap.mmap
 """What can be walked: a whole segment, in memory or mapped."""
@@ -70,13 +88,29 @@ _MAGIC = MAGIC_V1.to_bytes(4, "big", signed=True)[:3]  # v1 and v2 differ in the
 _HOST_BITS = (0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6)
 _HOST_SHIFT = 4
 _HEAD_V4_BYTES = layout_of(0).head_bytes
-_RECORD_BYTES_MIN = _HEAD_V4_BYTES + 1 + 2  # no body, no topic, no properties
+RECORD_BYTES_MIN = _HEAD_V4_BYTES + 1 + 2  # no body, no topic, no properties
 _PHYSICAL_OFFSET_AT = layout_of(0).positions["physical_offset"]
 _V1_TOPIC_BYTES_MAX = 127
 _I16_MAX = 0x7FFF
+_CRC_MASK = 0x7FFFFFFF
 
 assert MAGIC_V2.to_bytes(4, "big", signed=True)[:3] == _MAGIC
 assert tuple(bits >> _HOST_SHIFT for bits in _HOST_BITS) == (0, 1, 2, 3)
+
+
+def has_numpy() -> bool:
+    """Whether the bulk walk can be used; looks without importing."""
+    return importlib.util.find_spec("numpy") is not None
+
+
+def need_numpy(what: str) -> None:
+    """Say how to get numpy when it is missing.
+
+    Raises:
+        StoreError: it is.
+    """
+    if not has_numpy():
+        raise StoreError(f"{what} needs numpy, which is not installed: pip install 'rmqkit[spark]'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +166,15 @@ class Records:
         """Position after the last record; there must be one."""
         return int(self.positions[-1] + self.sizes[-1])
 
+    def record(self, row: int) -> Record:
+        """One of the records, decoded.
+
+        Raises:
+            RecordCorrupt: its topic is not UTF-8.
+        """
+        with memoryview(self.buffer) as view:
+            return decode_record(view, int(self.positions[row]))
+
     def take(self, rows: slice | NDArray[Any]) -> Records:
         """Some of the records: a slice, a mask or ascending indexes."""
         arrays = (getattr(self, field.name)[rows] for field in fields(self)[2:])
@@ -182,11 +225,9 @@ def walk(
     high = len(buffer) if high is None else high
     position = low
     while position < high:
-        chain = _chain(buffer, position, high, rows_max, bytes_max)
-        if chain and len(records := _run(buffer, base_offset, chain)):
+        for records in runs(buffer, base_offset, position, high, rows_max=rows_max, bytes_max=bytes_max):
             yield records
             position = records.end
-            continue
         if high - position < BLANK_BYTES or is_blank(memoryview(buffer), position):
             return
         resumed = find_record(buffer, base_offset, position + 1, high)
@@ -194,17 +235,47 @@ def walk(
         position = resumed
 
 
-def find_record(buffer: Buffer, base_offset: int, low: int, high: int) -> int:
+def runs(
+    buffer: Buffer,
+    base_offset: int,
+    low: int,
+    high: int,
+    *,
+    rows_max: int = BATCH_ROWS,
+    bytes_max: int = BATCH_BYTES,
+) -> Iterator[Records]:
+    """`walk` up to the first bytes that are no record, whatever they are."""
+    while (chain := _chain(buffer, low, high, rows_max, bytes_max)) and len(
+        records := _run(buffer, base_offset, chain)
+    ):
+        yield records
+        low = records.end
+
+
+def crc_matches(records: Records) -> NDArray[np.bool_]:
+    """Which stored bodies have the CRC that their record says (CRC-32 with the top bit cleared)."""
+    import numpy as np
+
+    crc32 = zlib.crc32
+    ends = (records.body_at + records.body_bytes).tolist()
+    with memoryview(records.buffer) as view:
+        found = [crc32(view[at:end]) for at, end in zip(records.body_at.tolist(), ends, strict=True)]
+    matching: NDArray[np.bool_] = np.array(found, "i8") & _CRC_MASK == records.heads["body_crc"]
+    return matching
+
+
+def find_record(buffer: Buffer, base_offset: int, low: int, high: int, search_end: int | None = None) -> int:
     """Position of the first sound record that begins at or after ``low`` and ends by ``high``; ``high`` if none.
 
     A body that repeats bytes of another record is no trap: they say a physical offset that is not their place. Only a
-    sender that foresees the place of its message can write a body that is taken for a record here.
+    sender that foresees the place of its message can write a body that is taken for a record here. Nothing but zeros
+    lies behind ``search_end``.
     """
-    at = low + 4
-    while (at := buffer.find(_MAGIC, at, high)) >= 0:
+    at, search_end = low + 4, high if search_end is None else search_end
+    while (at := buffer.find(_MAGIC, at, search_end)) >= 0:
         position = at - 4
         if (
-            position + _RECORD_BYTES_MIN <= high
+            position + RECORD_BYTES_MIN <= high
             and _I64.unpack_from(buffer, position + _PHYSICAL_OFFSET_AT)[0] == base_offset + position
             and _unsound(buffer, base_offset, position, high) is None
         ):
@@ -273,10 +344,10 @@ def _chain(buffer: Buffer, position: int, high: int, rows_max: int, bytes_max: i
     """Positions reached by following the sizes alone; `_run` decides how many of them are records."""
     unpack = _I32.unpack_from
     positions: list[int] = []
-    last = min(high - _RECORD_BYTES_MIN, position + bytes_max - 1)
+    last = min(high - RECORD_BYTES_MIN, position + bytes_max - 1)
     while position <= last and len(positions) < rows_max:
         size = unpack(buffer, position)[0]
-        if size < _RECORD_BYTES_MIN or size > high - position:
+        if size < RECORD_BYTES_MIN or size > high - position:
             break
         positions.append(position)
         position += size

@@ -109,6 +109,27 @@ class StoreSettings(Struct, kw_only=True):
         Setting("flushConsumeQueueThoroughInterval", "ms after which a round flushes any dirty queue", low=0, hot=True),
     ] = 60_000
 
+    # ---- write buffers and new files
+    transient_store_pool: Annotated[
+        bool,
+        Setting("transientStorePoolEnable", "under ASYNC_FLUSH keep records in memory first and write them in groups"),
+    ] = False
+    transient_store_pool_size: Annotated[
+        int, Setting("transientStorePoolSize", "buffers, each of the size of a commit-log file", low=1)
+    ] = 5
+    commit_interval_ms: Annotated[
+        int, Setting("commitIntervalCommitLog", "ms between two writes of the buffers", low=1, hot=True)
+    ] = 200
+    commit_least_pages: Annotated[
+        int, Setting("commitCommitLogLeastPages", "pages in a buffer that make a round write it", low=0, hot=True)
+    ] = 4
+    commit_thorough_interval_ms: Annotated[
+        int, Setting("commitCommitLogThoroughInterval", "ms after which a round writes any byte", low=0, hot=True)
+    ] = 200
+    warm_mapped_file: Annotated[
+        bool, Setting("warmMapedFileEnable", "give new commit-log files their blocks and pages before they are used")
+    ] = False
+
     # ---- retention
     delete_when: Annotated[
         str, Setting("deleteWhen", "local hours in which expired log files are deleted, separated by semicolons")
@@ -143,9 +164,6 @@ class StoreSettings(Struct, kw_only=True):
     force_verify_property_crc: Annotated[
         bool, Setting("forceVerifyPropCRC", "recovery checks the record checksum instead of the body checksum")
     ] = False
-    commit_log_recover_files_max: Annotated[
-        int, Setting("commitLogRecoverMaxNum", "newest files looked at for a point to recover from", low=1)
-    ] = 10
 
     # ---- reading
     transfer_bytes_in_memory_max: Annotated[

@@ -1,0 +1,160 @@
+"""Measures the broker beside Apache's, under the same Java load in one run. Prints JSON.
+
+    python bench/broker_bench.py                     both brokers, interleaved, every load
+    python bench/broker_bench.py --only ours         ours alone
+
+Needs Java 17 and Maven, as `tests/interop` does. Both brokers run all the time, one is loaded at a time; CPU times are
+user + system of the broker's process per message. A round goes over all loads and both brokers; the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.interop.apache import open_store_with_apache
+from tests.interop.kit import ApacheKit, default_version, prepare
+from tests.interop.standalone import run_standalone
+
+LOADS = {
+    "1 thread": ("send 1", 0.2),
+    "8 threads": ("send 8", 0.6),
+    "64 threads": ("send 64", 0.6),
+    "256 in flight": ("inflight 256", 1.0),
+    "batches of 32": ("batch 32", 2.0),
+}
+"""Load → its job and the share of the messages that it sends."""
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+APACHE_CONF = {
+    "mappedFileSizeCommitLog": 1 << 30,
+    "mappedFileSizeConsumeQueue": 6_000_000,
+    "maxHashSlotNum": 5_000_000,
+    "maxIndexNum": 20_000_000,
+    "brokerFastFailureEnable": "false",
+}
+"""What the tests' small broker must have as Apache ships it."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("ours", "apache"), help="measure one broker")
+    parser.add_argument("--messages", type=int, default=60_000, help="of the load with 256 in flight")
+    parser.add_argument("--body-bytes", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--latency-seconds", type=int, default=5)
+    arguments = parser.parse_args()
+    names = [arguments.only] if arguments.only else ["ours", "apache"]
+    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
+        kit = replace(prepare(default_version()), is_short_lived=False)
+        peers = [stack.enter_context(peer(kit, name, Path(folder), arguments.body_bytes)) for name in names]
+        figures = measure(peers, arguments)
+    machine = {"machine": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count()}
+    print(json.dumps({"bench": "broker", "body_bytes": arguments.body_bytes, **machine, "figures": figures}, indent=1))
+
+
+@dataclass(slots=True)
+class Peer:
+    """A broker and the Java program that loads it."""
+
+    name: str
+    pid: int
+    load: subprocess.Popen[str]
+
+    def run(self, job: str) -> dict[str, float]:
+        """One job: messages, seconds, and microseconds of the broker's CPU per message."""
+        before = cpu_seconds(self.pid)
+        answer = self.ask(job).split()
+        assert answer[0] == "done", f"{self.name}, {job}: {answer}"
+        count, seconds = int(answer[1]), float(answer[2])
+        told = {name: float(value) for name, _, value in (part.partition("=") for part in answer[3:])}
+        cpu_us = (cpu_seconds(self.pid) - before) / count * 1e6
+        return {"messages_per_second": count / seconds, "cpu_us": cpu_us, **told}
+
+    def ask(self, job: str) -> str:
+        assert self.load.stdin is not None
+        assert self.load.stdout is not None
+        if job:
+            self.load.stdin.write(job + "\n")
+            self.load.stdin.flush()
+        while True:
+            line = self.load.stdout.readline()
+            assert line, f"the load on {self.name} ended during {job!r}"
+            if line.startswith(("done", "ready")):
+                return line
+
+
+@contextlib.contextmanager
+def peer(kit: ApacheKit, name: str, folder: Path, body_bytes: int) -> Iterator[Peer]:
+    """A broker with nothing in its store, and its load."""
+    work_dir = folder / name
+    work_dir.mkdir()
+    with contextlib.ExitStack() as stack:
+        if name == "apache":
+            pair = stack.enter_context(open_store_with_apache(kit, work_dir / "store", work_dir, APACHE_CONF))
+            namesrv_addr, pid = pair.namesrv_addr, pair.broker.pid
+        else:
+            ours = stack.enter_context(run_standalone(work_dir / "store", work_dir))
+            namesrv_addr, pid = ours.namesrv_addr, ours.process.pid
+        command = kit.jvm("interop.BrokerLoad", [namesrv_addr, body_bytes], heap_mb=400, work_dir=work_dir)
+        load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        stack.callback(load.kill)
+        running = Peer(name, pid, load)
+        running.ask("")
+        yield running
+
+
+def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Median figures by load and broker, and ours against Apache's."""
+    figures: dict[str, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    for each in peers:
+        each.run(f"inflight 256 {arguments.messages}")  # warms up both virtual machines
+    for turn in range(arguments.rounds):
+        sent = 0
+        for load, (job, share) in LOADS.items():
+            count = int(arguments.messages * share)
+            sent += count
+            for each in peers:
+                figures[load][each.name].append(each.run(f"{job} {count}"))
+                print(f"{turn} {load} {each.name} {figures[load][each.name][-1]}", file=sys.stderr)
+        for each in peers:
+            figures["backlog"][each.name].append(each.run(f"consume {sent} reader-{turn}"))
+            print(f"{turn} backlog {each.name} {figures['backlog'][each.name][-1]}", file=sys.stderr)
+    for each in peers:
+        figures["latency at 1,000/s"][each.name].append(each.run(f"latency 1000 {arguments.latency_seconds}"))
+    medians: dict[str, Any] = {
+        load: {name: median_of(runs) for name, runs in by_name.items()} for load, by_name in figures.items()
+    }
+    for by_name in medians.values():
+        if {"ours", "apache"} <= by_name.keys():
+            by_name["messages_per_cpu_second_ours_to_apache"] = round(
+                by_name["apache"]["cpu_us"] / by_name["ours"]["cpu_us"], 2
+            )
+    return medians
+
+
+def median_of(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What a pull costs the broker, and what held pulls cost a send: one JSON object (no sockets, one process, CPU time).
+
+| Figure | What is measured |
+|---|---|
+| ``pull_32_us`` | checks, read and answer of a pull of 32 messages of 1 KiB, inline subscription |
+| ``pull_32_registered_us`` | the same with the subscription of a heartbeat |
+| ``pull_sql_us`` | the same with an SQL92 expression that wants every message |
+| ``sql_verdict_us`` | one message through ``a > 5 AND region = 'hangzhou'`` |
+| ``held_send_us`` | by pulls held on other queues: a put with one pull held on its own queue, woken and held again |
+
+Usage: ``python bench/pull_bench.py [--rounds 5]``; every figure is the best round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rmqkit.broker.handlers.pull import PullHandlers
+from rmqkit.broker.long_polling import Held
+from rmqkit.broker.own_address import OwnAddress
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.filter.sql92 import compile_expression
+from rmqkit.protocol.bodies.clients import ConsumerData
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, decode_command, encode_command, request
+from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
+from rmqkit.standalone import Standalone
+from rmqkit.store.message_store import PutMessage
+from rmqkit.store.settings import StoreSettings
+
+PROPERTIES = b"a\x017\x02region\x01hangzhou\x02TAGS\x01TagA\x02UNIQ_KEY\x017F0000010001\x02"
+EXPRESSION = "a > 5 AND region = 'hangzhou'"
+HELD = (0, 10_000)
+
+
+class _Peer:
+    """Stands for a connection."""
+
+    peer = "127.0.0.1:1"
+
+    def send(self, command: Command) -> None:
+        """Drop the answer."""
+
+
+def _pull(expression: str, *, flags: int, kind: str = "TAG") -> Command:
+    """A pull as it comes from the wire."""
+    header = PullMessageRequest("g", "T", 0, 0, 32, flags, 0, 15_000, 0, expression, kind)
+    frames = FrameSplitter().feed(
+        b"".join(bytes(part) for part in encode_command(request(RequestCode.PULL_MESSAGE, header)))
+    )
+    return decode_command(frames[0])
+
+
+def _best_us(work: Callable[[], Any], count: int, rounds: int) -> float:
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.process_time_ns()
+        for _ in range(count):
+            work()
+        best = min(best, (time.process_time_ns() - start) / count / 1000)
+    return round(best, 3)
+
+
+def _message(topic: str, queue_id: int, body: bytes = b"x" * 1024) -> PutMessage:
+    return PutMessage(
+        topic=topic, queue_id=queue_id, body=body, properties=PROPERTIES, flag=0, sys_flag=0,
+        born_timestamp=0, born_host=bytes(8), store_host=bytes(8), reconsume_times=0,
+    )  # fmt: skip
+
+
+def _held_send_us(parts: Any, others: int, rounds: int) -> float:
+    """A put whose message wakes a pull of a group, while other groups wait on other queues."""
+    peers = [_Peer() for _ in range(max(1, others // 10))]
+    until_ms = SYSTEM_CLOCK.monotonic_ms() + 3_600_000
+    for number in range(others):
+        held = Held(peers[number // 10], 0, None, until_ms, lambda: None)  # type: ignore[arg-type]
+        parts.long_polling.hold(f"other-{number % 1000}", number // 1000, held)
+
+    def hold() -> None:
+        parts.long_polling.hold("S", 0, Held(peers[0], 0, None, until_ms, hold))  # type: ignore[arg-type]
+
+    hold()
+    message = _message("S", 0)
+    cost = _best_us(lambda: parts.store.put(message), 5_000, rounds)
+    for peer in peers:
+        parts.long_polling.connection_closed(peer)
+    return cost
+
+
+async def measure(root: Path, rounds: int) -> dict[str, Any]:
+    """All figures."""
+    settings = BrokerSettings(
+        listen_port=0, bind_address="127.0.0.1", broker_name="bench", property_filter=True, long_polling=True
+    )
+    standalone = Standalone(root, broker=settings, store=StoreSettings(commit_log_file_bytes=256 << 20))
+    await standalone.start()
+    try:
+        parts: Any = standalone._broker._parts
+        pull = PullHandlers(
+            settings,
+            OwnAddress("127.0.0.1", bytes(8)),
+            store=parts.store,
+            topics=parts.topics,
+            groups=parts.groups,
+            clients=parts.clients,
+            filters=parts.filters,
+            offsets=parts.offsets,
+            long_polling=parts.long_polling,
+            clock=SYSTEM_CLOCK,
+        ).pull
+        parts.topics.ensure("T", 1)
+        for _ in range(1000):
+            parts.store.put(_message("T", 0))
+        peer: Any = _Peer()
+        inline = _pull("TagA || TagB", flags=PullFlag.SUBSCRIPTION)
+        parts.clients.register_consumer(peer, None, _consumer(), notify=False)
+        registered = _pull("", flags=0)
+        sql = _pull(EXPRESSION, flags=PullFlag.SUBSCRIPTION, kind="SQL92")
+        for command in (inline, registered, sql):
+            answer = pull(peer, command)
+            assert answer is not None
+            assert len(answer.body) == 32, answer
+        expression = compile_expression(EXPRESSION)
+        return {
+            "pull_32_us": _best_us(lambda: pull(peer, inline), 2_000, rounds),
+            "pull_32_registered_us": _best_us(lambda: pull(peer, registered), 2_000, rounds),
+            "pull_sql_us": _best_us(lambda: pull(peer, sql), 500, rounds),
+            "sql_verdict_us": _best_us(lambda: expression.matches(PROPERTIES), 20_000, rounds),
+            "held_send_us": {str(others): _held_send_us(parts, others, rounds) for others in HELD},
+        }
+    finally:
+        await standalone.stop()
+
+
+def _consumer() -> ConsumerData:
+    from rmqkit.filter.subscription import subscription
+
+    return ConsumerData(group_name="g", subscription_data_set=[subscription("T", "TagA || TagB", version=1)])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        figures = asyncio.run(measure(Path(folder) / "store", rounds))
+    print(json.dumps({"machine": platform.machine(), "python": platform.python_version(), **figures}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Bringing back what the commit log determines, without a broker. A sound byte of the log is never touched.
+
+===========================================  ==========================================================================
+damage                                       what is done
+===========================================  ==========================================================================
+torn record at the end of the log            its bytes become zeros, as a recovery does it (*)
+segment that is too short                    it gets its length back, with zeros
+the rest of an older segment is no record    a blank is written where the records end, so that the log goes on in the
+                                             next segment; a recovery would cut off everything behind otherwise (*)
+queue or extension file                      all queues are made anew (`rebuild`)
+index file                                   the index is made anew
+checkpoint                                   it is removed: a recovery then starts at an older segment
+``config/X.json`` or its backup              replaced by the other one if that can be read
+===========================================  ==========================================================================
+
+(*) What was there is kept in ``repaired``.
+
+Everything else stays and is reported: lost or changed records, missing segments, files that are none of the store.
+Source: store.md §8, §9.1, §11, §12.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from rmqkit.protocol.record import BLANK_BYTES, pack_blank
+from rmqkit.store.commit_log import log_directories
+from rmqkit.store.findings import Finding, Kind, Progress, Report, common_length
+from rmqkit.store.fsck import verify
+from rmqkit.store.json_files import write_durably
+from rmqkit.store.mapped_file import MappedFile
+from rmqkit.store.rebuild import QUEUE_TREES, rebuild
+from rmqkit.store.settings import StoreSettings
+from rmqkit.store.small_files import is_json
+from rmqkit.store.store_lock import StoreLock
+
+__all__ = ["Repaired", "Step", "repair"]
+
+_QUEUES, _INDEX = "consumequeue", "index"
+
+
+class Step(Struct):
+    """One thing that was done, or would be."""
+
+    path: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.action}"
+
+
+class Repaired(Struct):
+    """What a repair did; with ``is_dry_run`` what it would do.
+
+    Attributes:
+        remaining: what is still wrong; in a dry run what no step is for.
+    """
+
+    steps: list[Step]
+    remaining: list[Finding]
+    is_dry_run: bool
+
+
+def repair(
+    root: Path,
+    settings: StoreSettings | None = None,
+    *,
+    is_dry_run: bool,
+    progress: Progress = lambda done, total: None,
+) -> Repaired:
+    """Repair what can be repaired.
+
+    Args:
+        settings: what the store was written with; without them the sizes are those of the files that are there.
+
+    Raises:
+        StoreLocked: a broker holds the store.
+        StoreError: there is no store, or its index sizes have to be said.
+        OSError: the disk refused; what was done before stays.
+    """
+    report = verify(root, settings, progress=progress)
+    edits = list(_edits(root, settings, report))
+    steps = [step for _, step, _ in edits]
+    if is_dry_run:
+        repaired = [finding for finding, _, _ in edits]
+        left = [one for one in report.findings if one not in repaired and not _tree_of(root, one)]
+        return Repaired(steps + _rebuild_steps(root, report), left, is_dry_run)
+    if edits:
+        lock = StoreLock(root)
+        lock.acquire()
+        try:
+            for _, _, act in edits:
+                act()
+        finally:
+            lock.release()
+        report = verify(root, settings, progress=progress)
+    if rebuilds := _rebuild_steps(root, report):
+        trees = {_tree_of(root, one) for one in report.findings}
+        rebuild(root, settings, queues=_QUEUES in trees, index=_INDEX in trees, progress=progress)
+        report = verify(root, settings, progress=progress)
+    return Repaired(steps + rebuilds, report.findings, is_dry_run)
+
+
+def _rebuild_steps(root: Path, report: Report) -> list[Step]:
+    trees = {_tree_of(root, one) for one in report.findings}
+    return [Step(str(root / tree), "made anew from the log") for tree in (_QUEUES, _INDEX) if tree in trees]
+
+
+def _tree_of(root: Path, finding: Finding) -> str:
+    """Which files have to be made anew because of a finding; nothing if another way is needed."""
+    if finding.kind is Kind.FILE_NAME:
+        return ""
+    path = Path(finding.path)
+    top = path.relative_to(root).parts[0] if path.is_relative_to(root) and path != root else ""
+    return _INDEX if top == _INDEX else _QUEUES if top in QUEUE_TREES else ""
+
+
+def _edits(
+    root: Path, settings: StoreSettings | None, report: Report
+) -> Iterator[tuple[Finding, Step, Callable[[], None]]]:
+    """The findings that a change in their own file repairs, and that change."""
+    folders = [folder for some in log_directories(root, settings or StoreSettings()) for folder in some]
+    file_bytes = settings.commit_log_file_bytes if settings else common_length(folders)
+    for finding in report.findings:
+        path = Path(finding.path)
+        action, act = "", _nothing
+        if finding == report.tail:
+            action, act = f"torn bytes from {finding.position} on cleared", partial(_cut, root, path, finding.position)
+        elif finding in report.open_ends and path.stat().st_size - finding.position >= BLANK_BYTES:
+            action = f"closed by a blank at {finding.position}"
+            act = partial(_cut, root, path, finding.position, is_closed=True)
+        elif finding.kind is Kind.FILE_SIZE and path.parent in folders and path.stat().st_size < file_bytes:
+            action, act = f"extended with zeros to {file_bytes} bytes", partial(_extend, path, file_bytes)
+        elif path == root / "checkpoint":
+            action, act = "removed", partial(path.unlink, missing_ok=True)
+        elif finding.kind is Kind.CONFIG:
+            other = path.with_suffix("") if path.suffix == ".bak" else path.with_name(path.name + ".bak")
+            if other.is_file() and is_json(other) is None:
+                action, act = f"replaced by {other.name}", partial(_copy, other, path)
+        if action:
+            yield finding, Step(finding.path, action), act
+
+
+def _nothing() -> None:
+    """What is done about most findings."""
+
+
+def _cut(root: Path, path: Path, position: int, *, is_closed: bool = False) -> None:
+    """End a segment at a position, with zeros or a blank; what was there is kept in ``repaired``."""
+    size = path.stat().st_size
+    file = MappedFile(path, int(path.name), size, wrote=size)
+    try:
+        (root / "repaired").mkdir(exist_ok=True)
+        removed = bytes(file.view[position:]).rstrip(b"\0")
+        write_durably(root / "repaired" / f"{path.name}-{position}", removed)
+        file.clear_from(position)
+        if is_closed:
+            file.write(position, pack_blank(size - position))
+        file.sync()
+    finally:
+        file.close()
+
+
+def _extend(path: Path, file_bytes: int) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(file_bytes)
+        os.fsync(file.fileno())
+
+
+def _copy(source: Path, target: Path) -> None:
+    write_durably(target, source.read_bytes())

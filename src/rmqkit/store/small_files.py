@@ -1,0 +1,68 @@
+"""The small files of a store, looked at offline: ``checkpoint`` and the JSON files under ``config`` with their backups.
+
+What can be told: a checkpoint's length, and times or offsets that cannot be; JSON that is none. What cannot: times that
+are off by less than a day. ``abort`` says something by being there, whatever it holds. Source: store.md §8, §9.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+from rmqkit.errors import BodyError
+from rmqkit.protocol import fastjson
+from rmqkit.store.checkpoint import CHECKPOINT_BYTES
+from rmqkit.store.findings import Kind, Report, entries_of
+
+__all__ = ["check_small_files", "is_json"]
+
+_DAY_MS = 86_400_000
+_TIMES = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
+_OFFSETS = ("masterFlushedOffset", "confirmPhyOffset")
+_I64 = struct.Struct(">q")
+_PLACE = re.compile(r"(?:byte|character) (\d+)")
+
+
+def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int) -> None:
+    """Note what is wrong with them.
+
+    Args:
+        newest_ms: storeTimestamp of the newest record.
+        log_end: physical offset one past the last segment.
+    """
+    _check_checkpoint(root / "checkpoint", report, newest_ms, log_end)
+    for path in entries_of(root / "config"):
+        if path.name.endswith((".json", ".json.bak")):
+            report.checked["files"] += 1
+            if (reason := is_json(path)) is not None:
+                place = _PLACE.search(reason)
+                report.add(Kind.CONFIG, path, int(place[1]) if place else 0, "JSON", reason)
+
+
+def is_json(path: Path) -> str | None:
+    """Why a file holds no JSON; None when it does."""
+    content = path.read_bytes()
+    if not content.strip(b"\0 \t\r\n"):
+        return f"{len(content)} bytes without content"
+    try:
+        fastjson.loads(content)
+    except BodyError as error:
+        return str(error)
+    return None
+
+
+def _check_checkpoint(path: Path, report: Report, newest_ms: int, log_end: int) -> None:
+    if not path.is_file():
+        return
+    report.checked["files"] += 1
+    content = path.read_bytes()
+    if len(content) != CHECKPOINT_BYTES:
+        position = min(len(content), CHECKPOINT_BYTES)
+        report.add(Kind.FILE_SIZE, path, position, f"{CHECKPOINT_BYTES} bytes", f"{len(content)} bytes")
+    latest_ms = max(newest_ms, int(path.stat().st_mtime * 1000)) + _DAY_MS
+    bounds = [(name, latest_ms) for name in _TIMES] + [(name, log_end) for name in _OFFSETS]
+    for i, (name, high) in enumerate(bounds[: len(content) // _I64.size]):
+        (value,) = _I64.unpack_from(content, i * _I64.size)
+        if not 0 <= value <= high:
+            report.add(Kind.CHECKPOINT, path, i * _I64.size, f"{name} from 0 to {high}", value)

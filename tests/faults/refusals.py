@@ -1,0 +1,96 @@
+"""A disk that refuses: chosen operations of the store on chosen files fail with an errno, until it is repaired."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+OPERATIONS = ("open", "pwrite", "ftruncate", "fsync", "fdatasync", "unlink", "replace", "mkdir")
+
+
+class RefusingDisk:
+    """What is refused at present.
+
+    Attributes:
+        count: how many operations were refused.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._rules: list[tuple[frozenset[str], str, int, int]] = []
+        self._real: dict[str, Any] = {}
+
+    def refuse(self, number: int, *operations: str, path: str = "", taken_bytes: int = 0) -> None:
+        """Refuse operations (all without a name) on paths that contain a text.
+
+        Args:
+            taken_bytes: bytes of a pwrite that are written before it stops short; the next one is refused.
+        """
+        self._rules.append((frozenset(operations or OPERATIONS), path, number, taken_bytes))
+
+    def repair(self) -> None:
+        """Refuse nothing any more."""
+        self._rules.clear()
+
+    def _check(self, operation: str, path: str) -> int:
+        """How many bytes may be written.
+
+        Raises:
+            OSError: nothing may be done.
+        """
+        for operations, part, number, taken_bytes in self._rules:
+            if operation in operations and part in path:
+                if taken_bytes:
+                    self._rules.remove((operations, part, number, taken_bytes))
+                    self._rules.append((operations, part, number, 0))
+                    return taken_bytes
+                self.count += 1
+                raise OSError(number, os.strerror(number), path)
+        return sys.maxsize
+
+    def call(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
+        """Do an operation, or refuse it."""
+        first = arguments[0]
+        if self._rules and (operation != "open" or arguments[1] & (os.O_CREAT | os.O_TRUNC | os.O_RDWR)):
+            path = Path(f"/proc/self/fd/{first}").readlink() if isinstance(first, int) else os.fspath(first)
+            allowed = self._check(operation, str(path))
+            if operation == "pwrite" and allowed < len(arguments[1]):
+                arguments = (first, memoryview(arguments[1])[:allowed], *arguments[2:])
+        return self._real[operation](*arguments, **keywords)
+
+    @contextmanager
+    def installed(self) -> Iterator[RefusingDisk]:
+        """Stand between the store and ``os``."""
+        self._real = {name: getattr(os, name) for name in OPERATIONS}
+        patched: list[tuple[Any, str, Any]] = []
+        modules = [module for name, module in list(sys.modules.items()) if name.startswith("rmqkit.store")]
+        for holder in (os, *modules):
+            for name, value in list(vars(holder).items()):
+                operation = next((one for one in OPERATIONS if value is self._real[one]), None)
+                if operation is not None:
+                    patched.append((holder, name, value))
+                    setattr(holder, name, _Standing(self, operation))
+        try:
+            yield self
+        finally:
+            self.repair()
+            for holder, name, value in patched:
+                setattr(holder, name, value)
+
+
+class _Standing:
+    """Stands for one function of ``os``."""
+
+    def __init__(self, disk: RefusingDisk, operation: str) -> None:
+        self._disk, self._operation = disk, operation
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._disk.call(self._operation, *arguments, **keywords)
+
+
+NO_SPACE, READ_ONLY, BROKEN = errno.ENOSPC, errno.EROFS, errno.EIO

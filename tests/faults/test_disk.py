@@ -1,0 +1,383 @@
+"""Disks that are broken, full or read-only under a store and a broker: the documented answer, no traceback, and after
+repair and restart everything that was acknowledged. Source: store.md §13, §14."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqkit.errors import StoreError, StoreUnavailable
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.headers.topics import CreateTopicRequest
+from rmqkit.store import fsck
+from rmqkit.store.json_files import JsonFile
+from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.store.settings import FlushDiskType, StoreSettings
+from tests.broker.cluster import Cluster
+from tests.faults.refusals import BROKEN, NO_SPACE, READ_ONLY, RefusingDisk
+from tests.store.stores import message, opened, put_all, read_all, small_settings, tree
+
+pytestmark = pytest.mark.faults
+DEADLINE_SECONDS = 20
+
+
+@pytest.fixture
+def disk() -> Iterator[RefusingDisk]:
+    with RefusingDisk().installed() as disk:
+        yield disk
+
+
+@pytest.fixture(autouse=True)
+def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What goes wrong with a disk is told in one line each."""
+    yield
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def wait_until(test: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not test():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def quiet(**changes: Any) -> StoreSettings:
+    """No background round comes by itself."""
+    return small_settings(flush_interval_ms=3_600_000, queue_flush_interval_ms=3_600_000, **changes)
+
+
+def bodies(store: MessageStore, topic: str = "TopicTest") -> list[bytes]:
+    return [bytes(record.body) for record in read_all(store, topic)]
+
+
+def check_sound(root: Path, settings: StoreSettings, expected: list[bytes]) -> None:
+    """After a restart everything expected is there, and nothing is wrong."""
+    with opened(root, settings) as store:
+        assert bodies(store) == expected
+        put_all(store, message(body=b"goes on"))
+    report = fsck.verify(root, settings)
+    assert report.is_sound, report.findings[:3]
+
+
+# ---- full disk, one operation after the other
+
+FULL = [
+    pytest.param("open", "commitlog", PutStatus.CREATE_MAPPED_FILE_FAILED, id="name of a log file"),
+    pytest.param("ftruncate", "commitlog", PutStatus.CREATE_MAPPED_FILE_FAILED, id="length of a log file"),
+    pytest.param("fsync", "commitlog", PutStatus.CREATE_MAPPED_FILE_FAILED, id="directory of a log file"),
+    pytest.param("pwrite", "commitlog", PutStatus.SERVICE_NOT_AVAILABLE, id="record"),
+]
+
+
+@pytest.mark.parametrize(("operation", "path", "status"), FULL)
+def test_put_that_finds_no_room_is_refused_and_the_next_goes_on(
+    tmp_path: Path, disk: RefusingDisk, operation: str, path: str, status: PutStatus
+) -> None:
+    settings, taken = quiet(), []
+    with opened(tmp_path / "s", settings) as store:
+        put_all(store, message(body=b"first"))
+        taken.append(b"first")
+        disk.refuse(NO_SPACE, operation, path=path)
+        refused = []
+        for number in range(12):  # the file after this one is there already
+            result = store.put(message(body=b"%d" % number + bytes(1500)))
+            if result.status is PutStatus.OK:
+                taken.append(b"%d" % number + bytes(1500))
+            else:
+                refused.append(result)
+        assert {result.status for result in refused} == {status}
+        assert all("errno 28 No space left on device" in result.reason for result in refused)
+        disk.repair()
+        put_all(store, message(body=b"after"))
+        taken.append(b"after")
+        assert bodies(store) == taken
+        assert store.failure is None
+    check_sound(tmp_path / "s", settings, taken)
+
+
+def test_record_written_in_part_leaves_nothing(tmp_path: Path, disk: RefusingDisk) -> None:
+    settings = quiet()
+    with opened(tmp_path / "s", settings) as store:
+        put_all(store, message(body=b"first"))
+        disk.refuse(NO_SPACE, "pwrite", path="commitlog", taken_bytes=150)
+        result = store.put(message(body=b"x" * 500))
+        assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
+        disk.repair()
+        put_all(store, message(body=b"second"))
+        assert bodies(store) == [b"first", b"second"]
+    check_sound(tmp_path / "s", settings, [b"first", b"second"])
+
+
+@pytest.mark.parametrize("taken_bytes", [0, 7])
+@pytest.mark.parametrize("path", ["consumequeue", "index"])
+def test_full_disk_of_queue_or_index_stops_puts_until_it_has_room(
+    tmp_path: Path, disk: RefusingDisk, path: str, taken_bytes: int
+) -> None:
+    settings = quiet(index_entry_count=40)
+    stored = [b"first"]
+    with opened(tmp_path / "s", settings) as store:
+        put_all(store, message(body=b"first", KEYS="k"))
+        disk.refuse(NO_SPACE, "pwrite", "open", "ftruncate", path=f"/{path}", taken_bytes=taken_bytes)
+        for number in range(50):
+            result = store.put(message(body=b"%d" % number, KEYS="k"))
+            if result.status is not PutStatus.OK:
+                break
+            stored.append(b"%d" % number)
+        assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
+        assert "errno 28 No space left on device" in result.reason
+        assert store.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
+        disk.repair()
+        put_all(store, message(body=b"after", KEYS="k"))  # what was stored and not indexed comes first
+        stored.append(b"after")
+        assert bodies(store) == stored
+        assert len(store.query("TopicTest", "k", 64, 0, 1 << 62).physical_offsets) == len(stored)
+    check_sound(tmp_path / "s", settings, stored)
+
+
+def test_full_disk_of_the_checkpoint_ends_puts_until_a_restart(tmp_path: Path, disk: RefusingDisk) -> None:
+    settings = small_settings(queue_flush_interval_ms=1, queue_flush_thorough_interval_ms=1)
+    with opened(tmp_path / "s", settings) as store:
+        disk.refuse(NO_SPACE, path="checkpoint")
+        put_all(store, message(body=b"first"))
+        wait_until(lambda: store.failure is not None)
+        result = store.put(message())
+        assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
+        assert "errno 28 No space left on device" in result.reason
+    assert (tmp_path / "s" / "abort").exists()
+    disk.repair()
+    check_sound(tmp_path / "s", settings, [b"first"])
+
+
+@pytest.mark.parametrize("operation", ["mkdir", "replace", "open", "pwrite", "fsync"])
+def test_configuration_that_cannot_be_saved_stays_as_it_was(tmp_path: Path, disk: RefusingDisk, operation: str) -> None:
+    file = JsonFile(tmp_path / "config" / "topics.json")
+    if operation != "mkdir":
+        file.save({"number": 1})
+    disk.refuse(NO_SPACE, operation, path="config")
+    try:
+        file.save({"number": 2})
+        saved = True
+    except StoreUnavailable as error:
+        assert "errno 28 No space left on device" in str(error)
+        saved = False
+    disk.repair()
+    value = JsonFile(tmp_path / "config" / "topics.json").load(dict)
+    assert saved or value in ({"number": 1}, {"number": 2}, None if operation == "mkdir" else {"number": 1})
+    file.save({"number": 3})
+    assert file.load(dict) == {"number": 3}
+
+
+# ---- read-only disk
+
+
+def test_store_on_a_read_only_disk_does_not_open(tmp_path: Path, disk: RefusingDisk) -> None:
+    with opened(tmp_path / "s", quiet()) as store:
+        put_all(store, message(body=b"first"))
+    before = tree(tmp_path / "s")
+    disk.refuse(READ_ONLY)
+    store = MessageStore(tmp_path / "s", quiet())
+    with pytest.raises(StoreError, match="errno 30 Read-only file system"):
+        store.open()
+    disk.repair()
+    assert tree(tmp_path / "s") == before
+    check_sound(tmp_path / "s", quiet(), [b"first"])
+
+
+def test_disk_that_becomes_read_only_refuses_puts_and_keeps_reads(tmp_path: Path, disk: RefusingDisk) -> None:
+    with opened(tmp_path / "s", quiet()) as store:
+        put_all(store, message(body=b"first"))
+        disk.refuse(READ_ONLY)
+        result = store.put(message())
+        assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
+        assert "errno 30 Read-only file system" in result.reason
+        assert bodies(store) == [b"first"]
+    assert (tmp_path / "s" / "abort").exists(), "a stop that could not write is no clean one"
+    disk.repair()
+    check_sound(tmp_path / "s", quiet(), [b"first"])
+
+
+# ---- over the wire
+
+
+def test_sends_over_a_broken_disk(tmp_path: Path, disk: RefusingDisk, caplog: pytest.LogCaptureFixture) -> None:
+    """The send that waits gets SYSTEM_ERROR with the errno, later ones SERVICE_NOT_AVAILABLE; the restart is whole."""
+    store = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
+
+    async def breaks() -> None:
+        async with Cluster(tmp_path, store=store) as cluster:
+            assert (await cluster.send(body=b"kept")).code == ResponseCode.SUCCESS
+            disk.refuse(BROKEN, "fdatasync", path="commitlog")
+            answers = await asyncio.gather(*(cluster.send(body=b"lost") for _ in range(5)))
+            later = await cluster.send(body=b"refused")
+            assert later.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert {answer.code for answer in answers} <= {
+                ResponseCode.SYSTEM_ERROR,
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+            }
+            waited = [answer for answer in answers if answer.code == ResponseCode.SYSTEM_ERROR]
+            assert waited and {answer.remark for answer in waited} == {"flush failed: errno 5 Input/output error"}
+            pulled = await cluster.pull()
+            assert pulled.code == ResponseCode.SUCCESS and b"kept" in pulled.body and b"lost" not in pulled.body
+            disk.repair()  # a disk that works again proves nothing about what it dropped
+            assert (await cluster.send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+    asyncio.run(breaks())
+    assert any(
+        record.levelno == logging.CRITICAL and "errno 5 Input/output error" in record.getMessage()
+        for record in caplog.records
+    )
+    assert list(tmp_path.rglob("abort")), "the next start recovers"
+
+    async def again() -> None:
+        async with Cluster(tmp_path, store=store) as cluster:
+            assert b"kept" in (await cluster.pull()).body
+            assert (await cluster.send()).code == ResponseCode.SUCCESS
+
+    asyncio.run(again())
+
+
+@pytest.mark.parametrize(
+    ("operation", "path", "code"),
+    [
+        ("pwrite", "commitlog", ResponseCode.SERVICE_NOT_AVAILABLE),
+        ("ftruncate", "commitlog", ResponseCode.SYSTEM_ERROR),
+    ],
+)
+def test_sends_over_a_full_disk(
+    tmp_path: Path, disk: RefusingDisk, operation: str, path: str, code: ResponseCode
+) -> None:
+    async def run() -> None:
+        async with Cluster(tmp_path, store={"commit_log_file_bytes": 4096}) as cluster:
+            assert (await cluster.send(body=b"kept")).code == ResponseCode.SUCCESS
+            disk.refuse(NO_SPACE, operation, path=path)
+            codes = [(await cluster.send(body=bytes(1500))).code for _ in range(9)]
+            assert codes[-1] == code and set(codes) <= {code, ResponseCode.SUCCESS}
+            disk.repair()
+            assert (await cluster.send(body=b"after")).code == ResponseCode.SUCCESS
+            stored = b"".join(
+                [(await cluster.pull(offset=offset, count=1)).body for offset in range(codes.count(0) + 2)]
+            )
+            assert b"kept" in stored and b"after" in stored
+
+    asyncio.run(run())
+
+
+def test_topic_that_cannot_be_saved_is_refused(tmp_path: Path, disk: RefusingDisk) -> None:
+    header = CreateTopicRequest(
+        topic="New",
+        default_topic="TBW102",
+        read_queue_nums=4,
+        write_queue_nums=4,
+        perm=6,
+        topic_filter_type="SINGLE_TAG",
+    )
+
+    async def run() -> None:
+        async with Cluster(tmp_path) as cluster:
+            disk.refuse(NO_SPACE, path="config")
+            refused = await cluster.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert "errno 28" in (refused.remark or "")
+            disk.repair()
+            assert (await cluster.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+
+    asyncio.run(run())
+
+
+# ---- real file systems
+
+
+def in_mount_namespace(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script that may mount; skips where that is not allowed."""
+    flags = ["-m"] if os.geteuid() == 0 else ["-r", "-m"]
+    probe = subprocess.run(["unshare", *flags, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"a private mount is not permitted here: {probe.stderr.strip()}")
+    return subprocess.run(
+        ["unshare", *flags, "sh", "-ec", script, "sh", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+@pytest.mark.parametrize("flush_disk_type", list(FlushDiskType))
+def test_small_disk_fills_up_and_gets_room_again(tmp_path: Path, flush_disk_type: FlushDiskType) -> None:
+    script = (
+        'mount -t tmpfs -o size=1m none "$2"; exec "$1" -c "from tests.faults.test_disk import fill; fill()" "$2" "$3"'
+    )
+    (tmp_path / "mount").mkdir()
+    done = in_mount_namespace(script, sys.executable, str(tmp_path / "mount"), flush_disk_type.value)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-2000:]
+    assert done.stdout.startswith("refused"), done.stdout
+
+
+def fill() -> None:
+    """Put until a disk is full, make room, go on; everything taken has to be there, also after a restart."""
+    folder, flush_disk_type = Path(sys.argv[1]), FlushDiskType(sys.argv[2])
+    settings = small_settings(
+        commit_log_file_bytes=65_536, flush_disk_type=flush_disk_type, flush_interval_ms=5, disk_warning_percent=90
+    )
+    filler = folder / "filler"
+    filler.write_bytes(bytes(500_000))
+    taken: list[bytes] = []
+    with opened(folder / "s", settings) as store:
+
+        def put(number: int) -> PutStatus:
+            body = b"%d " % number + bytes(number % 3000)
+            result = store.put(message(body=body, KEYS=f"k{number}"))
+            if result.status is PutStatus.OK:
+                taken.append(body)
+                store.request_flush()
+            return result.status
+
+        statuses = [put(number) for number in range(1000)]
+        refused = {status for status in statuses if status is not PutStatus.OK}
+        assert refused and refused <= {PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.CREATE_MAPPED_FILE_FAILED}, refused
+        filler.unlink()
+        assert put(1000) is PutStatus.OK
+        wait_until(lambda: store.durable_offset == store.max_physical_offset)
+        assert bodies(store) == taken
+    with opened(folder / "s", settings) as store:
+        assert bodies(store) == taken
+    report = fsck.verify(folder / "s", settings)
+    assert report.is_sound, report.findings[:3]
+    print("refused", len([status for status in statuses if status is not PutStatus.OK]), "of", len(statuses))
+
+
+def test_store_on_a_disk_mounted_read_only(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", quiet()) as store:
+        put_all(store, message(body=b"first"))
+    before = tree(tmp_path / "s")
+    script = 'mount --bind "$2" "$2"; mount -o remount,ro,bind "$2"; exec "$1" -m rmqkit broker --help >/dev/null; '
+    script = (
+        'mount --bind "$2" "$2"; mount -o remount,ro,bind "$2"; '
+        'exec "$1" -c "from tests.faults.test_disk import open_read_only; open_read_only()" "$2"'
+    )
+    done = in_mount_namespace(script, sys.executable, str(tmp_path / "s"))
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-2000:]
+    assert "errno 30 Read-only file system" in done.stdout
+    assert tree(tmp_path / "s") == before
+    check_sound(tmp_path / "s", quiet(), [b"first"])
+
+
+def open_read_only() -> None:
+    """Try to open a store, and print why that does not go."""
+    with contextlib.suppress(StoreError) as _:
+        try:
+            MessageStore(Path(sys.argv[1]), quiet()).open()
+        except StoreError as error:
+            print(error)
+            raise

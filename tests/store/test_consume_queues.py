@@ -1,0 +1,251 @@
+"""The table of queues: which of them have files open, and what a start looks at. Source: store.md §4, §12.2."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqkit.errors import StoreMismatch
+from rmqkit.store.consume_queues import ConsumeQueues, open_file_limit
+from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.store.queue_ext import ExtUnit
+from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
+
+OPEN_MAX = 20
+QUEUES = 100
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that keeps everything at once: what counts here is which files are open."""
+    monkeypatch.setattr("os.fdatasync", lambda fd: None)
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
+@pytest.fixture
+def queues(tmp_path: Path) -> Iterator[ConsumeQueues]:
+    queues = ConsumeQueues(tmp_path, small_settings())
+    queues.open_max = OPEN_MAX
+    yield queues
+    queues.close()
+
+
+def index(queues: ConsumeQueues, queue_id: int, number: int = 0) -> None:
+    queues.obtain("T", queue_id).append(number, 1000 * (number + 1) + queue_id, 1, 7, 0)
+
+
+def open_files(root: Path) -> int:
+    """Open descriptors of files under a directory."""
+    count = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            count += descriptor.readlink().is_relative_to(root)
+        except FileNotFoundError:  # the descriptor that listed them
+            continue
+    return count
+
+
+def test_queues_on_the_disk_give_back_their_files(queues: ConsumeQueues, tmp_path: Path) -> None:
+    for queue_id in range(QUEUES):
+        index(queues, queue_id)
+        queues.sync()
+        assert open_files(tmp_path) <= OPEN_MAX + 1
+
+
+def test_reading_many_queues_keeps_few_files_open(queues: ConsumeQueues, tmp_path: Path) -> None:
+    for queue_id in range(QUEUES):
+        index(queues, queue_id)
+    queues.sync()
+    for queue_id in range(QUEUES):
+        assert queues.obtain("T", queue_id).entry(0) == (1000 + queue_id, 1, 7)
+    assert open_files(tmp_path) <= OPEN_MAX + 1
+
+
+def test_queue_that_was_closed_appends_behind_its_end(queues: ConsumeQueues) -> None:
+    for number in range(12):  # 10 entries fill a file
+        for queue_id in range(QUEUES):
+            index(queues, queue_id, number)
+        queues.sync()
+    for queue_id in range(QUEUES):
+        queue = queues.obtain("T", queue_id)
+        assert [queue.entry(i)[0] for i in range(13)] == [1000 * (i + 1) + queue_id for i in range(12)] + [-1]
+
+
+def test_round_flushes_every_queue_when_too_many_are_open(queues: ConsumeQueues) -> None:
+    for queue_id in range(OPEN_MAX):
+        index(queues, queue_id)
+    queues.sync(least_bytes=8192)
+    assert len(queues.dirty) == OPEN_MAX, "none of them has two pages to flush"
+    index(queues, OPEN_MAX)
+    queues.sync(least_bytes=8192)
+    assert not queues.dirty
+
+
+def test_owner_waits_for_the_disk_when_there_are_twice_too_many(queues: ConsumeQueues, tmp_path: Path) -> None:
+    for queue_id in range(QUEUES):  # and no flush round comes
+        index(queues, queue_id)
+        assert open_files(tmp_path) <= 2 * OPEN_MAX
+    assert len(queues.dirty) == 2 * OPEN_MAX
+    assert 0 not in {queue.queue_id for queue in queues.dirty}, "the one opened first went first"
+
+
+def test_files_that_wait_for_the_disk_stay_open(queues: ConsumeQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody might be told that they could not be written back."""
+    for queue_id in range(OPEN_MAX):
+        index(queues, queue_id)
+    files = [queue.queue.files[0] for queue in queues]
+    synced: list[int] = []
+    monkeypatch.setattr("os.fdatasync", synced.append)
+    descriptors = [file.fd for file in files]
+    index(queues, OPEN_MAX)
+    queues.sync()
+    assert set(descriptors) <= set(synced)
+
+
+def failing(error: OSError) -> Callable[[int], None]:
+    def fail(fd: int) -> None:
+        raise error
+
+    return fail
+
+
+def test_disk_that_refuses_the_owner_once_is_not_trusted_again(
+    queues: ConsumeQueues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for queue_id in range(2 * OPEN_MAX):
+        index(queues, queue_id)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", failing(OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output"):
+            index(queues, 2 * OPEN_MAX)
+    with pytest.raises(OSError, match="Input/output"):
+        index(queues, 2 * OPEN_MAX)
+    with pytest.raises(OSError, match="Input/output"):
+        queues.sync()
+
+
+def test_store_refuses_messages_after_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = small_settings(queue_flush_interval_ms=3_600_000, flush_interval_ms=3_600_000, flush_least_pages=10_000)
+    with opened(tmp_path / "store", settings) as store:
+        store._queues.open_max = OPEN_MAX
+        put_all(store, *(message(queue_id=i) for i in range(2 * OPEN_MAX)))
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fdatasync", failing(OSError(errno.EIO, "Input/output error")))
+            assert store.put(message(queue_id=99)).status is PutStatus.OK, "it is in the log"
+            assert store.put(message(queue_id=0)).status is PutStatus.SERVICE_NOT_AVAILABLE
+        assert store.put(message(queue_id=0)).status is PutStatus.SERVICE_NOT_AVAILABLE
+    assert (tmp_path / "store" / "abort").exists(), "the next start recovers"
+    with opened(tmp_path / "store", settings) as store:
+        assert all(store.max_offset("TopicTest", i) == 1 for i in [*range(2 * OPEN_MAX), 99])
+
+
+def test_queue_read_through_all_its_files_keeps_two_open(queues: ConsumeQueues, tmp_path: Path) -> None:
+    for number in range(95):
+        index(queues, 0, number)
+    queues.sync()
+    queue = queues.obtain("T", 0)
+    for number in range(95):
+        assert queue.place(number)[1] == 1
+    assert open_files(tmp_path) <= 2
+
+
+def test_extension_files_are_given_back_too(tmp_path: Path) -> None:
+    queues = ConsumeQueues(tmp_path, small_settings(enable_consume_queue_ext=True, consume_queue_ext_file_bytes=100))
+    queues.open_max = OPEN_MAX
+    for number in range(6):
+        for queue_id in range(QUEUES):
+            index(queues, queue_id, number)
+        queues.sync()
+    assert open_files(tmp_path) <= 4 * (OPEN_MAX + 1)
+    for queue in queues:
+        for number in range(6):
+            assert queue.tags_code(queue.entry(number)[2]) == 7
+    assert open_files(tmp_path) <= 4 * (OPEN_MAX + 1)
+    queues.close()
+    assert open_files(tmp_path) == 0
+
+
+def test_store_with_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
+    """Puts, flushes, reads, a crash and a stop, all with few descriptors."""
+    settings = small_settings(
+        queue_flush_interval_ms=20, enable_consume_queue_ext=True, consume_queue_ext_file_bytes=4096
+    )
+    store = MessageStore(tmp_path / "store", settings)
+    store.open()
+    store._queues.open_max = OPEN_MAX
+    for _ in range(3):
+        put_all(store, *(message(queue_id=i, body=b"%d" % i) for i in range(QUEUES)))
+    for i in range(QUEUES):
+        assert [record.body for record in read_all(store, "TopicTest", i)] == [b"%d" % i] * 3
+    assert open_files(tmp_path / "store" / "consumequeue") <= 4 * OPEN_MAX
+    crashed = copy_store(tmp_path / "store", tmp_path / "crashed")
+    store.close()
+    for root in (crashed, tmp_path / "store"):
+        with opened(root, settings) as again:
+            assert sum(again.max_offset("TopicTest", i) for i in range(QUEUES)) == 3 * QUEUES
+
+
+def test_deleted_topic_leaves_no_open_file(queues: ConsumeQueues, tmp_path: Path) -> None:
+    for queue_id in range(5):
+        index(queues, queue_id)
+    queues.delete_topic("T")
+    assert open_files(tmp_path) == 0 and not queues.dirty and not (tmp_path / "consumequeue" / "T").exists()
+
+
+def test_start_lists_every_directory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as store:
+        put_all(store, *(message(queue_id=i) for i in range(10)))
+    scan = os.scandir
+    listed: list[str] = []
+
+    def scan_and_tell(path: Path) -> Any:
+        listed.append(str(path))
+        return scan(path)
+
+    monkeypatch.setattr("os.scandir", scan_and_tell)
+    with opened(tmp_path):
+        folder = str(tmp_path / "consumequeue" / "TopicTest")
+        assert sorted(path for path in listed if path.startswith(folder + "/")) == sorted(
+            f"{folder}/{i}" for i in range(10)
+        )
+
+
+def test_directory_that_is_no_queue_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "consumequeue" / "T" / "zero").mkdir(parents=True)
+    with pytest.raises(StoreMismatch, match="zero is not a queue"):
+        ConsumeQueues(tmp_path, small_settings()).check()
+
+
+def test_limit_of_open_files_is_raised_to_what_is_allowed() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lower = before[0] // 2
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lower, before[1]))
+    try:
+        limit = open_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == limit > lower
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_bound_follows_from_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqkit.store.consume_queues.open_file_limit", lambda: 20_000)
+    for ext, expected in ((False, 2500), (True, 1250)):
+        queues = ConsumeQueues(tmp_path, small_settings(enable_consume_queue_ext=ext))
+        queues.load()
+        assert queues.open_max == expected
+
+
+def test_address_in_a_closed_extension_is_read(tmp_path: Path) -> None:
+    queues = ConsumeQueues(tmp_path, small_settings(enable_consume_queue_ext=True))
+    index(queues, 0)
+    queues.sync()
+    queue = queues.obtain("T", 0)
+    assert queue.close_idle()
+    assert queue.unit(queue.entry(0)[2]) == ExtUnit(7, 0)
+    queues.close()

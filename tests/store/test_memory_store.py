@@ -1,0 +1,135 @@
+"""The store in memory: what its use as a model does not show. Source: store.md §3.6, §16.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.record import decode_record
+from rmqkit.store.memory_store import MemoryStore
+from rmqkit.store.message_store import Arrival, GetStatus, PutStatus
+from rmqkit.store.store import Store
+from tests.store.stores import StepClock, message, opened, small_settings
+
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.fixture
+def clock() -> StepClock:
+    return StepClock(NOW_MS)
+
+
+@pytest.fixture
+def store(clock: StepClock) -> MemoryStore:
+    store = MemoryStore(small_settings(), clock=clock)
+    store.open()
+    return store
+
+
+@pytest.fixture(params=["files", "memory"])
+def either(request: pytest.FixtureRequest, tmp_path: Path, clock: StepClock) -> Iterator[Store]:
+    """Whoever is given a store cannot tell which."""
+    with ExitStack() as stack:
+        if request.param == "files":
+            yield stack.enter_context(opened(tmp_path, clock=clock))
+        else:
+            store = MemoryStore(small_settings(), clock=clock)
+            store.open()
+            yield store
+
+
+def test_message_is_numbered_stored_and_found(either: Store) -> None:
+    put = either.put(message(body=b"hello", TAGS="TagA", KEYS="k1 k2"))
+    assert (put.status, put.physical_offset, put.queue_offset, put.store_timestamp) == (PutStatus.OK, 0, 0, NOW_MS)
+    record = decode_record(either.get("TopicTest", 0, 0, count_max=32).records[0])
+    assert (record.body, record.queue_offset, record.store_timestamp) == (b"hello", 0, NOW_MS)
+    assert put.end_offset == record.size == either.max_physical_offset
+    assert either.query("TopicTest", "k2", 32, 0, NOW_MS + 1000).physical_offsets == [0]
+    assert either.record_at(0) is not None and either.record_at(1) is None
+    assert either.copy_record(0, record.size) == bytes(either.record_at(0) or b"")
+    assert either.entries("TopicTest", 0, 0, count_max=9) == [(1, 0, record.size, 2598919)]
+    assert either.is_in_memory("TopicTest", 0, 0) and not either.is_in_memory("TopicTest", 0, 1)
+
+
+def test_record_that_does_not_fit_begins_the_next_file(either: Store) -> None:
+    first = either.put(message(body=bytes(3000)))
+    second = either.put(message(body=bytes(1000)))
+    assert (first.physical_offset, second.physical_offset) == (0, 4096)
+
+
+def test_batch_is_numbered_from_its_first_message(either: Store) -> None:
+    either.put(message())
+    put = either.put_batch(message(body=encode_batch([BatchEntry(b"a", b""), BatchEntry(b"b", b"")])))
+    assert (put.queue_offset, len(put.physical_offsets)) == (1, 2)
+    assert [decode_record(one).body for one in either.get("TopicTest", 0, 1, count_max=32).records] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "following"),
+    [
+        (-1, GetStatus.OFFSET_TOO_SMALL, 0),
+        (0, GetStatus.FOUND, 2),
+        (2, GetStatus.OFFSET_OVERFLOW_ONE, 2),
+        (3, GetStatus.OFFSET_OVERFLOW_BADLY, 2),
+    ],
+)
+def test_status_of_a_read(either: Store, offset: int, status: GetStatus, following: int) -> None:
+    for _ in range(2):
+        either.put(message())
+    found = either.get("TopicTest", 0, offset, count_max=32)
+    assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (status, following, 0, 2)
+
+
+def test_queue_that_nobody_wrote_to_holds_no_message(either: Store) -> None:
+    found = either.get("Unknown", 0, 5, count_max=32)
+    assert (found.status, found.next_begin_offset) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
+
+
+def test_time_finds_the_first_and_the_last_message(either: Store, clock: StepClock) -> None:
+    for ms in (0, 10, 0, 10):
+        clock.now += ms
+        either.put(message())
+    times = [NOW_MS - 1, NOW_MS, NOW_MS + 10, NOW_MS + 15, NOW_MS + 20, NOW_MS + 21]
+    assert [either.offset_by_time("TopicTest", 0, one) for one in times] == [0, 0, 1, 3, 3, 4]
+    assert [either.offset_by_time("TopicTest", 0, one, upper=True) for one in times] == [0, 0, 2, 2, 3, 3]
+
+
+def test_closed_store_takes_nothing(either: Store) -> None:
+    either.close()
+    assert either.put(message()).status is PutStatus.SERVICE_NOT_AVAILABLE and not either.is_writable
+
+
+def test_deleted_topic_begins_anew(either: Store) -> None:
+    for _ in range(3):
+        either.put(message())
+    either.delete_topic("TopicTest")
+    assert either.max_offset("TopicTest", 0) == 0
+    assert either.put(message()).queue_offset == 0
+
+
+def test_power_cut_takes_whole_records(store: MemoryStore) -> None:
+    ends = [store.put(message()).end_offset for _ in range(3)]
+    store.truncate(ends[1])
+    assert (store.max_offset("TopicTest", 0), store.max_physical_offset) == (2, ends[1])
+    assert store.put(message()).queue_offset == 2
+
+
+def test_log_that_begins_later_raises_min_offsets(store: MemoryStore) -> None:
+    ends = [store.put(message()).end_offset for _ in range(3)]
+    store.drop_before(ends[1])
+    assert store.min_offset("TopicTest", 0) == 2
+    assert store.get("TopicTest", 0, 1, count_max=32).status is GetStatus.OFFSET_TOO_SMALL
+    assert store.record_at(0) is None
+
+
+def test_arrivals_are_told_once_per_put(clock: StepClock) -> None:
+    told: list[list[Arrival]] = []
+    store = MemoryStore(small_settings(), clock=clock, on_arrival=told.append)
+    store.open()
+    store.put(message())
+    store.put_batch(message(body=encode_batch([BatchEntry(b"a", b""), BatchEntry(b"b", b"")])))
+    assert [[one.queue_offset for one in arrivals] for arrivals in told] == [[0], [1, 2]]
