@@ -8,7 +8,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.filter.subscription import subscription
 from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import decode_fields, decode_header, request
+from rmqkit.protocol.command import Command, decode_fields, decode_header, request
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
@@ -36,9 +36,11 @@ class Cluster:
         self.notices: list[str] = []
         self.client = self.new_client()
 
-    def new_client(self):
+    def new_client(self, answers=None):
         dispatch = Dispatch()
         dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.notified)
+        for code, handler in (answers or {}).items():
+            dispatch.register(code, handler)
         return RemotingClient(dispatch)
 
     def notified(self, connection, command):
@@ -46,6 +48,13 @@ class Cluster:
 
     async def call(self, code, header=None, body=b"", client=None):
         return await (client or self.client).call(self.standalone.broker_address, request(code, header, body), 10_000)
+
+    async def ask(self, code, body=b"", client=None, **fields):
+        """A request whose fields are texts as they stand: missing, empty and unreadable ones, too."""
+        texts = {name: str(value) for name, value in fields.items()}
+        content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        command = Command(code, fields=texts or None, body=content)
+        return await (client or self.client).call(self.standalone.broker_address, command, 10_000)
 
     async def send(self, topic="T", body=b"hello", properties="", code=RequestCode.SEND_MESSAGE_V2, **fields):
         header_type = SendMessageRequest if code == RequestCode.SEND_MESSAGE else SendMessageV2Request
@@ -55,7 +64,7 @@ class Cluster:
             default_topic=fields.pop("default_topic", "TBW102"),
             default_topic_queue_nums=fields.pop("queues", 4),
             queue_id=fields.pop("queue_id", 0),
-            sys_flag=0,
+            sys_flag=fields.pop("sys_flag", 0),
             born_timestamp=1_700_000_000_000,
             flag=fields.pop("flag", 0),
             properties=properties,

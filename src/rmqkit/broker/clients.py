@@ -2,26 +2,33 @@
 
 Heartbeats fill the tables; a closed connection, a good-bye or 120 s of silence empties them. When the members or
 subscriptions of a clustering group change, every member is told with a one-way NOTIFY_CONSUMER_IDS_CHANGED so that it
-rebalances. Loop only. Source: behaviour.md §2.6.
+rebalances. A client of 5.x may send a fingerprint instead of its subscriptions once the broker has them (heartbeat V2).
+Loop only. Source: behaviour.md §2.6; remoting.md §9.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rmqkit.broker.filters import FilterTable, PullFilter
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
-from rmqkit.filter.subscription import codes_of
+from rmqkit.filter.subscription import codes_of, is_tag_type
 from rmqkit.protocol.bodies.clients import ConsumerData, SubscriptionData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest
 from rmqkit.remoting.connection import Connection
 
-__all__ = ["BROADCASTING", "CLIENT_SILENT_MS_MAX", "ClientTable", "ConsumerGroup", "Member", "Subscribed"]
+__all__ = ["BROADCASTING", "CONSUME_ACTIVELY", "ClientTable", "ConsumerGroup", "Member", "Subscribed"]
 
-CLIENT_SILENT_MS_MAX = 120_000
+_COMPENSATED_MS = 600_000
 BROADCASTING = "BROADCASTING"
+CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -36,10 +43,10 @@ class Member:
 
 @dataclass(slots=True)
 class Subscribed:
-    """A group's subscription to one topic, with what pulls filter by worked out once."""
+    """A group's subscription to one topic, with what pulls filter by worked out once; ``tags`` is None for SQL92."""
 
     data: SubscriptionData
-    codes: frozenset[int] | None
+    tags: PullFilter | None
 
 
 @dataclass(slots=True)
@@ -67,7 +74,7 @@ class ConsumerGroup:
             known = self.subscriptions.get(data.topic)
             if known is None or data.sub_version > known.data.sub_version:
                 changed = changed or known is None
-                self.subscriptions[data.topic] = Subscribed(data, codes_of(data))
+                self.subscriptions[data.topic] = Subscribed(data, _tags_of(data))
         for topic in self.subscriptions.keys() - topics:
             del self.subscriptions[topic]
             changed = True
@@ -75,12 +82,21 @@ class ConsumerGroup:
 
 
 class ClientTable:
-    """Producer and consumer groups with members online."""
+    """Producer and consumer groups with members online.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        filters: told of every group's subscriptions, and of its end.
+    """
+
+    def __init__(self, settings: BrokerSettings, clock: Clock, filters: FilterTable) -> None:
+        self._settings = settings
         self._clock = clock
+        self._filters = filters
+        self._fingerprints: dict[str, int] = {}
+        self._compensated: dict[tuple[str, str], SubscriptionData] = {}
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
+        self._producer_connections: dict[str, Connection] = {}
 
     def consumers(self, group: str) -> ConsumerGroup | None:
         """A consumer group with members online, or None."""
@@ -90,8 +106,45 @@ class ClientTable:
         """The producers of a group that are online."""
         return self._producers.get(group, {})
 
-    def register_consumer(self, connection: Connection, member: Member, data: ConsumerData, *, notify: bool) -> bool:
-        """Take in one consumer of a heartbeat; True when members or topics of the group changed."""
+    def producer_connection(self, client_id: str) -> Connection | None:
+        """Where a producer is reached whose client id is known, as replies to its requests need it."""
+        return self._producer_connections.get(client_id)
+
+    @property
+    def all_producers(self) -> Mapping[str, Mapping[Connection, Member]]:
+        """Every producer group with members online."""
+        return self._producers
+
+    def subscribers(self, topic: str) -> set[str]:
+        """The consumer groups online that subscribe to a topic."""
+        return {name for name, group in self._consumers.items() if topic in group.subscriptions}
+
+    def consumer_connection(self, group_name: str, client_id: str) -> Connection | None:
+        """Where a member of a group is reached."""
+        group = self._consumers.get(group_name)
+        members = group.members.items() if group is not None else ()
+        return next((connection for connection, member in members if member.client_id == client_id), None)
+
+    def needs_topics(self, group_name: str, fingerprint: int, *, has_topics: bool) -> bool:
+        """Whether a client has to send its subscriptions: their fingerprint is another one than that of the last time.
+
+        Other than with 5.4.0 a group whose subscriptions are not here needs them, too: a client that was away for a
+        while does not know that it was forgotten.
+        """
+        known = self._fingerprints.get(group_name)
+        self._fingerprints[group_name] = fingerprint
+        group = self._consumers.get(group_name)
+        is_lost = not has_topics and (group is None or not group.subscriptions)
+        return is_lost or (known is not None and known != fingerprint)
+
+    def register_consumer(
+        self, connection: Connection, member: Member, data: ConsumerData, *, notify: bool, keeps_topics: bool = False
+    ) -> bool:
+        """Take in one consumer of a heartbeat; True when members or topics of the group changed.
+
+        Args:
+            keeps_topics: the heartbeat came without subscriptions: those that are known stay.
+        """
         group = self._consumers.get(data.group_name)
         if group is None:
             group = ConsumerGroup(data.group_name, data.consume_type, data.message_model, data.consume_from_where)
@@ -99,16 +152,34 @@ class ClientTable:
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
-        is_new = connection not in group.members
+        known = group.members.get(connection)
+        if known is not None and known.client_id != member.client_id:
+            _log.error("client %s of %s calls itself %s now", known.client_id, connection.peer, member.client_id)
         group.members[connection] = member
-        changed = group.subscribe(data.subscription_data_set) or is_new
-        if changed and notify and not group.is_broadcasting:
-            _notify(group)
+        changed = known is None
+        if not keeps_topics:
+            changed = group.subscribe(data.subscription_data_set) or changed
+            self._filters.register(data.group_name, data.subscription_data_set)
+        if changed and notify:
+            self._notify(group)
         return changed
+
+    def compensate(self, group: str, topic: str, expression: str | None, expression_type: str | None) -> None:
+        """Remember what a group asks for that shows itself in its pulls only; forgotten 10 minutes after the last."""
+        data = self._compensated.get((group, topic))
+        if data is None or data.sub_string != (expression or "*"):
+            data = SubscriptionData(topic=topic, sub_string=expression or "*", expression_type=expression_type)
+            self._compensated[group, topic] = data
+        data.sub_version = self._clock.now_ms()
+
+    def compensated(self, group: str, topic: str) -> SubscriptionData | None:
+        """What `compensate` remembers."""
+        return self._compensated.get((group, topic))
 
     def register_producer(self, connection: Connection, member: Member, group: str) -> None:
         """Take in one producer of a heartbeat."""
         self._producers.setdefault(group, {})[connection] = member
+        self._producer_connections[member.client_id] = connection
 
     def unregister_consumer(self, connection: Connection, group_name: str, *, notify: bool = True) -> None:
         """A consumer leaves a group; the others are told."""
@@ -117,14 +188,22 @@ class ClientTable:
             return
         if not group.members:
             del self._consumers[group_name]
-        elif notify and not group.is_broadcasting:
-            _notify(group)
+            self._fingerprints.pop(group_name, None)
+            self._filters.unregister(group_name)
+        elif notify:
+            self._notify(group)
 
     def unregister_producer(self, connection: Connection, group: str) -> None:
         """A producer leaves a group."""
-        members = self._producers.get(group)
-        if members is not None and members.pop(connection, None) is not None and not members:
+        members = self._producers.get(group, {})
+        member = members.pop(connection, None)
+        if member is None:
+            return
+        if not members:
             del self._producers[group]
+        is_known = self._producer_connections.get(member.client_id) is connection
+        if is_known and not any(connection in others for others in self._producers.values()):
+            del self._producer_connections[member.client_id]
 
     def connection_closed(self, connection: Connection) -> None:
         """Forget everything that was registered over a connection."""
@@ -134,16 +213,24 @@ class ClientTable:
             self.unregister_producer(connection, name)
 
     def close_silent(self) -> None:
-        """Close the connections of clients that sent no heartbeat for 120 s."""
-        oldest_ms = self._clock.monotonic_ms() - CLIENT_SILENT_MS_MAX
+        """Close the connections of clients that sent no heartbeat for too long (``channelExpiredTimeout``)."""
+        oldest_ms = self._clock.monotonic_ms() - self._settings.client_silent_ms_max
         tables = [group.members for group in self._consumers.values()] + list(self._producers.values())
         silent = {c for members in tables for c, member in members.items() if member.seen_ms < oldest_ms}
         for connection in silent:
-            connection.close(f"no heartbeat for {CLIENT_SILENT_MS_MAX} ms")
+            connection.close(f"no heartbeat for {self._settings.client_silent_ms_max} ms")
             self.connection_closed(connection)
+        before_ms = self._clock.now_ms() - _COMPENSATED_MS
+        for key in [key for key, data in self._compensated.items() if data.sub_version < before_ms]:
+            del self._compensated[key]
+
+    def _notify(self, group: ConsumerGroup) -> None:
+        if group.is_broadcasting or not self._settings.notify_consumers:
+            return
+        header = ConsumerGroupRequest(consumer_group=group.name)
+        for connection in group.members:
+            connection.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True))
 
 
-def _notify(group: ConsumerGroup) -> None:
-    header = ConsumerGroupRequest(consumer_group=group.name)
-    for connection in group.members:
-        connection.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True))
+def _tags_of(data: SubscriptionData) -> PullFilter | None:
+    return PullFilter(codes_of(data)) if is_tag_type(data.expression_type) else None

@@ -62,6 +62,17 @@ class Durability:
         if self._expiry is None:
             self._expiry = self._loop.call_later(self._timeout_ms / 1000, self._expire)
 
+    def wait(self, end_offset: int) -> asyncio.Future[tuple[Outcome, str]]:
+        """Like `hold`, to be awaited: how it ended, and why it failed."""
+        ended: asyncio.Future[tuple[Outcome, str]] = self._loop.create_future()
+
+        def release(outcome: Outcome, reason: str) -> None:
+            if not ended.done():
+                ended.set_result((outcome, reason))
+
+        self.hold(end_offset, release)
+        return ended
+
     def flushed(self, durable_offset: int, error: OSError | None) -> None:
         """Take the end of a flush round; called from the flush thread, once a round."""
         try:

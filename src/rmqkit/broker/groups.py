@@ -1,11 +1,14 @@
 """The broker's consumer groups (``SubscriptionGroupManager``), kept in ``config/subscriptionGroup.json``.
 
-Loop only. Source: behaviour.md §2.8; store.md §9.4.
+A change is on the disk before anybody is told of it. Loop only. Source: behaviour.md §2.8; store.md §9.4.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
@@ -14,6 +17,10 @@ from rmqkit.protocol.names import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, group_faul
 from rmqkit.store.json_files import JsonFile
 
 __all__ = ["GroupTable"]
+
+_READ_FORBIDDEN = 1 << 2
+
+V = TypeVar("V")
 
 
 class GroupTable:
@@ -37,21 +44,63 @@ class GroupTable:
 
     def get(self, group: str) -> SubscriptionGroupConfig | None:
         """A group; an unknown one with a legal name is created when the settings allow it."""
-        table = self._stored.subscription_group_table
-        config = table.get(group)
+        config = self._stored.subscription_group_table.get(group)
         if config is None and self._may_create(group):
-            config = table[group] = SubscriptionGroupConfig(group_name=group)
-            self._stored.data_version.advance(self._clock.now_ms())
-            self.persist()
+            config = SubscriptionGroupConfig(group_name=group)
+            self.put(config)
         return config
 
     def __contains__(self, group: str) -> bool:
         return group in self._stored.subscription_group_table
 
+    @property
+    def stored(self) -> SubscriptionGroupTable:
+        """The whole table, to be read only."""
+        return self._stored
+
+    def put(self, *configs: SubscriptionGroupConfig) -> None:
+        """Create or change groups; they are on the disk when this returns, and unchanged when it raises."""
+        changed = {config.group_name: config for config in configs}
+        self._replace(groups=self._stored.subscription_group_table | changed, forbidden=self._stored.forbidden_table)
+
+    def remove(self, group: str) -> None:
+        """Forget a group and what is forbidden to it; an unknown one is fine."""
+        if group in self or group in self._stored.forbidden_table:
+            self._replace(
+                groups=_without(self._stored.subscription_group_table, group),
+                forbidden=_without(self._stored.forbidden_table, group),
+            )
+
+    def forbid_reading(self, group: str, topic: str, *, is_forbidden: bool) -> None:
+        """Close a topic to a group, or open it again; neither needs to exist."""
+        if self.is_read_forbidden(group, topic) == is_forbidden:
+            return
+        topics = dict(self._stored.forbidden_table.get(group, {}))
+        topics[topic] = topics.get(topic, 0) ^ _READ_FORBIDDEN
+        topics = {topic: bits for topic, bits in topics.items() if bits}
+        forbidden = _without(self._stored.forbidden_table, group) | ({group: topics} if topics else {})
+        self._replace(groups=self._stored.subscription_group_table, forbidden=forbidden)
+
+    def is_read_forbidden(self, group: str, topic: str) -> bool:
+        """Whether an operator closed a topic to a group (``forbiddenTable``)."""
+        forbidden = self._stored.forbidden_table
+        return bool(forbidden) and bool(forbidden.get(group, {}).get(topic, 0) & _READ_FORBIDDEN)
+
     def persist(self) -> None:
         """Write the table."""
         self._file.save(self._stored)
 
+    def _replace(self, *, groups: dict[str, SubscriptionGroupConfig], forbidden: dict[str, dict[str, int]]) -> None:
+        version = msgspec.structs.replace(self._stored.data_version)
+        version.advance(self._clock.now_ms())
+        stored = SubscriptionGroupTable(version, forbidden, groups)
+        self._file.save(stored)
+        self._stored = stored
+
     def _may_create(self, group: str) -> bool:
         allowed = self._settings.auto_create_group or group.startswith(SYSTEM_GROUP_PREFIX)
         return allowed and group_fault(group) is None
+
+
+def _without(table: dict[str, V], name: str) -> dict[str, V]:
+    return {key: value for key, value in table.items() if key != name}

@@ -1,44 +1,63 @@
 """Pulls that found nothing wait here for a message (``PullRequestHoldService``).
 
 Held pulls are grouped by topic and queue. The dispatcher's news of a queue answers those it concerns in the same tick;
-the ones nobody needed are answered when their time is up. Nothing is polled: one timer stands for the earliest end.
-A pull whose connection is gone is dropped. Loop only. Source: behaviour.md §4.4.
+the ones nobody needed are answered when their time is up. A pull whose filter refused what arrived is answered within
+`PASSED_BY_MS` all the same, so that its consumer's offset moves on. Nothing is polled, and no cost grows with the pulls
+that wait elsewhere: ends of waiting fall into slots of `_SLOT_MS` with one timer each. A pull whose connection is gone
+is dropped. Loop only. Source: behaviour.md §4.4.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rmqkit.clock import Clock
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import Arrival
 
-__all__ = ["HELD_MAX", "Held", "LongPolling"]
+__all__ = ["HELD_MAX", "PASSED_BY_MS", "Held", "LongPolling"]
 
 HELD_MAX = 100_000
 """Pulls that may wait at a time; beyond it they are refused as busy (the pull queue of behaviour.md §2.4)."""
+PASSED_BY_MS = 5_000
+_WAIT_MS_MAX = 86_400_000
+_SLOT_MS = 50
 
-_LOOK_SECONDS_MIN = 0.05
+K = TypeVar("K")
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Held:
     """One waiting pull.
 
     Attributes:
+        connection: who waits; None for a part of the broker itself.
         queue_offset: the first offset it wants.
         codes: the tag codes it wants, or None for all.
         until_ms: monotonic time of its last try.
         retry: reads once more and answers, whatever comes of it.
+        wants: a further test of what arrived.
     """
 
-    connection: Connection
+    connection: Connection | None
     queue_offset: int
     codes: frozenset[int] | None
     until_ms: float
     retry: Callable[[], None]
+    wants: Callable[[Arrival], bool] | None = None
+    _key: tuple[str, int] = ("", 0)
+    _slot: int = 0
+    _was_passed_by: bool = False
+
+
+_Several = dict[Held, None]
+"""Held pulls in the order in which they came."""
 
 
 class LongPolling:
@@ -47,12 +66,13 @@ class LongPolling:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._held: dict[tuple[str, int], list[Held]] = {}
+        self._queues: dict[tuple[str, int], _Several] = {}
+        self._connections: dict[Connection, _Several] = {}
+        self._slots: dict[int, tuple[_Several, asyncio.TimerHandle]] = {}
         self._count = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._look_at_ms = float("inf")
 
     def __len__(self) -> int:
+        """The pulls of clients that wait."""
         return self._count
 
     @property
@@ -62,71 +82,89 @@ class LongPolling:
 
     def hold(self, topic: str, queue_id: int, held: Held) -> None:
         """Keep a pull until a message for it comes or its time is up."""
-        self._held.setdefault((topic, queue_id), []).append(held)
-        self._count += 1
-        if held.until_ms < self._look_at_ms:
-            self._look_by(held.until_ms)
+        held._key = key = (topic, queue_id)
+        self._queues.setdefault(key, {})[held] = None
+        if held.connection is not None:
+            self._connections.setdefault(held.connection, {})[held] = None
+            self._count += 1
+        self._end_by(held, held.until_ms)
 
     def arrived(self, arrivals: list[Arrival]) -> None:
         """Answer the pulls that wait for one of these messages."""
-        if not self._held:
-            return
         for arrival in arrivals:
-            waiting = self._held.get((arrival.topic, arrival.queue_id))
+            waiting = self._queues.get((arrival.topic, arrival.queue_id))
             if waiting is None:
                 continue
-            woken = [held for held in waiting if _concerns(held, arrival)]
-            if woken:
-                self._keep((arrival.topic, arrival.queue_id), [held for held in waiting if held not in woken])
-                for held in woken:
-                    held.retry()
+            end = arrival.queue_offset + arrival.batch_count
+            for held in [held for held in waiting if held.queue_offset < end]:
+                if (held.codes is None or arrival.tags_code in held.codes) and (
+                    held.wants is None or held.wants(arrival)
+                ):
+                    self._answer(held)
+                elif not held._was_passed_by:
+                    self._pass_by(held)
 
     def close(self) -> None:
         """Answer everything that waits, as the broker stops."""
-        held = [one for waiting in self._held.values() for one in waiting]
-        self._held.clear()
-        self._count = 0
-        if self._timer is not None:
-            self._timer.cancel()
-        for one in held:
-            one.retry()
+        for held in [held for waiting in self._queues.values() for held in waiting]:
+            self._answer(held)
+        for _, timer in self._slots.values():
+            timer.cancel()
+        self._slots.clear()
 
     def connection_closed(self, connection: Connection) -> None:
         """Drop the pulls of a connection that is gone."""
-        for key, waiting in list(self._held.items()):
-            if any(held.connection is connection for held in waiting):
-                self._keep(key, [held for held in waiting if held.connection is not connection])
+        for held in list(self._connections.get(connection, ())):
+            self._drop(held)
 
-    def _keep(self, key: tuple[str, int], waiting: list[Held]) -> None:
-        self._count -= len(self._held.get(key, ())) - len(waiting)
-        if waiting:
-            self._held[key] = waiting
-        else:
-            self._held.pop(key, None)
+    # -- inside
 
-    def _look_by(self, at_ms: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._look_at_ms = at_ms
-        seconds = max(_LOOK_SECONDS_MIN, (at_ms - self._clock.monotonic_ms()) / 1000)
-        self._timer = self._loop.call_later(seconds, self._end_waiting)
-
-    def _end_waiting(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        self._timer, self._look_at_ms = None, float("inf")
-        ended: list[Held] = []
-        for key, waiting in list(self._held.items()):
-            over = [held for held in waiting if held.until_ms <= now_ms]
-            if over:
-                ended.extend(over)
-                self._keep(key, [held for held in waiting if held.until_ms > now_ms])
-        for held in ended:
+    def _answer(self, held: Held) -> None:
+        if held not in self._queues.get(held._key, ()):
+            return  # the answer to another one closed its connection
+        self._drop(held)
+        try:
             held.retry()
-        if self._held:
-            self._look_by(min(held.until_ms for waiting in self._held.values() for held in waiting))
+        except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach a sender
+            _log.exception("held pull of %s cannot be answered", held._key)
+
+    def _drop(self, held: Held) -> None:
+        _discard(self._queues, held._key, held)
+        if held.connection is not None:
+            self._count -= 1
+            _discard(self._connections, held.connection, held)
+        self._leave_slot(held)
+
+    def _pass_by(self, held: Held) -> None:
+        held._was_passed_by = True
+        soon_ms = self._clock.monotonic_ms() + PASSED_BY_MS
+        if soon_ms < held.until_ms:
+            self._leave_slot(held)
+            self._end_by(held, soon_ms)
+
+    def _leave_slot(self, held: Held) -> None:
+        slot = self._slots.get(held._slot)
+        if slot is not None:
+            slot[0].pop(held, None)
+
+    def _end_by(self, held: Held, at_ms: float) -> None:
+        """Put a pull into the slot of its end; a new slot sets its timer."""
+        now_ms = self._clock.monotonic_ms()
+        held._slot = number = int(min(max(at_ms, now_ms), now_ms + _WAIT_MS_MAX)) // _SLOT_MS + 1
+        slot = self._slots.get(number)
+        if slot is None:
+            seconds = (number * _SLOT_MS - now_ms) / 1000
+            slot = self._slots[number] = ({}, self._loop.call_later(seconds, self._end_slot, number))
+        slot[0][held] = None
+
+    def _end_slot(self, number: int) -> None:
+        ended, _ = self._slots.pop(number)
+        for held in list(ended):
+            self._answer(held)
 
 
-def _concerns(held: Held, arrival: Arrival) -> bool:
-    if arrival.queue_offset < held.queue_offset:
-        return False
-    return held.codes is None or arrival.tags_code in held.codes
+def _discard(table: dict[K, _Several], key: K, held: Held) -> None:
+    several = table[key]
+    del several[held]
+    if not several:
+        del table[key]

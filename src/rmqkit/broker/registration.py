@@ -1,7 +1,8 @@
 """Telling the name servers who we are and which topics we have (``BrokerOuterAPI``).
 
 Every name server is told everything in parallel; one that fails is logged and never fails the others. A changed topic
-is sent at once with only that topic. Source: behaviour.md §2.3; remoting.md §10.1.
+is sent at once with only that topic. Topics that the name servers list as ordered are marked so here, from the answers
+to full registrations. Source: behaviour.md §1.7, §2.3; remoting.md §10.1.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
-from rmqkit.errors import PeerRefused, RemotingError
+from rmqkit.errors import BodyError, PeerRefused, RemotingError, StoreError
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.bodies.namesrv import KVTable, compress_registration
 from rmqkit.protocol.bodies.topics import Permission, RegisterBrokerBody, TopicConfig, TopicConfigTable
-from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.headers.registration import BrokerIdentity, RegisterBrokerRequest
 from rmqkit.remoting.address import split_addresses
@@ -80,7 +83,11 @@ class Registration:
     async def register(self, topics: list[TopicConfig] | None = None) -> int:
         """Send all topics, or some; returns how many name servers took them."""
         table = self._with_broker_permission(self._topics.snapshot(topics))
-        body = msgspec.json.encode(RegisterBrokerBody(topic_config_serialize_wrapper=table))
+        content = RegisterBrokerBody(topic_config_serialize_wrapper=table)
+        is_compressed = self._settings.compressed_register
+        body = (
+            compress_registration(content, version=CURRENT_VERSION) if is_compressed else msgspec.json.encode(content)
+        )
         header = RegisterBrokerRequest(
             broker_name=self._settings.broker_name,
             broker_addr=self._address,
@@ -88,10 +95,20 @@ class Registration:
             broker_id=self._settings.broker_id,
             ha_server_addr=self._ha_address,
             enable_acting_master=False,
+            compressed=is_compressed,
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
         )
         timeout_ms = self._settings.register_timeout_ms
-        return await self._tell_all(lambda: request(RequestCode.REGISTER_BROKER, header, body), timeout_ms)
+        answers = await self._tell_all(lambda: request(RequestCode.REGISTER_BROKER, header, body), timeout_ms)
+        if topics is None and answers and answers[0].payload:
+            self._mark_ordered(answers[0])
+        return len(answers)
+
+    def _mark_ordered(self, answer: Command) -> None:
+        try:
+            self._topics.mark_ordered(fastjson.decode_as(answer.payload, KVTable).table)
+        except (BodyError, StoreError) as error:
+            _log.warning("the order topics of a name server were not taken over: %s", error)
 
     def topics_changed(self, topics: list[TopicConfig]) -> None:
         """Tell the name servers of changed topics, soon."""
@@ -115,14 +132,13 @@ class Registration:
             await self.register()
             await asyncio.sleep(self._settings.register_interval_ms / 1000)
 
-    async def _tell_all(self, command: _MakeCommand, timeout_ms: int) -> int:
+    async def _tell_all(self, command: _MakeCommand, timeout_ms: int) -> list[Command]:
         told = await asyncio.gather(*(self._tell(server, command(), timeout_ms) for server in self._name_servers))
-        return sum(told)
+        return [answer for answer in told if answer is not None]
 
-    async def _tell(self, server: str, command: Command, timeout_ms: int) -> bool:
+    async def _tell(self, server: str, command: Command, timeout_ms: int) -> Command | None:
         try:
-            expect_success(await self._client.call(server, command, timeout_ms), server)
+            return expect_success(await self._client.call(server, command, timeout_ms), server)
         except (RemotingError, PeerRefused) as error:
             _log.warning("name server %s was not told (request %s): %s", server, command.code, error)
-            return False
-        return True
+            return None

@@ -17,21 +17,34 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rmqkit.broker.check_back import CheckBack
 from rmqkit.broker.clients import ClientTable
 from rmqkit.broker.durability import Durability
+from rmqkit.broker.filters import FilterTable
 from rmqkit.broker.groups import GroupTable
 from rmqkit.broker.handlers.clients import ClientHandlers
+from rmqkit.broker.handlers.connections import ConnectionHandlers
+from rmqkit.broker.handlers.groups import GroupHandlers
 from rmqkit.broker.handlers.offsets import OffsetHandlers
+from rmqkit.broker.handlers.progress import ProgressHandlers
 from rmqkit.broker.handlers.pull import PullHandlers
+from rmqkit.broker.handlers.query import QueryHandlers
+from rmqkit.broker.handlers.reply import ReplyHandlers
+from rmqkit.broker.handlers.resets import ResetHandlers
 from rmqkit.broker.handlers.runtime_info import RuntimeInfoHandlers
 from rmqkit.broker.handlers.send import SendHandlers
+from rmqkit.broker.handlers.send_back import SendBackHandlers
 from rmqkit.broker.handlers.topics import TopicHandlers
+from rmqkit.broker.handlers.transactions import TransactionHandlers
 from rmqkit.broker.long_polling import LongPolling
 from rmqkit.broker.offsets import OffsetTable
 from rmqkit.broker.own_address import OwnAddress
+from rmqkit.broker.queue_locks import QueueLocks
 from rmqkit.broker.registration import Registration
-from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.schedule import Schedule
+from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.transaction import OpMessages
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.ids import UniqueKeys
@@ -43,12 +56,14 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ClientTls, ServerTls
+from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
 __all__ = ["Broker"]
 
 _CLIENT_SWEEP_SECONDS = 10.0
+_FILTER_PERSIST_SECONDS = 10.0
 _FIRST_RETENTION_SECONDS = 60.0
 _VIP_BELOW = 2
 _GRACE_MS = 30_000
@@ -132,18 +147,25 @@ class Broker:
             servers.append(self._server(vip_dispatch))
             await self._bind(servers[1], settings.listen_port - _VIP_BELOW)
         parts = self._parts = self._open()
-        self._stops[:0] = [_as_async(parts.store.close), _as_async(parts.persist)]  # after the ports have closed
+        # After the ports have closed; delay offsets come last, when the copies before them are on the disk.
+        self._stops[:0] = [_as_async(parts.schedule.persist), _as_async(parts.store.close), _as_async(parts.persist)]
         self._stops.append(_as_async(parts.long_polling.close))
         self.address = join_address(settings.broker_ip1, port)
         identity = OwnAddress(settings.broker_ip1, pack_host(settings.broker_ip1, port))
         self._add_handlers(parts, identity, dispatch, vip_dispatch)
+        self._start_transactions(parts, identity, dispatch, vip_dispatch)
         parts.persist()
         for server in servers:
             await server.serve()
         if settings.graceful_shutdown:
             self._stops += [partial(server.drain, _GRACE_MS) for server in servers]
         await self._register(parts, port)
+        self._run("filter table", parts.persist_filters, _FILTER_PERSIST_SECONDS)
         self._run("offset table", parts.persist_offsets, settings.offset_persist_interval_ms / 1000)
+        self._run("delay offsets", parts.schedule.persist_round, settings.delay_offset_persist_interval_ms / 1000)
+        if settings.broker_role is not BrokerRole.SLAVE:
+            parts.schedule.start()
+            self._stops.append(_as_async(parts.schedule.stop))
         self._run("silent clients", _as_async(parts.clients.close_silent), _CLIENT_SWEEP_SECONDS)
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
         self._run("retention", _as_async(parts.store.retention_round), retention_seconds, _FIRST_RETENTION_SECONDS)
@@ -170,10 +192,13 @@ class Broker:
         """Read the tables and recover the store; nothing is written when that fails."""
         settings, clock, folder = self._settings, self._clock, self._store_root / "config"
         is_sync = self._store_settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        loop = asyncio.get_running_loop()
         timeout_ms = self._store_settings.sync_flush_timeout_ms
         durability = Durability(clock, timeout_ms, lambda: store.dispatch()) if is_sync else None
         long_polling = LongPolling(clock)
+        delays_ms = parse_delay_levels(self._store_settings.message_delay_level)
         topics = TopicTable(folder, settings, clock, self._topics_changed)
+        filters = FilterTable(folder, settings, clock)
         store = MessageStore(
             self._store_root,
             self._store_settings,
@@ -181,17 +206,22 @@ class Broker:
             is_batch_topic=topics.is_batch_topic,
             on_arrival=long_polling.arrived,
             on_durable=durability.flushed if durability is not None else None,
+            on_committed=lambda: loop.call_soon_threadsafe(store.dispatch),
+            bitmap_of=filters.bitmap_of if settings.filter_bitmaps else None,
         )
         parts = _Parts(
             store=store,
             topics=topics,
             groups=GroupTable(folder, settings, clock),
             offsets=OffsetTable(folder, clock),
-            clients=ClientTable(clock),
+            clients=ClientTable(settings, clock, filters),
+            filters=filters,
             long_polling=long_polling,
             durability=durability,
+            queue_locks=QueueLocks(clock),
+            schedule=Schedule(folder, store, delays_ms, long_polling, clock, flushes=is_sync),
         )
-        for table in (parts.topics, parts.groups, parts.offsets):
+        for table in (parts.topics, parts.groups, parts.offsets, parts.filters, parts.schedule):
             table.load()
         store.open()
         return parts
@@ -205,6 +235,8 @@ class Broker:
             store=parts.store,
             topics=parts.topics,
             groups=parts.groups,
+            schedule=parts.schedule,
+            is_orderly=parts.queue_locks.is_any_held,
             unique_keys=UniqueKeys(identity.store_host[:-4], os.getpid(), random.getrandbits(32)),
             clock=clock,
             durability=parts.durability,
@@ -217,14 +249,72 @@ class Broker:
             topics=parts.topics,
             groups=parts.groups,
             clients=parts.clients,
+            filters=parts.filters,
             offsets=parts.offsets,
             long_polling=parts.long_polling,
             clock=clock,
         )
         others = (
+            SendBackHandlers(
+                settings,
+                identity,
+                store=parts.store,
+                topics=parts.topics,
+                groups=parts.groups,
+                schedule=parts.schedule,
+                durability=parts.durability,
+            ),
+            ReplyHandlers(
+                settings,
+                identity,
+                store=parts.store,
+                topics=parts.topics,
+                clients=parts.clients,
+                durability=parts.durability,
+                clock=clock,
+            ),
             OffsetHandlers(store=parts.store, topics=parts.topics, groups=parts.groups, offsets=parts.offsets),
-            ClientHandlers(clients=parts.clients, groups=parts.groups, topics=parts.topics, clock=clock),
-            TopicHandlers(topics=parts.topics, admin_from=settings.admin_from),
+            QueryHandlers(settings, store=parts.store),
+            ClientHandlers(
+                settings,
+                clients=parts.clients,
+                groups=parts.groups,
+                topics=parts.topics,
+                queue_locks=parts.queue_locks,
+                clock=clock,
+            ),
+            TopicHandlers(
+                topics=parts.topics,
+                offsets=parts.offsets,
+                store=parts.store,
+                admin_addresses=settings.admin_addresses,
+            ),
+            GroupHandlers(
+                groups=parts.groups,
+                clients=parts.clients,
+                offsets=parts.offsets,
+                admin_addresses=settings.admin_addresses,
+                address=self.address,
+            ),
+            ConnectionHandlers(
+                settings,
+                clients=parts.clients,
+                groups=parts.groups,
+                topics=parts.topics,
+                store=parts.store,
+                clock=clock,
+            ),
+            ResetHandlers(
+                settings,
+                store=parts.store,
+                topics=parts.topics,
+                groups=parts.groups,
+                clients=parts.clients,
+                offsets=parts.offsets,
+            ),
+            ProgressHandlers(
+                settings, store=parts.store, topics=parts.topics, clients=parts.clients, offsets=parts.offsets
+            ),
             RuntimeInfoHandlers(
                 store=parts.store, settings=self._store_settings, store_root=self._store_root, clock=clock
             ),
@@ -233,6 +323,39 @@ class Broker:
             handlers.register(dispatch)
             handlers.register(vip_dispatch)
         pull.register(dispatch)
+
+    def _start_transactions(self, parts: _Parts, identity: OwnAddress, *dispatches: Dispatch) -> None:
+        """Answer those who decide; on a master also ask those who should."""
+        settings, store_settings, clock = self._settings, self._store_settings, self._clock
+        ops = OpMessages(parts.store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max)
+        handlers = TransactionHandlers(
+            settings,
+            store=parts.store,
+            schedule=parts.schedule,
+            ops=ops,
+            clock=clock,
+            durability=parts.durability,
+            body_bytes_max=store_settings.message_bytes_max,
+        )
+        for dispatch in dispatches:
+            handlers.register(dispatch)
+        if settings.broker_role is BrokerRole.SLAVE:
+            return
+        check_back = CheckBack(
+            settings,
+            store_settings,
+            store=parts.store,
+            topics=parts.topics,
+            offsets=parts.offsets,
+            clients=parts.clients,
+            ops=ops,
+            clock=clock,
+            durability=parts.durability,
+        )
+        self._stops.insert(2, _as_async(ops.write))  # after the ports have closed, before the store does
+        self._run("op messages", _as_async(ops.write), settings.transaction_op_interval_ms / 1000)
+        self._run("transaction check", check_back.round, settings.transaction_check_interval_ms / 1000)
+        self._stops.append(_as_async(check_back.stop))
 
     async def _register(self, parts: _Parts, port: int) -> None:
         settings = self._settings
@@ -281,13 +404,21 @@ class _Parts:
     groups: GroupTable
     offsets: OffsetTable
     clients: ClientTable
+    filters: FilterTable
     long_polling: LongPolling
     durability: Durability | None
+    queue_locks: QueueLocks
+    schedule: Schedule
 
     def persist(self) -> None:
         """Write every table."""
-        for table in (self.topics, self.groups, self.offsets):
+        for table in (self.topics, self.groups, self.offsets, self.filters):
             table.persist()
+
+    async def persist_filters(self) -> None:
+        """Write the filter table when it changed."""
+        if self.filters.is_dirty:
+            await asyncio.to_thread(self.filters.write, self.filters.snapshot())
 
     async def persist_offsets(self) -> None:
         """Write the offset table when it changed; the disk is waited for in a thread."""

@@ -6,10 +6,10 @@ import enum
 from collections.abc import Mapping
 from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rmqkit.errors import SettingsError
-from rmqkit.remoting.admission import AdminFrom
+from rmqkit.remoting.admission import AdminAddresses
 from rmqkit.settings import Setting
 
 __all__ = ["NOT_BUILT", "PROMISES", "WITHOUT_EFFECT", "BrokerRole", "BrokerSettings", "refuse_unsupported"]
@@ -69,6 +69,15 @@ class BrokerSettings(Struct, kw_only=True):
     offset_persist_interval_ms: Annotated[
         int, Setting("flushConsumerOffsetInterval", "ms between two writes of the offset table", low=100)
     ] = 5000
+    delay_offset_persist_interval_ms: Annotated[
+        int, Setting("flushDelayOffsetInterval", "ms between two writes of the delay levels' offsets", low=100)
+    ] = 10_000
+    accept_sends_from_ms: Annotated[
+        int, Setting("startAcceptSendRequestTimeStamp", "ms since the epoch before which sends are refused", hot=True)
+    ] = 0
+    store_replies: Annotated[
+        bool, Setting("storeReplyMessageEnable", "store the replies of request-reply messages, too", hot=True)
+    ] = True
     register_interval_ms: Annotated[
         int, Setting("registerNameServerPeriod", "ms between two registrations", low=10_000, high=60_000)
     ] = 30_000
@@ -76,23 +85,89 @@ class BrokerSettings(Struct, kw_only=True):
         int, Setting("registerBrokerTimeoutMills", "ms a name server may take to answer", low=1)
     ] = 24_000
     reject_transactions: Annotated[bool, Setting("rejectTransactionMessage", "refuse half messages", hot=True)] = False
-    admin_from: Annotated[
-        AdminFrom, Setting("adminFrom", "who may create and change topics by request: loopback or any")
-    ] = AdminFrom.LOOPBACK
+    transaction_timeout_ms: Annotated[
+        int, Setting("transactionTimeOut", "ms before a half message is first asked about", low=0, hot=True)
+    ] = 6000
+    transaction_checks_max: Annotated[
+        int, Setting("transactionCheckMax", "questions about a half message before it is given up", low=0, hot=True)
+    ] = 15
+    transaction_check_interval_ms: Annotated[
+        int, Setting("transactionCheckInterval", "ms between two rounds of questions about half messages", low=1)
+    ] = 30_000
+    transaction_op_bytes_max: Annotated[
+        int, Setting("transactionOpMsgMaxSize", "bytes of an op message beyond which it is written at once", low=1)
+    ] = 4096
+    transaction_op_interval_ms: Annotated[
+        int, Setting("transactionOpBatchInterval", "ms at most until a decision is in an op message", low=1)
+    ] = 3000
+    admin_addresses: Annotated[
+        AdminAddresses,
+        Setting("adminAllowedAddresses", "who may change the server: loopback, any, or addresses and networks"),
+    ] = field(default_factory=AdminAddresses)
     proxy_protocol: Annotated[
         bool, Setting("proxyProtocolEnable", "believe a PROXY preamble about who the peer is")
     ] = True
     graceful_shutdown: Annotated[
         bool, Setting("enableShutdownGracefully", "send clients away with GO_AWAY before the ports close", hot=True)
     ] = False
-    property_filter: Annotated[bool, Setting("enablePropertyFilter", "accept SQL92 subscriptions")] = False
+    property_filter: Annotated[bool, Setting("enablePropertyFilter", "accept SQL92 subscriptions", hot=True)] = False
+    filter_bitmaps: Annotated[
+        bool, Setting("enableCalcFilterBitMap", "store with each message whose SQL92 subscriptions want it")
+    ] = False
+    bloom_group_count: Annotated[
+        int,
+        Setting(
+            "expectConsumerNumUseFilter", "SQL92 groups per topic the filter bitmaps are made for", low=1, high=4096
+        ),
+    ] = 32
+    bloom_error_percent: Annotated[
+        int,
+        Setting("maxErrorRateOfBloomFilter", "percent of messages a filter bitmap may show in vain", low=1, high=99),
+    ] = 20
+    filter_keep_ms: Annotated[
+        int, Setting("filterDataCleanTimeSpan", "ms a SQL92 filter is kept after its group has left", low=0, hot=True)
+    ] = 86_400_000
+    filter_retries: Annotated[
+        bool, Setting("filterSupportRetry", "filter retried messages by the SQL92 filter of their topic", hot=True)
+    ] = False
+    lite_pull: Annotated[bool, Setting("litePullMessageEnable", "serve lite pull consumers", hot=True)] = True
+    notify_consumers: Annotated[
+        bool,
+        Setting(
+            "notifyConsumerIdsChangedEnable", "tell the members of a consumer group when others come or go", hot=True
+        ),
+    ] = True
+    client_silent_ms_max: Annotated[
+        int,
+        Setting("channelExpiredTimeout", "ms without a heartbeat after which a client is sent away", low=1, hot=True),
+    ] = 120_000
+    server_side_reset: Annotated[
+        bool,
+        Setting("useServerSideResetOffset", "move a group's offsets here; false: by asking its clients", hot=True),
+    ] = True
+    compressed_register: Annotated[bool, Setting("compressedRegister", "send registrations compressed", hot=True)] = (
+        False
+    )
+    reject_pull_consumers: Annotated[
+        bool, Setting("rejectPullConsumerEnable", "refuse consumers that pull by themselves", hot=True)
+    ] = False
+    slave_read: Annotated[
+        bool,
+        Setting("slaveReadEnable", "send consumers that are far behind to a slave, and serve them as one", hot=True),
+    ] = False
+    offset_check_in_slave: Annotated[
+        bool, Setting("offsetCheckInSlave", "correct a consumer's offset as a slave, too", hot=True)
+    ] = False
+    unique_key_query_count_max: Annotated[
+        int, Setting("defaultQueryMaxNum", "most messages a query by unique key returns", low=1, hot=True)
+    ] = 32
 
 
 WITHOUT_EFFECT = frozenset(
     """
     rocketmqHome sendMessageThreadPoolNums pullMessageThreadPoolNums litePullMessageThreadPoolNums
     ackMessageThreadPoolNums processReplyMessageThreadPoolNums queryMessageThreadPoolNums adminBrokerThreadPoolNums
-    clientManageThreadPoolNums consumerManageThreadPoolNums loadBalanceProcessorThreadPoolNums
+    clientManageThreadPoolNums commitLogRecoverMaxNum consumerManageThreadPoolNums loadBalanceProcessorThreadPoolNums
     heartbeatThreadPoolNums endTransactionThreadPoolNums putMessageFutureThreadPoolNums serverWorkerThreads
     serverCallbackExecutorThreads serverSelectorThreads serverAsyncSemaphoreValue serverOnewaySemaphoreValue
     serverSocketSndBufSize serverSocketRcvBufSize serverPooledByteBufAllocatorEnable useEpollNativeSelector useTLS
@@ -104,26 +179,24 @@ WITHOUT_EFFECT = frozenset(
     flushConsumerOffsetHistoryInterval highSpeedMode commercialEnable clientAsyncSemaphoreValue
     clientOnewaySemaphoreValue clientCallbackExecutorThreads clientWorkerThreads deleteCommitLogFilesInterval
     deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly redeleteHangedFileInterval
+    fastFailIfNoBufferInStorePool osPageCacheBusyTimeOutMills bitMapLengthConsumeQueueExt
     """.split()
 )
 """Keys of Java's configuration about threads, buffers, files in use and the JVM: accepted, noted, without effect."""
 
 NOT_BUILT = frozenset(
     """
-    allAckInSyncStateSet brokerFastFailureEnable commitCommitLogLeastPages commitCommitLogThoroughInterval
-    commitIntervalCommitLog consumerFallbehindThreshold consumerOffsetUpdateVersionStep controllerAddr
-    defaultQueryMaxNum delayOffsetUpdateVersionStep disableConsumeIfConsumerReadSlowly disappearTimeAfterStart
-    enableAutoInSyncReplicas enableCalcFilterBitMap enableCompaction enableLmq enableMultiDispatch
-    enableScheduleAsyncDeliver enableSlaveActingMaster expectConsumerNumUseFilter fastFailIfNoBufferInStorePool
-    filterDataCleanTimeSpan filterSupportRetry flushCommitLogTimed flushDelayOffsetInterval forceRegister
+    allAckInSyncStateSet brokerFastFailureEnable consumerFallbehindThreshold consumerOffsetUpdateVersionStep
+    controllerAddr delayOffsetUpdateVersionStep disableConsumeIfConsumerReadSlowly
+    disappearTimeAfterStart enableAutoInSyncReplicas enableCompaction enableLmq
+    enableMultiDispatch enableScheduleAsyncDeliver enableSlaveActingMaster
+    flushCommitLogTimed forceRegister
     haFlowControlEnable haHousekeepingInterval haMasterAddress haMaxGapNotInSync haSendHeartbeatInterval
-    haSlaveFallbehindMax haTransferBatchSize litePullMessageEnable mappedFileSizeTimerLog maxErrorRateOfBloomFilter
-    maxHaTransferByteInSecond minInSyncReplicas offsetCheckInSlave osPageCacheBusyTimeOutMills recallMessageEnable
-    reviveQueueNum slaveReadEnable slaveTimeout storeReplyMessageEnable timerCongestNumEachSlot timerFlushIntervalMs
-    timerMaxDelaySec timerPrecisionMs timerRollWindowSlot timerWheelEnable totalReplicas transactionCheckInterval
-    transactionCheckMax transactionOpBatchInterval transactionOpMsgMaxSize transactionTimeOut transientStorePoolEnable
-    transientStorePoolSize useServerSideResetOffset waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
-    waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue warmMapedFileEnable
+    haSlaveFallbehindMax haTransferBatchSize mappedFileSizeTimerLog
+    maxHaTransferByteInSecond minInSyncReplicas recallMessageEnable reviveQueueNum
+    slaveTimeout timerCongestNumEachSlot timerFlushIntervalMs
+    timerMaxDelaySec timerPrecisionMs timerRollWindowSlot timerWheelEnable totalReplicas
+    waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue
     """.split()
 )
 """Keys of parts that are not built yet: accepted, with one note that they are ignored."""

@@ -6,8 +6,10 @@ Loop only. Source: behaviour.md §2.8, §3.2; store.md §9.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
@@ -15,15 +17,7 @@ from rmqkit.protocol import names
 from rmqkit.protocol.bodies.topics import DataVersion, Permission, TopicConfig, TopicConfigTable
 from rmqkit.store.json_files import JsonFile
 
-__all__ = ["ATTRIBUTES", "TopicTable", "apply_attributes"]
-
-ATTRIBUTES: dict[str, tuple[str, ...] | None] = {
-    "queue.type": ("BatchCQ", "SimpleCQ"),
-    "cleanup.policy": ("DELETE", "COMPACTION"),
-    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY"),
-    "reserve.time": None,
-}
-"""Topic attributes and their values; None takes any text. Source: store.md §9.2."""
+__all__ = ["TopicTable"]
 
 _ALL = Permission.READ | Permission.WRITE
 _TEMPLATE = _ALL | Permission.INHERIT
@@ -48,6 +42,7 @@ class TopicTable:
         self._clock = clock
         self._on_change = on_change
         self._table: dict[str, TopicConfig] = {}
+        self._own: frozenset[str] = frozenset()
         self.data_version = DataVersion()
 
     def load(self) -> None:
@@ -58,7 +53,9 @@ class TopicTable:
             self.data_version = stored.data_version
         for name, config in self._table.items():
             config.topic_name = config.topic_name or name
-        missing = [config for config in _system_topics(self._settings) if config.topic_name not in self._table]
+        system = _system_topics(self._settings)
+        self._own = frozenset(config.topic_name for config in system)
+        missing = [config for config in system if config.topic_name not in self._table]
         if missing:
             self._table.update((config.topic_name, config) for config in missing)
             self.data_version.advance(self._clock.now_ms())
@@ -77,16 +74,44 @@ class TopicTable:
         table = self._table if topics is None else {config.topic_name: config for config in topics}
         return TopicConfigTable(data_version=self.data_version, topic_config_table=dict(table))
 
+    def is_system(self, topic: str) -> bool:
+        """Whether a topic is the broker's own: clients neither create nor delete it."""
+        return topic in self._own or names.is_system_topic(topic)
+
+    @property
+    def system_topics(self) -> list[str]:
+        """The topics for which `is_system` holds, as far as they have names."""
+        return sorted(self._own | names.SYSTEM_TOPICS | {topic for topic in self._table if self.is_system(topic)})
+
     def put(self, *configs: TopicConfig) -> None:
-        """Create or change topics."""
-        self._table.update((config.topic_name, config) for config in configs)
-        self.data_version.advance(self._clock.now_ms())
-        self.persist()
+        """Create or change topics; they are on the disk when this returns, and unchanged when it raises."""
+        self._replace(self._table | {config.topic_name: config for config in configs})
         self._on_change(list(configs))
+
+    def remove(self, topic: str) -> None:
+        """Forget a topic; an unknown one is fine. Name servers keep it until they are told otherwise."""
+        if topic in self._table:
+            self._replace({name: config for name, config in self._table.items() if name != topic})
+
+    def mark_ordered(self, topics: Iterable[str]) -> None:
+        """Mark those of some topics as ordered that the broker has.
+
+        A mark stays when the name servers no longer list the topic, as with 5.x brokers (checked with 5.4.0).
+        """
+        known = filter(None, map(self._table.get, topics))
+        changed = [msgspec.structs.replace(config, order=True) for config in known if not config.order]
+        if changed:
+            self.put(*changed)
 
     def persist(self) -> None:
         """Write the table."""
         self._file.save(self.snapshot())
+
+    def _replace(self, table: dict[str, TopicConfig]) -> None:
+        version = msgspec.structs.replace(self.data_version)
+        version.advance(self._clock.now_ms())
+        self._file.save(TopicConfigTable(data_version=version, topic_config_table=table))
+        self._table, self.data_version = table, version
 
     def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
         """The topic a message is sent to, made from the template topic the producer names if that lets it.
@@ -104,7 +129,7 @@ class TopicTable:
         if default is not None and allowed:
             count = max(0, min(queue_count, default.write_queue_nums))
             perm = default.perm & ~Permission.INHERIT
-            created = TopicConfig(topic, count, count, perm, default.topic_filter_type, 1 if unit else 0)
+            created = TopicConfig(topic, count, count, perm, default.topic_filter_type, _sys_flag(topic, unit=unit))
         elif topic.startswith(names.RETRY_PREFIX):
             created = TopicConfig(topic, 1, 1, _ALL)
         else:
@@ -117,34 +142,10 @@ class TopicTable:
         known = self._table.get(topic)
         if known is not None:
             return known
-        created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=1 if unit else 0, order=order)
+        sys_flag = _sys_flag(topic, unit=unit)
+        created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag, order=order)
         self.put(created)
         return created
-
-
-def apply_attributes(current: dict[str, str], change: str, *, is_new: bool) -> dict[str, str]:
-    """Attributes after a change such as ``+message.type=DELAY,-reserve.time``.
-
-    Raises:
-        ValueError: the reference's text for an unknown key, a wrong value or a malformed change.
-    """
-    attributes = dict(current)
-    for part in filter(None, (piece.strip() for piece in change.split(","))):
-        sign, name, value = part[0], *part[1:].partition("=")[::2]
-        if sign not in "+-" or (sign == "+" and "=" not in part):
-            raise ValueError(f"kv string format wrong: {part}")
-        if is_new and sign == "-":
-            raise ValueError("only add attribute is supported while creating topic. key: " + name)
-        if name not in ATTRIBUTES:
-            raise ValueError(f"unsupported key: {name}")
-        values = ATTRIBUTES[name]
-        if sign == "-":
-            attributes.pop(name, None)
-        elif values is not None and value not in values:
-            raise ValueError(f"value is not in set: {value}")
-        else:
-            attributes[name] = value
-    return attributes
 
 
 def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
@@ -169,6 +170,11 @@ def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
     if settings.trace_topic:
         topics.append(_system(settings.trace_topic_name, 1))
     return topics
+
+
+def _sys_flag(topic: str, *, unit: bool) -> int:
+    """UNIT, for a retry topic UNIT_SUB."""
+    return (2 if topic.startswith(names.RETRY_PREFIX) else 1) if unit else 0
 
 
 def _system(name: str, queues: int, perm: int = _ALL) -> TopicConfig:

@@ -8,17 +8,14 @@ import time
 import pytest
 
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import decode_fields, decode_header
+from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.fastjson import loads
-from rmqkit.protocol.headers.clients import ViewMessageRequest
 from rmqkit.protocol.headers.offsets import (
     QueryConsumerOffsetRequest,
     QueueRequest,
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
-from rmqkit.protocol.headers.send import SendMessageResponse
-from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
 from tests.broker.cluster import Cluster
 
@@ -74,6 +71,68 @@ def test_refused_commits(run, header, code, remark):
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("fields", "code", "remark"),
+    [
+        ({"queueId": "x"}, 29, "QueueId is null, topic is T"),
+        ({"queueId": ""}, 29, "QueueId is null, topic is T"),
+        ({"commitOffset": "x"}, 29, "Offset is null, topic is T"),
+        ({"commitOffset": 1 << 65}, 29, "Offset is null, topic is T"),
+        ({"consumerGroup": ""}, 26, "Group  not exist!"),
+        ({"topic": ""}, 17, "Topic  not exist!"),
+        ({"queueId": -1, "commitOffset": -3}, 0, None),
+        ({"queueId": 99, "commitOffset": 1 << 62}, 0, None),
+    ],
+)
+def test_commits_with_odd_fields(run, fields, code, remark):
+    async def scenario(cluster):
+        await cluster.send()
+        await cluster.pull()
+        good = {"consumerGroup": "g", "topic": "T", "queueId": 0, "commitOffset": 1}
+        answer = await cluster.ask(RequestCode.UPDATE_CONSUMER_OFFSET, **(good | fields))
+        assert (answer.code, answer.remark) == (code, remark)
+        assert (await cluster.ask(RequestCode.UPDATE_CONSUMER_OFFSET)).code == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({}, 1),
+        ({"consumerGroup": "g", "topic": "T"}, 1),
+        ({"consumerGroup": "g", "topic": "T", "queueId": "x"}, 1),
+        ({"consumerGroup": "g", "topic": "T", "queueId": 1 << 40}, 1),
+        ({"consumerGroup": "g", "topic": "T", "queueId": 0}, 0),
+        ({"consumerGroup": "g", "topic": "T", "queueId": 0, "setZeroIfNotFound": "x"}, 22),
+        ({"consumerGroup": "g", "topic": "T", "queueId": -1}, 22),
+        ({"consumerGroup": "g", "topic": "none", "queueId": 0}, 22),
+    ],
+)
+def test_queries_with_odd_fields(run, fields, code):
+    async def scenario(cluster):
+        await cluster.send()
+        assert (await cluster.ask(RequestCode.QUERY_CONSUMER_OFFSET, **fields)).code == code
+        await cluster.pull()
+        # A negative offset counts as none.
+        await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", "T", 0, -3))
+        assert await cluster.number(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequest("g", "T", 0)) == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("code", [29, 30, 31, 32])
+def test_bounds_with_odd_fields(run, code):
+    async def scenario(cluster):
+        for fields in ({}, {"topic": "T"}, {"topic": "T", "queueId": "x"}, {"topic": "T", "queueId": 1 << 40}):
+            assert (await cluster.ask(code, timestamp=0, **fields)).code == 1
+        assert (await cluster.ask(29, topic="T", queueId=0, timestamp="x")).code == 1
+        odd = {"topic": "T", "queueId": -5, "timestamp": 1 << 62, "boundaryType": "zz"}
+        assert (await cluster.ask(code, **odd)).code == 0
+
+    run(scenario)
+
+
 def test_bounds_and_times_of_a_queue(run):
     async def scenario(cluster):
         before = int(time.time() * 1000)
@@ -91,17 +150,5 @@ def test_bounds_and_times_of_a_queue(run):
         earliest, none = (int(decode_fields(answer)["timestamp"]) for answer in times)
         assert before <= earliest <= before + 60_000
         assert none == -1
-
-    run(scenario)
-
-
-def test_a_message_is_viewed_by_its_place(run):
-    async def scenario(cluster):
-        header = decode_header(await cluster.send(), SendMessageResponse)
-        offset = decode_offset_id(header.msg_id)[2]
-        answer = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
-        assert [m.offset_msg_id for m in read_messages(answer.body)] == [header.msg_id]
-        missing = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(999_999))
-        assert (missing.code, missing.remark) == (1, "can not find message by the offset, 999999")
 
     run(scenario)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
+import msgspec
 import pytest
+from msgspec import to_builtins
 
+from rmqkit.broker.settings import BrokerRole
+from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import decode_header
+from rmqkit.protocol.command import Command, decode_fields, decode_header
 from rmqkit.protocol.headers.offsets import (
     QueryConsumerOffsetRequest,
 )
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageResponse
+from rmqkit.protocol.headers.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.message import read_messages
-from tests.broker.cluster import FAQ
+from rmqkit.protocol.record import record_properties
+from tests.broker.cluster import FAQ, Cluster
 
 
 def test_offsets_outside_the_queue_are_moved(run):
@@ -91,11 +97,11 @@ def test_a_pull_whose_client_is_gone_is_not_held_on(run):
 @pytest.mark.parametrize(
     ("pull", "code", "remark"),
     [
-        ({"topic": "none"}, ResponseCode.TOPIC_NOT_EXIST, f"topic[none] not exist, apply first please!{FAQ}"),
+        ({"topic": "none"}, ResponseCode.TOPIC_NOT_EXIST, f"topic[none] not exist, apply first please! {FAQ}"),
         (
             {"queue_id": 4},
             ResponseCode.INVALID_PARAMETER,
-            "queueId[4] is illegal, topic:[T] topicConfig.readQueueNums:[4] consumer:[127.0.0.1:",
+            "queueId[4] is illegal, topic:[T] topicConfig.readQueueNums:[4] consumer:[/127.0.0.1:",
         ),
         ({"queue_id": -1}, ResponseCode.INVALID_PARAMETER, "queueId[-1] is illegal"),
         (
@@ -168,3 +174,398 @@ def test_a_pull_beyond_those_that_may_wait_is_refused_as_busy(run, monkeypatch):
         assert not held.is_full
 
     run(scenario)
+
+
+# ---- every check (behaviour.md §4.1)
+
+
+def parts_of(cluster):
+    return cluster.standalone._broker._parts
+
+
+async def hold(cluster, offset, **pull):
+    """A pull that waits."""
+    held = parts_of(cluster).long_polling
+    before = len(held)
+    flags = pull.pop("flags", PullFlag.SUBSCRIPTION) | PullFlag.SUSPEND
+    waiting = asyncio.ensure_future(cluster.pull(offset, flags=flags, suspend_ms=60_000, **pull))
+    while len(held) == before:
+        await asyncio.sleep(0)
+    return waiting
+
+
+def lite_pull():
+    return PullMessageRequest(
+        consumer_group="g", topic="T", queue_id=0, queue_offset=0, max_msg_nums=1, sys_flag=PullFlag.SUBSCRIPTION,
+        commit_offset=0, suspend_timeout_millis=0, sub_version=0, subscription="*",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "remark", "forbidden"),
+    [
+        ({"broker_permission": 2}, 16, "the broker[127.0.0.1] pulling message is forbidden", ForbiddenType.BROKER),
+        ({"lite_pull": False}, 16, "the broker[127.0.0.1] for lite pull consumer is forbidden", ForbiddenType.BROKER),
+        ({"reject_pull_consumers": True}, 24, "the consumer's group info not exist", None),
+        ({"broker_role": BrokerRole.SLAVE}, 2, "[REJECTREQUEST]system busy, start flow control for a while", None),
+        ({"broker_role": BrokerRole.SLAVE, "slave_read": True}, 0, "FOUND", None),
+        ({}, 0, "FOUND", None),
+    ],
+)
+def test_settings_that_refuse_a_lite_pull(run, settings, code, remark, forbidden):
+    async def scenario(cluster):
+        await cluster.send()
+        for name, value in settings.items():
+            setattr(cluster.standalone._broker._settings, name, value)
+        answer = await cluster.call(RequestCode.LITE_PULL_MESSAGE, lite_pull())
+        assert answer.code == code
+        assert answer.remark.startswith(remark)
+        assert decode_fields(answer).get("forbiddenType") == (None if forbidden is None else str(int(forbidden)))
+
+    run(scenario)
+
+
+def test_group_and_topic_close_a_pull_in_the_references_order(run):
+    async def scenario(cluster):
+        await cluster.send()
+        await cluster.heartbeat("c1", ("T", "*"), message_model="BROADCASTING")
+        parts = parts_of(cluster)
+        group, topic = parts.groups.get("g"), parts.topics.get("T")
+        parts.groups._stored.forbidden_table["g"] = {"T": 1 << 2}
+
+        async def refused():
+            answer = await cluster.pull(flags=0)
+            assert answer.code == ResponseCode.NO_PERMISSION
+            return answer.remark, int(decode_fields(answer)["forbiddenType"])
+
+        group.consume_enable, group.consume_broadcast_enable, topic.perm = False, False, 2
+        assert await refused() == ("subscription group no permission, g", ForbiddenType.GROUP)
+        group.consume_enable = True
+        assert await refused() == ("the topic[T] pulling message is forbidden", ForbiddenType.TOPIC)
+        topic.perm = 6
+        remark = "the consumer group[g] can not consume by broadcast way"
+        assert await refused() == (remark, ForbiddenType.BROADCAST)
+        group.consume_broadcast_enable = True
+        assert await refused() == ("the consumer group[g] is forbidden for topic[T]", ForbiddenType.SUBSCRIPTION)
+        parts.groups._stored.forbidden_table["g"] = {"T": 1}
+        assert (await cluster.pull(flags=0)).code == 0
+
+    run(scenario)
+
+
+def test_active_pull_consumers_can_be_refused(run):
+    async def scenario(cluster):
+        await cluster.send()
+        cluster.standalone._broker._settings.reject_pull_consumers = True
+        await cluster.heartbeat("c1", ("T", "*"), consume_type="CONSUME_ACTIVELY")
+        assert (await cluster.pull(flags=0)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        await cluster.heartbeat("c1", ("T", "*"), consume_type="CONSUME_PASSIVELY")
+        assert (await cluster.pull(flags=0)).code == 0
+
+    run(scenario)
+
+
+def test_an_inline_subscription_is_remembered_for_ten_minutes(run):
+    async def scenario(cluster):
+        await cluster.send()
+        await cluster.pull(expression="A || B")
+        clients = parts_of(cluster).clients
+        remembered = clients.compensated("g", "T")
+        assert remembered.sub_string == "A || B"
+        clients.close_silent()
+        assert clients.compensated("g", "T") is remembered
+        remembered.sub_version -= 600_001
+        clients.close_silent()
+        assert clients.compensated("g", "T") is None
+
+    run(scenario)
+
+
+def test_a_reset_offset_is_answered_once_and_voids_what_the_pull_commits(run):
+    async def scenario(cluster):
+        for _ in range(3):
+            await cluster.send()
+        offsets = parts_of(cluster).offsets
+        offsets._resets["g", "T", 0] = 1
+        flags = PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET
+        answer = await cluster.pull(3, flags=flags, commit=3)
+        assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
+        header = decode_header(answer, PullMessageResponse)
+        assert (header.next_begin_offset, header.min_offset, header.max_offset) == (1, 0, 3)
+        assert offsets.get("g", "T", 0) is None
+        assert (await cluster.pull(1, flags=flags, commit=1)).code == 0
+        assert offsets.get("g", "T", 0) == 1
+
+    run(scenario)
+
+
+def test_a_slave_does_not_move_consumers(run):
+    async def scenario(cluster):
+        await cluster.send()
+        settings = cluster.standalone._broker._settings
+        settings.broker_role, settings.slave_read = BrokerRole.SLAVE, True
+        for offset, code, remark, following in [
+            (8, ResponseCode.PULL_RETRY_IMMEDIATELY, "OFFSET_OVERFLOW_BADLY", 8),
+            (-1, ResponseCode.PULL_RETRY_IMMEDIATELY, "OFFSET_TOO_SMALL", -1),
+            (1, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", 1),
+        ]:
+            answer = await cluster.pull(offset)
+            assert (answer.code, answer.remark) == (code, remark)
+            assert decode_header(answer, PullMessageResponse).next_begin_offset == following
+        settings.offset_check_in_slave = True
+        assert (await cluster.pull(8)).code == ResponseCode.PULL_OFFSET_MOVED
+
+    run(scenario)
+
+
+def test_who_is_far_behind_is_sent_to_a_slave_where_slaves_serve(run):
+    async def scenario(cluster):
+        await cluster.send(body=b"x" * 100)
+        await cluster.send(body=b"x" * 100)
+        group = parts_of(cluster).groups.get("g")
+        group.which_broker_when_consume_slowly, group.broker_id = 7, 3
+        reader = parts_of(cluster).store._reader
+
+        async def suggested():
+            return decode_header(await cluster.pull(count=1), PullMessageResponse).suggest_which_broker_id
+
+        assert await suggested() == 0
+        cluster.standalone._broker._settings.slave_read = True
+        assert await suggested() == 3
+        reader._memory_bytes = 10
+        assert await suggested() == 7
+
+    run(scenario)
+
+
+def test_extreme_numbers_get_the_references_answers(run):
+    async def scenario(cluster):
+        await cluster.send()
+        for pull, code in [
+            ({"count": 0}, 0),
+            ({"count": -1}, 0),
+            ({"count": (1 << 31) - 1}, 0),
+            ({"offset": -1}, 21),
+            ({"offset": 1 << 62}, 21),
+            ({"version": -1}, 0),
+            ({"queue_id": (1 << 31) - 1}, 29),
+            ({"suspend_ms": -(1 << 63)}, 0),
+        ]:
+            assert (await cluster.pull(**pull)).code == code
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("value", [None, "", "x", "99999999999999999999999"])
+def test_fields_that_cannot_be_read_are_an_error_and_disturb_nobody(run, value):
+    async def scenario(cluster):
+        await cluster.send()
+        whole = {key: str(field) for key, field in to_builtins(lite_pull()).items() if field is not None}
+        for name in ("queueId", "queueOffset", "maxMsgNums", "sysFlag", "suspendTimeoutMillis"):
+            fields = {key: field for key, field in {**whole, name: value}.items() if field is not None}
+            command = Command(RequestCode.PULL_MESSAGE, fields=fields)
+            answer = await cluster.client.call(cluster.standalone.broker_address, command, 10_000)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert name in answer.remark
+        assert (await cluster.pull()).code == 0
+
+    run(scenario)
+
+
+# ---- held pulls
+
+
+def test_a_held_pull_is_checked_again_when_it_is_woken(run):
+    async def scenario(cluster):
+        await cluster.send()
+        waiting = await hold(cluster, 1)
+        parts_of(cluster).groups.get("g").consume_enable = False
+        await cluster.send()
+        assert (await waiting).code == ResponseCode.NO_PERMISSION
+
+    run(scenario)
+
+
+def test_a_reset_reaches_a_held_pull_with_the_next_message(run):
+    async def scenario(cluster):
+        await cluster.send()
+        waiting = await hold(cluster, 1)
+        parts_of(cluster).offsets._resets["g", "T", 0] = 0
+        await cluster.send()
+        assert (await waiting).remark == "OFFSET_RESET"
+
+    run(scenario)
+
+
+def test_short_polling_holds_a_pull_for_a_short_time_whatever_it_asks_for(run):
+    async def scenario(cluster):
+        await cluster.send()
+        flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
+        answer = await cluster.pull(1, flags=flags, suspend_ms=3_600_000)
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+    run(scenario, broker={"long_polling": False, "short_polling_ms": 20})
+
+
+def test_a_pull_that_other_tags_passed_by_moves_on(run, monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.long_polling.PASSED_BY_MS", 1)
+
+    async def scenario(cluster):
+        await cluster.send()
+        waiting = await hold(cluster, 1, expression="B")
+        await cluster.send(properties="TAGS\x01A\x02")
+        answer = await waiting
+        assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert decode_header(answer, PullMessageResponse).next_begin_offset == 2
+
+    run(scenario)
+
+
+# ---- SQL92
+
+
+async def sql_heartbeat(cluster, expression, version=1, *, group="g", kind="SQL92"):
+    wanted = SubscriptionData(topic="T", sub_string=expression, expression_type=kind, sub_version=version)
+    data = HeartbeatData(
+        clientID="c1", consumerDataSet=[ConsumerData(group_name=group, subscription_data_set=[wanted])]
+    )
+    return await cluster.call(RequestCode.HEART_BEAT, body=msgspec.json.encode(data))
+
+
+async def send_numbers(cluster, *numbers):
+    for number in numbers:
+        await cluster.send(body=str(number).encode(), properties=f"a\x01{number}\x02")
+
+
+def bodies(answer):
+    return [message.body for message in read_messages(answer.body)]
+
+
+SQL = {"broker": {"property_filter": True}}
+
+
+def test_sql_filters_by_the_records_properties(run):
+    async def scenario(cluster):
+        await send_numbers(cluster, 3, 7, 5, 9)
+        answer = await cluster.pull(expression="a > 5", expression_type="SQL92")
+        assert bodies(answer) == [b"7", b"9"]
+        nothing = await cluster.pull(expression="a > 50", expression_type="SQL92")
+        assert (nothing.code, nothing.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE")
+        assert decode_header(nothing, PullMessageResponse).next_begin_offset == 4
+
+    run(scenario, **SQL)
+
+
+@pytest.mark.parametrize(("expression", "kind"), [("a >", "SQL92"), ("", "SQL92"), ("a > 5", "FOO")])
+def test_an_inline_expression_that_cannot_be_read_delivers_nothing(run, expression, kind):
+    async def scenario(cluster):
+        await send_numbers(cluster, 7)
+        answer = await cluster.pull(expression=expression, expression_type=kind)
+        assert (answer.code, answer.remark) == (23, "parse the consumer's subscription failed")
+
+    run(scenario, **SQL)
+
+
+def test_registered_sql_needs_its_filter_and_the_newest(run, caplog):
+    async def scenario(cluster):
+        await send_numbers(cluster, 3, 7)
+        await sql_heartbeat(cluster, "a > 5", 5)
+        assert bodies(await cluster.pull(flags=0, version=5)) == [b"7"]
+        assert (await cluster.pull(flags=0, version=6)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+        with caplog.at_level("CRITICAL"):
+            await sql_heartbeat(cluster, "a >", 6)
+        answer = await cluster.pull(flags=0, version=6)
+        assert answer.code == ResponseCode.FILTER_DATA_NOT_EXIST
+        remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
+        assert answer.remark == remark
+        await sql_heartbeat(cluster, "a < 5", 7)
+        assert bodies(await cluster.pull(flags=0, version=7)) == [b"3"]
+        parts_of(cluster).filters.get("T", "g").data.client_version = 6
+        answer = await cluster.pull(flags=0, version=7)
+        assert (answer.code, answer.remark) == (28, "the consumer's consumer filter data not latest")
+
+    run(scenario, **SQL)
+
+
+def test_registered_sql_is_refused_without_the_setting(run):
+    async def scenario(cluster):
+        await send_numbers(cluster, 7)
+        await sql_heartbeat(cluster, "a > 5")
+        answer = await cluster.pull(flags=0)
+        remark = "The broker does not support consumer to filter message by SQL92"
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, remark)
+
+    run(scenario)
+
+
+def test_a_held_sql_pull_waits_for_a_message_it_wants(run):
+    async def scenario(cluster):
+        await cluster.send()
+        await sql_heartbeat(cluster, "a > 5")
+        inline = await hold(cluster, 1, expression="a > 5", expression_type="SQL92")
+        registered = await hold(cluster, 1, flags=0)
+        await send_numbers(cluster, 3)
+        assert not inline.done()
+        assert not registered.done()
+        await send_numbers(cluster, 7)
+        assert bodies(await inline) == bodies(await registered) == [b"7"]
+
+    run(scenario, **SQL)
+
+
+def test_retried_messages_are_filtered_where_the_setting_says_so(run):
+    async def scenario(cluster):
+        await sql_heartbeat(cluster, "a > 5")
+        for number in (3, 7):
+            properties = f"a\x01{number}\x02RETRY_TOPIC\x01T\x02"
+            await cluster.send("%RETRY%g", body=str(number).encode(), properties=properties)
+        pull = {"topic": "%RETRY%g"}
+        assert bodies(await cluster.pull(**pull)) == [b"3", b"7"]
+        cluster.standalone._broker._settings.filter_retries = True
+        assert bodies(await cluster.pull(**pull)) == [b"7"]
+
+    run(scenario, **SQL)
+
+
+def test_bitmaps_let_a_pull_skip_messages_without_a_look_at_the_log(run, monkeypatch):
+    async def scenario(cluster):
+        await sql_heartbeat(cluster, "a > 5")
+        await sql_heartbeat(cluster, "a > 50", group="other")
+        for name in ("g", "other"):
+            parts_of(cluster).filters.get("T", name).data.born_time -= 1  # in the millisecond of the sends
+        await send_numbers(cluster, 3, 7, 4, 60)
+        looked: list[memoryview] = []
+        monkeypatch.setattr(
+            "rmqkit.broker.filters.record_properties", lambda r: looked.append(r) or record_properties(r)
+        )
+        assert bodies(await cluster.pull(flags=0, version=1)) == [b"7", b"60"]
+        assert len(looked) == 2
+        assert bodies(await cluster.pull(flags=0, version=1, group="other")) == [b"60"]
+        assert len(looked) == 3
+
+    run(
+        scenario,
+        broker={"property_filter": True, "filter_bitmaps": True},
+        store={"enable_consume_queue_ext": True, "consume_queue_ext_file_bytes": 4096},
+    )
+
+
+def test_filters_survive_a_restart_with_their_bitmaps(tmp_path):
+    settings = {
+        "broker": {"property_filter": True, "filter_bitmaps": True},
+        "store": {"enable_consume_queue_ext": True},
+    }
+
+    async def main():
+        async with Cluster(tmp_path / "store", **copy.deepcopy(settings)) as cluster:
+            await sql_heartbeat(cluster, "a > 5")
+            await send_numbers(cluster, 3, 7)
+            born = parts_of(cluster).filters.get("T", "g").data.born_time
+        async with Cluster(tmp_path / "store", **copy.deepcopy(settings)) as cluster:
+            found = parts_of(cluster).filters.get("T", "g")
+            assert (found.data.born_time, found.data.dead_time >= born) == (born, True)
+            await sql_heartbeat(cluster, "a > 5")
+            assert found.data.dead_time == 0
+            assert bodies(await cluster.pull(flags=0, version=1)) == [b"7"]
+
+    asyncio.run(main())

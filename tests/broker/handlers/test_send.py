@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 
 import pytest
 
 from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import decode_fields, decode_header, request
+from rmqkit.protocol.command import Command, decode_fields, decode_header, request
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageResponse
 from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.protocol.headers.topics import CreateTopicRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import decode_record
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import FAQ, ILLEGAL
+
+BATCH = encode_batch([BatchEntry(b"one", b"UNIQ_KEY\x01K1\x02"), BatchEntry(b"two", b"UNIQ_KEY\x01K2\x02")])
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
@@ -131,24 +138,37 @@ def test_a_batch_is_stored_as_consecutive_messages_with_their_own_properties(run
             ILLEGAL,
         ),
         (
-            {"properties": "TRAN_MSG\x01true\x02"},
-            ResponseCode.NO_PERMISSION,
-            "the broker[127.0.0.1] sending transaction message is forbidden",
-        ),
-        (
             {"properties": "TIMER_DELAY_SEC\x015\x02"},
             ResponseCode.SYSTEM_ERROR,
             "accurate timer message is not enabled, timerWheelEnable is false",
         ),
         (
-            {"properties": "DELAY\x013\x02"},
-            ResponseCode.SYSTEM_ERROR,
-            "delay levels are not supported by this broker: send the message without property DELAY",
-        ),
-        (
-            {"topic": "%RETRY%g", "code": RequestCode.SEND_BATCH_MESSAGE},
+            {"topic": "%RETRY%g", "code": RequestCode.SEND_BATCH_MESSAGE, "batch": True},
             ResponseCode.MESSAGE_ILLEGAL,
             "batch request does not support retry group %RETRY%g",
+        ),
+        (
+            {"topic": "%RETRY%" + "x" * 121, "code": RequestCode.SEND_BATCH_MESSAGE, "batch": True},
+            ResponseCode.MESSAGE_ILLEGAL,
+            "message topic length too long 128",
+        ),
+        (
+            {"topic": "x" * 128, "code": RequestCode.SEND_BATCH_MESSAGE, "batch": True},
+            ResponseCode.INVALID_PARAMETER,
+            f"The specified topic: {'x' * 128}, is longer than topic max length: 127",
+        ),
+        ({"body": BATCH, "batch": True, "properties": "DELAY\x011\x02"}, ResponseCode.MESSAGE_ILLEGAL, ILLEGAL),
+        ({"body": BATCH, "batch": True, "sys_flag": 4}, ResponseCode.MESSAGE_ILLEGAL, ILLEGAL),
+        ({"body": BATCH[:-1], "batch": True}, ResponseCode.MESSAGE_ILLEGAL, ILLEGAL),
+        (
+            {"topic": "%RETRY%a b"},
+            ResponseCode.INVALID_PARAMETER,
+            "The specified topic: %RETRY%a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        ),
+        (
+            {"topic": "%RETRY%" + "g" * 121},
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group not exist, {'g' * 121} {FAQ}",
         ),
     ],
 )
@@ -159,6 +179,164 @@ def test_refused_sends(run, send, code, remark):
         assert decode_fields(answer) == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
     run(scenario, store={"commit_log_file_bytes": 16 << 20} if "body" in send else {})
+
+
+@pytest.mark.parametrize(
+    ("send", "remark"),
+    [
+        ({"body": b""}, "the message has no body"),
+        ({"body": b"", "batch": True}, "the message has no body"),
+        ({"properties": "DELAY\x01x\x02"}, 'HeaderError: property DELAY is not a number: "x"'),
+        ({"properties": "DELAY\x0199999999999\x02"}, 'HeaderError: property DELAY is not a number: "99999999999"'),
+    ],
+)
+def test_what_ends_in_an_exception_at_the_reference_is_answered_without_fields(run, send, remark):
+    async def scenario(cluster):
+        answer = await cluster.send(**send)
+        assert (answer.code, answer.remark, decode_fields(answer)) == (ResponseCode.SYSTEM_ERROR, remark, {})
+        assert (await cluster.send()).code == 0
+
+    run(scenario)
+
+
+def test_which_fields_of_a_header_may_be_missing_or_unreadable(run):
+    long = {"producerGroup": "p", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "queueId": "0"}
+    long |= {"sysFlag": "0", "bornTimestamp": "1", "flag": "0", "reconsumeTimes": "0", "unitMode": "false"}
+    short = dict(zip("abcdefghjk", long.values(), strict=True))
+
+    async def codes(cluster, code, fields, wrong):
+        """The codes of sends with one field left out, wrong, or out of bounds."""
+        changed = [{k: v for k, v in fields.items() if k != name} for name in fields]
+        changed += [fields | {name: value} for name in wrong for value in ("x", "", "9" * 20)]
+        return [
+            (
+                await cluster.client.call(cluster.standalone.broker_address, Command(code, fields=one, body=b"x"), 9999)
+            ).code
+            for one in changed
+        ]
+
+    async def scenario(cluster):
+        await cluster.send()
+        numbers = ["defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag", "reconsumeTimes", "unitMode"]
+        missing = [0, 1, 0, 0, 1, 1, 1, 1, 0, 0]
+        wrong = [0, 0, 0, *[1] * 12, *[0] * 6]
+        assert await codes(cluster, RequestCode.SEND_MESSAGE, long, numbers) == missing + wrong
+        wrong = [*[1] * 18, 0, 0, 0]
+        assert await codes(cluster, RequestCode.SEND_MESSAGE_V2, short, "defghjk") == missing + wrong
+
+    run(scenario)
+
+
+def test_a_broker_that_takes_no_sends_yet_says_until_when(run):
+    until_ms = 4_102_444_800_123
+
+    async def scenario(cluster):
+        answer = await cluster.send()
+        until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(until_ms // 1000))
+        assert (answer.code, answer.remark) == (1, f"broker unable to service, until {until},123")
+
+    run(scenario, broker={"accept_sends_from_ms": until_ms})
+
+
+def test_a_read_only_broker_refuses_sends_to_ordered_topics_only(run):
+    async def scenario(cluster):
+        topics = cluster.standalone._broker._parts.topics
+        topics.put(TopicConfig("Ordered", 1, 1, 6, order=True))
+        answer = await cluster.send("Ordered")
+        assert (answer.code, answer.remark) == (16, "the broker[127.0.0.1] sending message is forbidden")
+        assert (await cluster.send("T")).code == 0
+
+    run(scenario, broker={"broker_permission": 4})
+
+
+def test_a_compacted_topic_needs_keys(run):
+    async def scenario(cluster):
+        header = CreateTopicRequest("C", "TBW102", 1, 1, 6, "SINGLE_TAG", attributes="+cleanup.policy=COMPACTION")
+        assert (await cluster.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == 0
+        for properties in ("", "KEYS\x01  \x02"):
+            answer = await cluster.send("C", properties=properties)
+            assert (answer.code, answer.remark) == (13, "Required message key is missing")
+        assert (await cluster.send("C", properties="KEYS\x01k\x02")).code == 0
+
+    run(scenario)
+
+
+def test_messages_of_a_multi_tag_topic_are_marked(run):
+    async def scenario(cluster):
+        header = CreateTopicRequest("M", "TBW102", 1, 1, 6, "MULTI_TAG")
+        assert (await cluster.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == 0
+        await cluster.send("M")
+        (message,) = read_messages((await cluster.pull(topic="M")).body)
+        assert message.sys_flag == 2
+
+    run(scenario)
+
+
+def test_an_inner_batch_is_stored_as_one_record_and_its_answer_names_its_key(run):
+    async def scenario(cluster):
+        header = CreateTopicRequest("I", "TBW102", 1, 1, 6, "SINGLE_TAG", attributes="+queue.type=BatchCQ")
+        assert (await cluster.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == 0
+        sent = await cluster.send("I", BATCH, "UNIQ_KEY\x01B\x02", RequestCode.SEND_BATCH_MESSAGE, batch=True)
+        answer = decode_header(sent, SendMessageResponse)
+        assert (sent.code, answer.batch_uniq_id, answer.transaction_id, answer.queue_offset) == (0, "B", "B", 0)
+        assert "," not in answer.msg_id
+        store = cluster.standalone._broker._parts.store
+        assert store.max_offset("I", 0) == 2
+        record = decode_record(store.record_at(decode_offset_id(answer.msg_id)[2]))
+        assert decode_properties(record.properties).keys() == {
+            *("UNIQ_KEY", "MSG_REGION", "TRACE_ON", "CLUSTER", "INNER_NUM", "INNER_BASE")
+        }
+
+    run(scenario)
+
+
+def test_whether_a_body_is_a_batch_is_said_by_the_header(run):
+    async def scenario(cluster):
+        await cluster.send(body=BATCH, code=RequestCode.SEND_BATCH_MESSAGE)
+        await cluster.send(body=BATCH, code=RequestCode.SEND_MESSAGE, batch=True)
+        assert [m.body for m in read_messages((await cluster.pull()).body)] == [BATCH, b"one", b"two"]
+
+    run(scenario)
+
+
+def test_a_delayed_message_is_answered_with_its_own_queue_and_comes_when_it_is_due(run):
+    async def scenario(cluster):
+        sent = await cluster.send(properties="DELAY\x011\x02TIMER_DELAY_SEC\x0190\x02UNIQ_KEY\x01K\x02", queue_id=2)
+        answer = decode_header(sent, SendMessageResponse)
+        assert (sent.code, answer.queue_id, answer.queue_offset, answer.transaction_id) == (0, 2, 0, "K")
+        store = cluster.standalone._broker._parts.store
+        stored = decode_record(store.record_at(decode_offset_id(answer.msg_id)[2]))
+        assert (stored.topic, stored.queue_id) == ("SCHEDULE_TOPIC_XXXX", 0)
+        pulled = await cluster.pull(queue_id=2, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
+        (message,) = read_messages(pulled.body)
+        assert message.store_timestamp - stored.store_timestamp >= 1000
+        assert message.properties == {
+            "DELAY": "1",
+            "REAL_TOPIC": "T",
+            "REAL_QID": "2",
+            "UNIQ_KEY": "K",
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "true",
+            "CLUSTER": "DefaultCluster",
+        }
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("properties", "fields"),
+    [
+        ("DELAY\x010\x02", {}),
+        ("DELAY\x01-3\x02", {}),
+        ("TIMER_DELAY_SEC\x015\x02TIMER_OUT_MS\x011\x02", {}),
+    ],
+)
+def test_what_asks_for_no_delay_comes_at_once(run, properties, fields):
+    async def scenario(cluster):
+        assert (await cluster.send(properties=properties, **fields)).code == 0
+        assert len(read_messages((await cluster.pull()).body)) == 1
+
+    run(scenario)
 
 
 def test_a_queue_beyond_the_topic_s_is_refused(run):
@@ -211,6 +389,35 @@ def test_a_retried_message_beyond_the_limit_goes_to_the_dead_letters(run):
     run(scenario)
 
 
+def test_a_retried_message_of_a_group_that_consumes_in_order_goes_to_the_dead_letters(run):
+    async def scenario(cluster):
+        await cluster.heartbeat("c1", ("T", "*"))
+        locks = cluster.standalone._broker._parts.queue_locks
+        locks.lock("g", "c1", [MessageQueue("T", "broker-a", 0)])
+        assert (await cluster.send("%RETRY%g", properties="DELAY\x013\x02", body=b"locked")).code == 0
+        (message,) = read_messages((await cluster.pull(topic="%DLQ%g")).body)
+        assert (message.body, message.properties["DELAY"]) == (b"locked", "-1")
+        locks.unlock("g", "c1", [MessageQueue("T", "broker-a", 0)])
+        assert (await cluster.send("%RETRY%g", body=b"free")).code == 0
+        assert [m.body for m in read_messages((await cluster.pull(topic="%RETRY%g")).body)] == [b"free"]
+
+    run(scenario)
+
+
+def test_an_old_client_s_limit_of_retries_is_not_asked_for(run):
+    async def scenario(cluster):
+        await cluster.heartbeat("c1", ("T", "*"))
+        header = SendMessageV2Request(
+            "p", "%RETRY%g", "TBW102", 1, 0, 0, 1, 0, reconsume_times=3, max_reconsume_times=1
+        )
+        old = request(RequestCode.SEND_MESSAGE_V2, header, b"x")
+        old.version = 120
+        assert (await cluster.client.call(cluster.standalone.broker_address, old, 9999)).code == 0
+        assert len(read_messages((await cluster.pull(topic="%RETRY%g")).body)) == 1
+
+    run(scenario)
+
+
 def test_under_sync_flush_the_answer_means_that_it_is_on_disk(run):
     async def scenario(cluster):
         answers = await asyncio.gather(*(cluster.send(body=b"%d" % i) for i in range(50)))
@@ -251,3 +458,26 @@ def test_a_send_beyond_those_that_may_wait_for_the_disk_is_refused_as_busy(run, 
         assert (await cluster.pull()).code == ResponseCode.TOPIC_NOT_EXIST
 
     run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+
+
+def test_with_the_transient_pool_a_held_pull_is_answered_by_the_commit(run):
+    async def scenario(cluster):
+        flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
+        assert (await cluster.send(body=b"1")).code == 0
+        answers = [await cluster.pull(0, flags=flags, suspend_ms=20_000)]
+        held = asyncio.ensure_future(cluster.pull(1, flags=flags, suspend_ms=20_000))
+        assert (await cluster.send(body=b"2")).code == 0
+        answers.append(await held)
+        assert [message.body for answer in answers for message in read_messages(answer.body)] == [b"1", b"2"]
+
+    run(scenario, store={"transient_store_pool": True, "commit_interval_ms": 20})
+
+
+def test_without_a_free_buffer_a_send_is_refused_as_busy(run):
+    async def scenario(cluster):
+        answers = [await cluster.send(body=bytes(300_000)) for _ in range(4)]
+        assert [answer.code for answer in answers] == [0, 0, 0, ResponseCode.SYSTEM_BUSY]
+        assert answers[-1].remark == "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
+
+    never = {"commit_interval_ms": 3_600_000}
+    run(scenario, store={"transient_store_pool": True, "transient_store_pool_size": 1, **never})

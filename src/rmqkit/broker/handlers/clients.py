@@ -1,19 +1,22 @@
-"""Heartbeats and who is online: codes 34, 35, 38 (``ClientManageProcessor``, ``ConsumerManageProcessor``).
+"""Heartbeats, members, queue locks: codes 34, 35, 38, 41, 42 (``ClientManageProcessor``, ``ConsumerManageProcessor``).
 
-Source: remoting.md §4.3.4; behaviour.md §2.6.
+Source: remoting.md §4.3.4, §9.3; behaviour.md §2.6, §2.7.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from rmqkit.broker.clients import ClientTable, Member
+from rmqkit.broker.clients import CONSUME_ACTIVELY, ClientTable, Member
 from rmqkit.broker.groups import GroupTable
+from rmqkit.broker.queue_locks import QueueLocks
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
 from rmqkit.clock import Clock
 from rmqkit.protocol.bodies.clients import ConsumerData, ConsumerIds, HeartbeatData
+from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, reply
+from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest, UnregisterClientRequest
 from rmqkit.protocol.names import retry_topic
@@ -24,9 +27,20 @@ __all__ = ["ClientHandlers"]
 
 
 class ClientHandlers:
-    """Keeps the client table."""
+    """Keeps the client table and the queue locks."""
 
-    def __init__(self, *, clients: ClientTable, groups: GroupTable, topics: TopicTable, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        clients: ClientTable,
+        groups: GroupTable,
+        topics: TopicTable,
+        queue_locks: QueueLocks,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._queue_locks = queue_locks
         self._clients = clients
         self._groups = groups
         self._topics = topics
@@ -37,25 +51,30 @@ class ClientHandlers:
         dispatch.register(RequestCode.HEART_BEAT, self.heartbeat)
         dispatch.register(RequestCode.UNREGISTER_CLIENT, self.unregister)
         dispatch.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
+        dispatch.register(RequestCode.LOCK_BATCH_MQ, self.lock_queues)
+        dispatch.register(RequestCode.UNLOCK_BATCH_MQ, self.unlock_queues)
 
     def heartbeat(self, connection: Connection, command: Command) -> Command:
         """Take in a client's groups; a group that may not be created is skipped silently."""
         data = decode_as(command.payload, HeartbeatData)
         member = Member(data.clientID, command.language, command.version, self._clock.monotonic_ms())
+        fingerprint = data.heartbeatFingerprint
+        keeps_topics = bool(fingerprint) and data.withoutSub
+        must_resend = not fingerprint  # a client of before the fingerprints always sends everything
         for consumer in data.consumerDataSet:
-            if data.withoutSub:
-                self._refresh(connection, consumer.group_name, member)
-            else:
-                self._register_consumer(connection, consumer, member)
+            if self._settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
+                continue
+            differs = self._clients.needs_topics(consumer.group_name, fingerprint, has_topics=not keeps_topics)
+            must_resend = must_resend or differs
+            self._register_consumer(connection, consumer, member, keeps_topics=keeps_topics)
         for producer in data.producerDataSet:
             self._clients.register_producer(connection, member, producer.group_name)
-        # Without stored fingerprints every heartbeat must come whole: a changed subscription says so to V2 clients.
-        changed = "true" if data.heartbeatFingerprint else "false"
+        changed = "true" if must_resend else "false"
         return reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
 
     def unregister(self, connection: Connection, command: Command) -> Command:
         """A client says good-bye to its groups."""
-        header = decode_header(command, UnregisterClientRequest)
+        header = decode_header_leniently(command, UnregisterClientRequest, missing={"clientID": ""})
         if header.producerGroup:
             self._clients.unregister_producer(connection, header.producerGroup)
         if header.consumerGroup:
@@ -74,7 +93,21 @@ class ClientHandlers:
         ids = [member.client_id for member in group.members.values()]
         return reply(command, body=msgspec.json.encode(ConsumerIds(ids)))
 
-    def _register_consumer(self, connection: Connection, consumer: ConsumerData, member: Member) -> None:
+    def lock_queues(self, connection: Connection, command: Command) -> Command:
+        """Lock queues for a client; which of them it holds now."""
+        body = decode_as(command.payload, LockBody)
+        granted = self._queue_locks.lock(body.consumer_group, body.client_id, body.queues)
+        return reply(command, body=msgspec.json.encode(LockedQueues(granted)))
+
+    def unlock_queues(self, connection: Connection, command: Command) -> Command:
+        """Give back queues that a client holds."""
+        body = decode_as(command.payload, LockBody)
+        self._queue_locks.unlock(body.consumer_group, body.client_id, body.queues)
+        return reply(command)
+
+    def _register_consumer(
+        self, connection: Connection, consumer: ConsumerData, member: Member, *, keeps_topics: bool
+    ) -> None:
         config = self._groups.get(consumer.group_name)
         if config is None:
             return
@@ -86,9 +119,4 @@ class ClientHandlers:
             unit=consumer.unit_mode,
         )
         notify = config.notify_consumer_ids_changed_enable
-        self._clients.register_consumer(connection, member, consumer, notify=notify)
-
-    def _refresh(self, connection: Connection, group_name: str, member: Member) -> None:
-        group = self._clients.consumers(group_name)
-        if group is not None and connection in group.members:
-            group.members[connection] = member
+        self._clients.register_consumer(connection, member, consumer, notify=notify, keeps_topics=keeps_topics)

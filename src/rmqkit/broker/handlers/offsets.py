@@ -1,6 +1,6 @@
-"""Consumer offsets and queue bounds: codes 14, 15, 29, 30, 31, 32, and 33 (a message by its place).
+"""Consumer offsets and queue bounds: codes 14, 15, 29, 30, 31, 32, 43.
 
-Source: remoting.md §4.3.3, §4.3.6; behaviour.md §5.2.
+Source: remoting.md §4.3.3; behaviour.md §5.2.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from rmqkit.broker.groups import GroupTable
 from rmqkit.broker.offsets import OffsetTable
 from rmqkit.broker.topics import TopicTable
+from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, reply
-from rmqkit.protocol.headers.clients import ViewMessageRequest
+from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.headers.offsets import (
     OffsetResponse,
     QueryConsumerOffsetRequest,
@@ -43,13 +43,13 @@ class OffsetHandlers:
         dispatch.register(RequestCode.GET_MIN_OFFSET, self.min_offset)
         dispatch.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search)
         dispatch.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_store_time)
-        dispatch.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
+        dispatch.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
 
     def query(self, connection: Connection, command: Command) -> Command:
         """The committed offset; without one, 0 where the queue still begins at 0 and that is in memory."""
-        header = decode_header(command, QueryConsumerOffsetRequest)
+        header = decode_header_leniently(command, QueryConsumerOffsetRequest, drops_unreadable=False)
         offset = self._offsets.get(header.consumer_group, header.topic, header.queue_id)
-        if offset is not None:
+        if offset is not None and offset >= 0:
             return reply(command, header=OffsetResponse(offset))
         if header.set_zero_if_not_found is False:
             remark = "Not found, do not set to zero, maybe this group boot first"
@@ -61,8 +61,8 @@ class OffsetHandlers:
         return reply(command, ResponseCode.QUERY_NOT_FOUND, remark)
 
     def update(self, connection: Connection, command: Command) -> Command:
-        """Commit an offset."""
-        header = decode_header(command, UpdateConsumerOffsetRequest)
+        """Commit an offset; after a reset by an operator what clients commit is void until their next pull."""
+        header = decode_header_leniently(command, UpdateConsumerOffsetRequest)
         if header.consumer_group not in self._groups:
             remark = f"Group {header.consumer_group} not exist!"
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
@@ -72,6 +72,8 @@ class OffsetHandlers:
             return reply(command, ResponseCode.INVALID_PARAMETER, f"QueueId is null, topic is {header.topic}")
         if header.commit_offset is None:
             return reply(command, ResponseCode.INVALID_PARAMETER, f"Offset is null, topic is {header.topic}")
+        if self._offsets.has_reset(header.consumer_group, header.topic, header.queue_id):
+            return reply(command, remark="Offset has been previously reset")
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return reply(command)
 
@@ -98,11 +100,6 @@ class OffsetHandlers:
         timestamp = self._store.earliest_store_time(header.topic, header.queue_id)
         return reply(command, header=StoreTimeResponse(timestamp))
 
-    def view(self, connection: Connection, command: Command) -> Command:
-        """The record at a place in the log."""
-        header = decode_header(command, ViewMessageRequest)
-        record = self._store.record_at(header.offset)
-        if record is None:
-            remark = f"can not find message by the offset, {header.offset}"
-            return reply(command, ResponseCode.SYSTEM_ERROR, remark)
-        return reply(command, body=[record])
+    def all_offsets(self, connection: Connection, command: Command) -> Command:
+        """The offsets of every group; slaves copy them."""
+        return reply(command, body=fastjson.dumps(self._offsets.contents))

@@ -1,0 +1,152 @@
+"""END_TRANSACTION, RESUME_CHECK_HALF_MESSAGE (``EndTransactionProcessor``): a half message is decided.
+
+A half message is found by its physical offset and must belong to the group and have the queue offset that the request
+names. Commit puts the message where it was meant to go, then the half message is noted as decided; rollback only notes
+it. Nobody keeps count of who decided before: a request that comes twice commits twice, as at the reference. Under
+SYNC_FLUSH the answer to a commit waits for the disk. Source: behaviour.md §9.1; store.md §19.3; remoting.md §4.3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from rmqkit.broker.copies import copy_of
+from rmqkit.broker.durability import Durability, Outcome
+from rmqkit.broker.handlers.send_checks import put_refusal
+from rmqkit.broker.schedule import Schedule
+from rmqkit.broker.settings import BrokerRole, BrokerSettings
+from rmqkit.broker.transaction import OpMessages, committed, half_at, immunity_ms, number, record_at
+from rmqkit.clock import Clock
+from rmqkit.protocol import names
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header, reply
+from rmqkit.protocol.headers.transactions import EndTransactionRequest, ResumeCheckRequest
+from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Record
+from rmqkit.remoting.admission import for_admins
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
+from rmqkit.store.message_store import MessageStore, PutStatus
+
+__all__ = ["TransactionHandlers"]
+
+_UNKNOWN = 0
+_NO_REMARK = "not set any response code"
+"""What the reference answers where it sets no remark of its own."""
+
+_RESUMABLE = (names.HALF_TOPIC, names.TRANS_CHECK_MAX_TIME_TOPIC)
+
+
+class TransactionHandlers:
+    """Ends transactions, and asks again about those that were given up."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        store: MessageStore,
+        schedule: Schedule,
+        ops: OpMessages,
+        clock: Clock,
+        durability: Durability | None,
+        body_bytes_max: int,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._schedule = schedule
+        self._ops = ops
+        self._clock = clock
+        self._durability = durability
+        self._body_bytes_max = body_bytes_max
+
+    def register(self, dispatch: Dispatch) -> None:
+        """Answer the transaction codes."""
+        dispatch.register(RequestCode.END_TRANSACTION, self.end)
+        dispatch.register(
+            RequestCode.RESUME_CHECK_HALF_MESSAGE, for_admins(self.resume, self._settings.admin_addresses)
+        )
+
+    def end(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
+        """END_TRANSACTION: commit, roll back, or nothing when the producer does not know yet."""
+        header = decode_header(command, EndTransactionRequest)
+        if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, _UNKNOWN):
+            return reply(command, ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
+        if self._settings.broker_role is BrokerRole.SLAVE:
+            return reply(command, ResponseCode.SLAVE_NOT_AVAILABLE, _NO_REMARK)
+        if header.commit_or_rollback == _UNKNOWN:
+            return None
+        if self._ops.is_full or (self._durability is not None and self._durability.is_full):
+            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        half = half_at(self._store, header.commit_log_offset)
+        if half is None:
+            return reply(command, ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        refusal = self._refusal(header, half)
+        if refusal is not None:
+            return reply(command, *refusal)
+        if header.commit_or_rollback == TRANSACTION_COMMIT:
+            return self._commit(command, half)
+        self._ops.add(half.queue_id, half.queue_offset)
+        return reply(command, remark=_NO_REMARK)
+
+    def resume(self, connection: Connection, command: Command) -> Command:
+        """RESUME_CHECK_HALF_MESSAGE: put a half message once more with its counter at 0."""
+        header = decode_header(command, ResumeCheckRequest)
+        failed = f"Exception was thrown when putting message back to {names.HALF_TOPIC}."
+        try:
+            physical_offset = decode_offset_id(header.msg_id)[2]
+        except ValueError:
+            return reply(command, ResponseCode.SYSTEM_ERROR, failed)
+        record = record_at(self._store, physical_offset)
+        if record is None or record.topic not in _RESUMABLE:
+            return reply(command, ResponseCode.SYSTEM_ERROR, failed)
+        changes = {property_names.TRANSACTION_CHECK_TIMES: "0"}
+        put = self._store.put(copy_of(record, topic=names.HALF_TOPIC, queue_id=0, changes=changes))
+        if put.status is not PutStatus.OK:
+            return reply(command, *put_refusal(put, self._body_bytes_max))
+        return reply(command)
+
+    # -- inside
+
+    def _refusal(self, header: EndTransactionRequest, half: Record) -> tuple[ResponseCode, str] | None:
+        """The checks of a decision, in the reference's order."""
+        properties = decode_properties(half.properties)
+        own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
+        if own_immunity is not None and not header.from_transaction_check:
+            timeout_ms = self._settings.transaction_timeout_ms
+            if self._clock.now_ms() - half.born_timestamp > max(timeout_ms, immunity_ms(own_immunity, timeout_ms)):
+                return ResponseCode.ILLEGAL_OPERATION, _NO_REMARK  # the producer is asked instead
+        group = properties.get(property_names.PRODUCER_GROUP)
+        if group is None or header.producer_group != group:
+            return ResponseCode.SYSTEM_ERROR, "The producer group wrong"
+        if header.tran_state_table_offset != half.queue_offset:
+            return ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong"
+        if header.commit_log_offset != half.physical_offset:
+            return ResponseCode.SYSTEM_ERROR, "The commit log offset wrong"
+        return None
+
+    def _commit(self, command: Command, half: Record) -> Command | Awaitable[Command]:
+        message = committed(half)
+        if message is None:
+            remark = f"half message at {half.physical_offset} does not say for which topic and queue it is"
+            return reply(command, ResponseCode.SYSTEM_ERROR, remark)
+        level = number(decode_properties(message.properties).get(property_names.DELAY))
+        if level > 0:
+            self._schedule.defer(message, level)
+        put = self._store.put(message)
+        if put.status is not PutStatus.OK:
+            return reply(command, *put_refusal(put, self._body_bytes_max))
+        self._ops.add(half.queue_id, half.queue_offset)
+        if self._durability is None:
+            return reply(command)
+        self._store.request_flush()
+        if command.is_one_way or self._store.durable_offset >= put.end_offset:
+            return reply(command)
+        return self._answer_when_durable(self._durability, command, put.end_offset)
+
+    async def _answer_when_durable(self, durability: Durability, command: Command, end_offset: int) -> Command:
+        outcome, reason = await durability.wait(end_offset)
+        if outcome is Outcome.FAILED:
+            return reply(command, ResponseCode.SYSTEM_ERROR, reason)
+        return reply(command, ResponseCode.SUCCESS if outcome is Outcome.DURABLE else ResponseCode.FLUSH_DISK_TIMEOUT)

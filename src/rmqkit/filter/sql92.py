@@ -1,0 +1,459 @@
+"""SQL92 filters over message properties (``SqlFilter``, ``SelectorParser``): text in, a compiled condition out.
+
+An expression is compiled once, by the grammar in ``sql92.lark``, into nested functions of the raw property string; a
+test looks up only the properties it names. Verdicts are three-valued: True, False or None (unknown). A message is
+delivered for True alone; one that cannot be evaluated (``price > 5`` and price is ``cheap``) is dropped.
+
+As in the reference, which this follows in its oddities (behaviour.md §6.4, §6.5):
+
+- every property is text; against a number it is read as Java reads the *number's* type, and 5.0 is no integer;
+- the parser stops without an error at the first token it cannot use, so ``a > 5)`` is ``a > 5``;
+- a property alone is never true.
+
+Bounds of ours: `EXPRESSION_CHARACTERS_MAX` and `DEPTH_MAX`; the reference's bound is the Java stack.
+Source: behaviour.md §6.2–§6.5, store.md §17.2.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rmqkit.filter.java_numbers import parse_double, parse_int, parse_long, sortable
+from rmqkit.protocol.properties import find_property
+
+if TYPE_CHECKING:
+    from lark import Lark, UnexpectedToken
+
+__all__ = ["DEPTH_MAX", "EXPRESSION_CHARACTERS_MAX", "Expression", "ExpressionRejected", "compile_expression"]
+
+EXPRESSION_CHARACTERS_MAX = 16_384
+DEPTH_MAX = 200
+_STACK_MAX = 500
+"""What the parser may have open at a time: parentheses and signs that wait for what follows them."""
+_CACHED_MAX = 256
+_I32_END, _I64_END = 1 << 31, 1 << 63
+
+T = TypeVar("T")
+Value = str | int | float | bool | None
+Condition = Callable[[bytes], bool | None]
+Order = Callable[[int, int], bool]
+
+_ORDERS: dict[str, Order] = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+_TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_TEXT_TESTS: dict[str, Callable[[str, str], bool]] = {
+    "CONTAINS": operator.contains,
+    "STARTSWITH": str.startswith,
+    "ENDSWITH": str.endswith,
+}
+_CONSTANTS = {"TRUE": True, "FALSE": False, "NULL": None}
+
+
+class ExpressionRejected(ValueError):
+    """An SQL92 expression does not compile; the text says why, in the reference's words where it has some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A compiled expression.
+
+    Attributes:
+        text: what was compiled.
+        evaluate: property string → True, False or None; raises ValueError where a value cannot be read.
+    """
+
+    text: str
+    evaluate: Condition
+
+    def matches(self, properties: bytes) -> bool:
+        """Whether a message with this property string is wanted."""
+        try:
+            return self.evaluate(properties) is True
+        except ValueError:
+            return False
+
+
+def compile_expression(text: str) -> Expression:
+    """Compile an expression; the latest ones, and the latest refusals, are remembered.
+
+    Raises:
+        ExpressionRejected: it is not SQL92, compares what cannot be compared, or is too long or too deep.
+    """
+    if len(text) > EXPRESSION_CHARACTERS_MAX:
+        raise ExpressionRejected(f"the expression has {len(text)} characters: {EXPRESSION_CHARACTERS_MAX} are allowed")
+    compiled = _compiled(text)
+    if isinstance(compiled, str):
+        raise ExpressionRejected(compiled)
+    return compiled
+
+
+@functools.lru_cache(maxsize=_CACHED_MAX)
+def _compiled(text: str) -> Expression | str:
+    """The expression, or why there is none."""
+    try:
+        return Expression(text, _condition(_parse(text)))
+    except ExpressionRejected as rejected:
+        return str(rejected)
+
+
+# ---- from text to terms
+
+
+@functools.cache
+def _grammar() -> Lark:
+    """The parser's tables. lark is imported here, by the first expression: that takes about 0.1 s."""
+    from lark import Lark
+
+    options: dict[str, Any] = {"parser": "lalr", "lexer": "basic", "g_regex_flags": re.ASCII, "transformer": _Terms()}
+    return Lark.open_from_package("rmqkit.filter", "sql92.lark", **options)
+
+
+def _parse(text: str) -> _Term:
+    """The term of the longest expression that a text begins with.
+
+    A token that cannot follow ends the expression, where it may end there: the reference reads no further.
+    """
+    from lark import UnexpectedCharacters, UnexpectedToken
+
+    parser: Any = _grammar().parse_interactive(text)
+    token: Any = None
+    unusable: UnexpectedToken | None = None
+    try:
+        for token in parser.iter_parse():
+            if len(parser.parser_state.value_stack) > _STACK_MAX:
+                raise ExpressionRejected(f"the expression is nested too deep at column {token.column}")
+    except UnexpectedCharacters as error:
+        found, place = error.char, f"line {error.line}, column {error.column}"
+        raise ExpressionRejected(f'Lexical error at {place}.  Encountered: "{found}" ({ord(found)})') from None
+    except UnexpectedToken as error:
+        unusable = error
+    try:
+        term: _Term = parser.feed_eof(token)
+    except UnexpectedToken as at_end:
+        raise ExpressionRejected(_unexpected(unusable or at_end)) from None
+    return term
+
+
+def _unexpected(error: UnexpectedToken) -> str:
+    wanted = ", ".join(sorted(name.lstrip("_") for name in error.expected))
+    found = str(error.token) or "<EOF>"
+    return f'Encountered "{found}" at line {error.line}, column {error.column}. Was expecting one of: {wanted}'
+
+
+@dataclass(slots=True)
+class _Number:
+    """A number of the expression.
+
+    Attributes:
+        parse: reads a property as the number's Java type, into an integer that sorts as that type does.
+        key: the number in that form.
+    """
+
+    value: int | float
+    parse: Callable[[str], int]
+    key: int
+
+
+@dataclass(slots=True)
+class _Term:
+    """What a part of an expression became.
+
+    Attributes:
+        text: how messages name it.
+        value: property string → its value.
+        condition: the same as a condition; None where it cannot be one.
+        number: set for a number.
+        is_orderable: whether ``>`` and its like take it.
+        is_literal: whether it is a constant as written: no sign before it.
+        depth: how many calls an evaluation nests.
+    """
+
+    text: str
+    value: Callable[[bytes], Value]
+    condition: Condition | None = None
+    number: _Number | None = None
+    is_property: bool = False
+    is_orderable: bool = False
+    is_literal: bool = False
+    depth: int = 1
+
+
+def _condition(term: _Term) -> Condition:
+    if term.condition is None:
+        raise ExpressionRejected(f"Expression will not result in a boolean value: {term.text}")
+    return term.condition
+
+
+def _conditional(text: str, condition: Condition, *parts: _Term) -> _Term:
+    depth = 1 + max(part.depth for part in parts)
+    if depth > DEPTH_MAX:
+        raise ExpressionRejected(f"the expression is nested deeper than {DEPTH_MAX}")
+    return _Term(text, condition, condition, depth=depth)
+
+
+class _Terms:
+    """What the rules of the grammar make of their parts; lark calls each by the name of its rule."""
+
+    def variable(self, parts: list[Any]) -> _Term:
+        name = parts[0].encode()
+
+        def find(properties: bytes) -> str | None:
+            found = find_property(properties, name)
+            return None if found is None else found.decode("utf-8", "replace")
+
+        def condition(properties: bytes) -> bool | None:  # no property is of Java's type Boolean
+            return None if find_property(properties, name) is None else False
+
+        return _Term(str(parts[0]), find, condition, is_property=True, is_orderable=True)
+
+    def text(self, parts: list[Any]) -> _Term:
+        return _Term(str(parts[0]), _always(_unquoted(parts[0])), is_literal=True)
+
+    def constant(self, parts: list[Any]) -> _Term:
+        name = parts[0].upper()
+        always = _always(_CONSTANTS[name])
+        return _Term(name, always, always, is_literal=True)
+
+    def decimal(self, parts: list[Any]) -> _Term:
+        value = int(parts[0].rstrip("lL")) if len(parts[0]) < 25 else _I64_END
+        if value >= _I64_END:
+            raise ExpressionRejected(f'For input string: "{parts[0]}"')
+        parse = parse_int if value < _I32_END else parse_long
+        return _numeric(str(value), _Number(value, parse, value), is_literal=True)
+
+    def float(self, parts: list[Any]) -> _Term:
+        value = float(parts[0])
+        if value == 0.0:
+            raise ExpressionRejected(f"{parts[0]} is less than 4.9E-324")
+        if value == float("inf"):
+            raise ExpressionRejected(f"{parts[0]} is greater than 1.7976931348623157E308")
+        return _numeric(str(value), _Number(value, parse_double, sortable(value)), is_literal=True)
+
+    def minus(self, parts: list[Any]) -> _Term:
+        term: _Term = parts[1]
+        text = f"(- {term.text})"
+        if term.number is not None:
+            value, parse = -term.number.value, term.number.parse
+            key = sortable(value) if isinstance(value, float) else value
+            return _numeric(text, _Number(value, parse, key), is_literal=False)
+        inner = _conditional(text, _unknown_after(term.value), term)
+        inner.condition, inner.is_orderable = None, True
+        return inner
+
+    def negation(self, parts: list[Any]) -> _Term:
+        return _negation(parts[1])
+
+    def any_of(self, parts: list[Any]) -> _Term:
+        conditions = tuple(_condition(part) for part in parts)
+
+        def condition(properties: bytes) -> bool | None:
+            verdict: bool | None = False
+            for one in conditions:
+                value = one(properties)
+                if value:
+                    return True
+                if value is None:
+                    verdict = None
+            return verdict
+
+        return _conditional(f"({' || '.join(part.text for part in parts)})", condition, *parts)
+
+    def all_of(self, parts: list[Any]) -> _Term:
+        return _all_of(parts)
+
+    def equality(self, parts: list[Any]) -> _Term:
+        left, sign, right = parts
+        if "NULL" in (left.text, right.text):
+            raise ExpressionRejected("'NULL' cannot be compared.")
+        if left.text in _CONSTANTS and right.is_literal and right.text not in _CONSTANTS:
+            raise ExpressionRejected(f"'{left.text}' cannot be compared with '{right.text}'")
+        equal = _conditional(f"({left.text} == {right.text})", _equality(left, right), left, right)
+        return equal if sign == "=" else _negation(equal)
+
+    def is_null(self, parts: list[Any]) -> _Term:
+        term: _Term = parts[0]
+        value, wanted = term.value, len(parts) == 2
+        text = f"({term.text} IS {'' if wanted else 'NOT '}NULL)"
+        return _conditional(text, lambda properties: (value(properties) is None) is wanted, term)
+
+    def order(self, parts: list[Any]) -> _Term:
+        return _order(parts[0], str(parts[1]), parts[2])
+
+    def between(self, parts: list[Any]) -> _Term:
+        term, inverted, low, high = parts
+        if inverted:
+            below, above = _order(term, "<", low), _order(term, ">", high)
+            return self.any_of([below, above])
+        if low.is_literal and high.is_literal:
+            _check_bounds(low, high)
+        return _all_of([_order(term, ">=", low), _order(term, "<=", high)])
+
+    def one_of(self, parts: list[Any]) -> _Term:
+        term, inverted, *listed = parts
+        if not term.is_property:
+            raise ExpressionRejected(f"Expected a property for In expression, got: {term.text}")
+        find, texts, wanted = term.value, frozenset(_unquoted(one) for one in listed), not inverted
+
+        def condition(properties: bytes) -> bool | None:
+            value = find(properties)
+            return None if value is None else (value in texts) is wanted
+
+        return _conditional(f"({term.text} {'' if wanted else 'NOT '}IN (...))", condition, term)
+
+    def text_test(self, parts: list[Any]) -> _Term:
+        """What is missing, no text, or sought as ``''`` matches neither way."""
+        term, inverted, name, quoted = parts
+        find, test, sought, wanted = term.value, _TEXT_TESTS[name.upper()], _unquoted(quoted), not inverted
+
+        def condition(properties: bytes) -> bool | None:
+            if not sought:
+                return False
+            value = find(properties)
+            return isinstance(value, str) and test(value, sought) is wanted
+
+        return _conditional(f"({'' if wanted else 'NOT '}{name.upper()} {term.text})", condition, term)
+
+
+# ---- from terms to functions
+
+
+def _unquoted(token: str) -> str:
+    return token[1:-1].replace("''", "'")
+
+
+def _always(value: T) -> Callable[[bytes], T]:
+    return lambda properties: value
+
+
+def _unknown_after(value: Callable[[bytes], Value]) -> Condition:
+    def unknown(properties: bytes) -> None:
+        value(properties)  # it may be one that cannot be read
+
+    return unknown
+
+
+def _numeric(text: str, number: _Number, *, is_literal: bool) -> _Term:
+    return _Term(text, _always(number.value), number=number, is_orderable=True, is_literal=is_literal)
+
+
+def _negation(term: _Term) -> _Term:
+    inner = _condition(term)
+
+    def condition(properties: bytes) -> bool | None:
+        value = inner(properties)
+        return None if value is None else not value
+
+    return _conditional(f"(NOT {term.text})", condition, term)
+
+
+def _all_of(parts: list[_Term]) -> _Term:
+    conditions = tuple(_condition(part) for part in parts)
+
+    def condition(properties: bytes) -> bool | None:
+        verdict: bool | None = True
+        for one in conditions:
+            value = one(properties)
+            if value is None:
+                verdict = None
+            elif not value:
+                return False
+        return verdict
+
+    return _conditional(f"({' && '.join(part.text for part in parts)})", condition, *parts)
+
+
+def _order(left: _Term, sign: str, right: _Term) -> _Term:
+    for term in (left, right):
+        if not term.is_orderable:
+            raise ExpressionRejected(f"Value '{term.text}' cannot be compared.")
+    if left.number is not None and right.number is not None:
+        condition: Condition = _always(_ORDERS[sign](*_common_keys(left.number, right.number)))
+    elif right.number is not None:
+        condition = _order_to_number(left.value, _ORDERS[sign], right.number)
+    elif left.number is not None:
+        condition = _order_to_number(right.value, _ORDERS[_TURNED[sign]], left.number)
+    else:
+        condition = _order_of_texts(left.value, _ORDERS[sign], right.value)
+    return _conditional(f"({left.text} {sign} {right.text})", condition, left, right)
+
+
+def _order_to_number(find: Callable[[bytes], Value], order: Order, number: _Number) -> Condition:
+    parse, key = number.parse, number.key
+
+    def condition(properties: bytes) -> bool | None:
+        value = find(properties)
+        return order(parse(value), key) if isinstance(value, str) else None
+
+    return condition
+
+
+def _order_of_texts(
+    find_left: Callable[[bytes], Value], order: Order, find_right: Callable[[bytes], Value]
+) -> Condition:
+    def condition(properties: bytes) -> bool | None:
+        left, right = find_left(properties), find_right(properties)
+        if isinstance(left, str) and isinstance(right, str):
+            return order(parse_double(left), parse_double(right))
+        return None
+
+    return condition
+
+
+def _common_keys(left: _Number, right: _Number) -> tuple[int, int]:
+    if left.parse is parse_double or right.parse is parse_double:
+        return sortable(float(left.value)), sortable(float(right.value))
+    return left.key, right.key
+
+
+def _check_bounds(low: _Term, high: _Term) -> None:
+    """The bounds of BETWEEN, where both are constants."""
+    if "NULL" in (low.text, high.text):
+        raise ExpressionRejected("Illegal values of between, values can not be null!")
+    if low.number is None or high.number is None:
+        return
+    low_key, high_key = _common_keys(low.number, high.number)
+    if low_key > high_key:
+        raise ExpressionRejected(
+            f"Illegal values of between, left value({low.text}) must less than or equal to right value({high.text})"
+        )
+
+
+def _equality(left: _Term, right: _Term) -> Condition:
+    if left.number is not None and right.number is not None:
+        low, high = _common_keys(left.number, right.number)
+        return _always(low == high)
+    if right.number is not None:
+        return _equality_to_number(left.value, right.number, missing=None)
+    if left.number is not None:
+        return _equality_to_number(right.value, left.number, missing=False)
+    left_value, right_value = left.value, right.value
+    return lambda properties: _equal(left_value(properties), right_value(properties))
+
+
+def _equality_to_number(find: Callable[[bytes], Value], number: _Number, *, missing: bool | None) -> Condition:
+    parse, key = number.parse, number.key
+
+    def condition(properties: bytes) -> bool | None:
+        value = find(properties)
+        if isinstance(value, str):
+            return parse(value) == key
+        return missing if value is None else False
+
+    return condition
+
+
+def _equal(left: Value, right: Value) -> bool | None:
+    """``=`` between texts and truth values: a text on the left is read as a truth value, on the right it is not."""
+    if left is None:
+        return True if right is None else None
+    if right is None:
+        return False
+    if isinstance(left, str) and isinstance(right, bool):
+        return (left.lower() == "true") is right
+    if isinstance(left, bool) and isinstance(right, str):
+        raise ValueError(f"a truth value is compared with the text {right!r}")
+    return left == right

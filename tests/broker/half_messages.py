@@ -1,0 +1,107 @@
+"""A store with half messages, the parts that look after them, and producers that note what they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from rmqkit.broker.check_back import CheckBack
+from rmqkit.broker.clients import ClientTable, Member
+from rmqkit.broker.filters import FilterTable
+from rmqkit.broker.offsets import OffsetTable
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.transaction import TRANSACTION_GROUP, OpMessages, to_half
+from rmqkit.protocol.command import decode_header
+from rmqkit.protocol.headers.transactions import CheckTransactionRequest
+from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import decode_record
+from rmqkit.store.message_store import MessageStore
+from tests.store.stores import HOST, StepClock, message, read_all, small_settings
+
+
+class AskedProducer:
+    """A producer's connection that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.is_writable = True
+        self.commands = []
+
+    def send(self, command):
+        self.commands.append(command)
+
+    @property
+    def asked(self):
+        """Header and record of every question."""
+        return [(decode_header(c, CheckTransactionRequest), decode_record(c.payload)) for c in self.commands]
+
+
+class HalfMessages:
+    """Everything about half messages on a clock that stands still; ``round`` is a check-back round."""
+
+    def __init__(self, root, *, now_ms=1_800_000_000_000, store=None, **settings):
+        self.clock = StepClock(now_ms)
+        self.settings = BrokerSettings(broker_name="broker-a", **settings)
+        self.store_settings = store or small_settings(commit_log_file_bytes=1 << 20)
+        self.store = MessageStore(root, self.store_settings, clock=self.clock)
+        self.store.open()
+        self.topics = TopicTable(root / "config", self.settings, self.clock, lambda changed: None)
+        self.topics.load()
+        self.offsets = OffsetTable(root / "config", self.clock)
+        self.offsets.load()
+        self.clients = ClientTable(self.settings, self.clock, FilterTable(root / "config", self.settings, self.clock))
+        self.ops = OpMessages(self.store, HOST, self.clock, body_bytes_max=self.settings.transaction_op_bytes_max)
+        self.check_back = CheckBack(
+            self.settings,
+            self.store_settings,
+            store=self.store,
+            topics=self.topics,
+            offsets=self.offsets,
+            clients=self.clients,
+            ops=self.ops,
+            clock=self.clock,
+            durability=None,
+        )
+
+    def producer(self, group="p"):
+        connection = AskedProducer()
+        self.clients.register_producer(connection, Member("c", "JAVA", 0, 0.0), group)
+        return connection
+
+    def half(self, body=b"hello", topic="T", queue_id=3, group="p", **properties):
+        """Put a half message that is born now; returns what the store says."""
+        born = {"born_timestamp": self.clock.now, **properties}
+        prepared = message(topic, queue_id, body, TRAN_MSG="true", PGROUP=group, UNIQ_KEY=f"K-{body.decode()}", **born)
+        to_half(prepared)
+        return self.store.put(prepared)
+
+    def round(self, after_ms=0):
+        self.clock.now += after_ms
+        asyncio.run(self.check_back.round())
+
+    def records(self, topic=HALF_TOPIC):
+        return [
+            SimpleNamespace(**{n: getattr(r, n) for n in r.__struct_fields__}, named=decode_properties(r.properties))
+            for r in read_all(self.store, topic, 0)
+        ]
+
+    @property
+    def given_up(self):
+        return self.records(TRANS_CHECK_MAX_TIME_TOPIC)
+
+    @property
+    def positions(self):
+        """How far the rounds have come, in the half queue and in the op queue."""
+        return tuple(self.offsets.get(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_HALF_TOPIC))
+
+    def close(self):
+        self.ops.write()
+        self.offsets.persist()
+        self.store.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()

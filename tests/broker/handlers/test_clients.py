@@ -1,0 +1,278 @@
+"""Heartbeats, members and queue locks (behaviour.md §2.6, §2.7; remoting.md §4.3.4, §9.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from rmqkit.protocol.bodies.topics import TopicRoute
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import decode_fields, request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest, UnregisterClientRequest
+from rmqkit.protocol.headers.pull import PullFlag
+from rmqkit.protocol.headers.topics import TopicRequest
+
+MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+BEAT = RequestCode.HEART_BEAT
+LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
+QUEUE = {"topic": "T", "brokerName": "broker-a", "queueId": 0}
+OTHER_QUEUE = {"topic": "T", "brokerName": "broker-a", "queueId": 1}
+
+
+def consumer(group="g", topics=("T",), **fields):
+    subscriptions = [{"topic": topic, "subString": "*", "subVersion": 1} for topic in topics]
+    return {"groupName": group, "subscriptionDataSet": subscriptions, **fields}
+
+
+async def beat(cluster, *consumers, client_id="c1", fingerprint=0, without=False, client=None):
+    """The answer's IS_SUB_CHANGE."""
+    data = {"clientID": client_id, "consumerDataSet": [*consumers]}
+    data |= {"heartbeatFingerprint": fingerprint, "withoutSub": without}
+    fields = decode_fields(await cluster.ask(BEAT, data, client))
+    assert fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"
+    return fields["IS_SUB_CHANGE"] == "true"
+
+
+async def members(cluster, group="g"):
+    answer = await cluster.call(MEMBERS, ConsumerGroupRequest(group))
+    if answer.code == 0:
+        return sorted(json.loads(answer.body)["consumerIdList"])
+    assert (answer.code, answer.remark) == (1, f"no consumer for this group, {group}")
+    return []
+
+
+async def noticed(cluster, count):
+    while len(cluster.notices) < count:
+        await asyncio.sleep(0)
+    assert len(cluster.notices) == count
+
+
+def test_members_of_a_group_are_listed_and_told_of_changes(run):
+    async def scenario(cluster):
+        await cluster.heartbeat("c1", ("T", "*"))
+        other = cluster.new_client()
+        await cluster.heartbeat("c2", ("T", "*"), client=other)
+        assert await members(cluster) == ["c1", "c2"]
+        await noticed(cluster, 3)  # c1 on its own, then c1 and c2
+        await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c2", None, "g"), client=other)
+        await noticed(cluster, 4)
+        await other.close()
+        assert set(cluster.notices) == {"g"}
+        await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1", "p", "g"))
+        assert await members(cluster) == []
+
+    run(scenario)
+
+
+def test_a_closed_connection_leaves_its_groups(run):
+    async def scenario(cluster):
+        other = cluster.new_client()
+        await cluster.heartbeat("c1", ("T", "*"))
+        await cluster.heartbeat("c2", ("T", "*"), client=other)
+        await noticed(cluster, 3)
+        await other.close()
+        await noticed(cluster, 4)
+        assert await members(cluster) == ["c1"]
+
+    run(scenario)
+
+
+def test_only_what_concerns_the_queues_is_told(run):
+    async def scenario(cluster):
+        await beat(cluster, consumer())
+        await noticed(cluster, 1)
+        await beat(cluster, consumer())  # nothing new
+        await beat(cluster, consumer(), client_id="renamed")  # the same connection: replaced, no change
+        assert await members(cluster) == ["renamed"]
+        changed = consumer()
+        changed["subscriptionDataSet"][0] |= {"subString": "A", "subVersion": 2}
+        await beat(cluster, changed)  # another expression
+        await beat(cluster, consumer(group="b", messageModel="BROADCASTING"))
+        await members(cluster)
+        await noticed(cluster, 1)
+        await beat(cluster, consumer(topics=("T", "U")))  # one more topic
+        await noticed(cluster, 2)
+        await beat(cluster, consumer(topics=("U",)))  # one topic less
+        await noticed(cluster, 3)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("switched_off", ["at the broker", "for the group"])
+def test_notices_may_be_switched_off(run, switched_off):
+    async def scenario(cluster):
+        if switched_off == "for the group":
+            quiet = {"groupName": "g", "notifyConsumerIdsChangedEnable": False}
+            await cluster.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, quiet)
+        await beat(cluster, consumer())
+        await beat(cluster, consumer(topics=("U",)))
+        assert await members(cluster) == ["c1"]
+        assert cluster.notices == []
+
+    run(scenario, broker={"notify_consumers": switched_off != "at the broker"})
+
+
+def test_a_silent_client_is_sent_away(run):
+    async def scenario(cluster):
+        other = cluster.new_client()
+        await cluster.heartbeat("c2", ("T", "*"), client=other)
+        clients = cluster.standalone._broker._parts.clients
+        clients.close_silent()
+        assert await members(cluster) == ["c2"]
+        clients._settings.client_silent_ms_max = -1
+        clients.close_silent()
+        assert await members(cluster) == []
+        await other.close()
+
+    run(scenario)
+
+
+def test_a_heartbeat_makes_the_retry_topic_and_the_name_server_knows_it(run):
+    async def scenario(cluster):
+        create = {"topicConfigList": [{"topicName": "T", "order": True}]}
+        await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, create)
+        await beat(cluster, consumer(unitMode=True))
+        command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequest("%RETRY%g"))
+        while True:
+            answer = await cluster.client.call(cluster.standalone.namesrv_address, command, 5000)
+            if answer.code == 0:
+                break
+        (queues,) = decode_as(answer.body, TopicRoute).queue_datas
+        assert (queues.broker_name, queues.read_queue_nums, queues.perm, queues.topic_sys_flag) == ("broker-a", 1, 6, 2)
+        retry = json.loads((await cluster.ask(RequestCode.GET_TOPIC_CONFIG, topic="%RETRY%g")).body)
+        assert retry["order"]  # as one of its topics is
+
+    run(scenario)
+
+
+def test_consumers_that_may_not_be_are_skipped(run):
+    async def scenario(cluster):
+        await beat(cluster, consumer(group="unknown"), consumer(group="CID_RMQ_SYS_x"))
+        assert await members(cluster, "unknown") == []
+        assert await members(cluster, "CID_RMQ_SYS_x") == ["c1"]
+        await cluster.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {"groupName": "pulls"})
+        await beat(cluster, consumer(group="pulls", consumeType="CONSUME_ACTIVELY"))
+        assert await members(cluster, "pulls") == []
+        await beat(cluster, consumer(group="pulls"))
+        assert await members(cluster, "pulls") == ["c1"]
+
+    run(scenario, broker={"auto_create_group": False, "reject_pull_consumers": True})
+
+
+def test_fingerprints_stand_for_subscriptions(run):
+    async def scenario(cluster):
+        assert await beat(cluster, consumer())  # without a fingerprint always everything
+        assert await beat(cluster, consumer(), fingerprint=7)  # the first after one without
+        assert not await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
+        await cluster.send()
+        assert (await cluster.pull(flags=PullFlag(0))).code == 0  # the subscription is still there
+        assert await beat(cluster, consumer(), fingerprint=8)
+        assert not await beat(cluster, consumer(), fingerprint=8)
+        assert not await beat(cluster, consumer(group="new"), fingerprint=9)
+
+    run(scenario)
+
+
+def test_a_fingerprint_of_a_group_that_is_not_known_asks_for_its_subscriptions(run):
+    async def scenario(cluster):
+        for _ in range(2):
+            assert await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
+        assert not await beat(cluster, consumer(), fingerprint=7)
+        assert not await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
+        await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1", None, "g"))
+        assert await beat(cluster, consumer(topics=()), fingerprint=7, without=True)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'{"clientID":"c","consumerDataSet":[{}]}'])
+def test_a_heartbeat_that_cannot_be_read_changes_nothing(run, body):
+    async def scenario(cluster):
+        assert (await cluster.ask(BEAT, body)).code == 1
+        assert (await cluster.ask(RequestCode.GET_ALL_PRODUCER_INFO)).body == b'{"data":{}}'
+
+    run(scenario)
+
+
+def test_good_byes_of_strangers_and_members_of_nothing(run):
+    async def scenario(cluster):
+        await cluster.heartbeat("c1", ("T", "*"))
+        for fields in ({}, {"clientID": "zz", "consumerGroup": "none", "producerGroup": "none"}, {"clientID": ""}):
+            assert (await cluster.ask(RequestCode.UNREGISTER_CLIENT, **fields)).code == 0
+        # Somebody else's connection is not in the group.
+        other = cluster.new_client()
+        await cluster.ask(RequestCode.UNREGISTER_CLIENT, client=other, clientID="c1", consumerGroup="g")
+        await other.close()
+        assert await members(cluster) == ["c1"]
+        assert await members(cluster, "") == []
+        assert (await cluster.ask(MEMBERS)).code == 1
+
+    run(scenario)
+
+
+async def lock(cluster, *queues, client_id="c1", group="g", code=LOCK):
+    answer = await cluster.ask(code, {"consumerGroup": group, "clientId": client_id, "mqSet": [*queues]})
+    assert answer.code == 0
+    return [queue["queueId"] for queue in json.loads(answer.body)["lockOKMQSet"]] if code == LOCK else None
+
+
+def test_a_queue_is_locked_by_one_client_at_a_time(run):
+    async def scenario(cluster):
+        assert await lock(cluster, QUEUE) == [0]
+        assert await lock(cluster, QUEUE, OTHER_QUEUE, client_id="c2") == [1]
+        assert await lock(cluster, QUEUE, client_id="c2", group="other") == [0]
+        await lock(cluster, QUEUE, client_id="c2", code=UNLOCK)  # not its own
+        assert await lock(cluster, QUEUE, client_id="c2") == []
+        await lock(cluster, QUEUE, code=UNLOCK)
+        assert await lock(cluster, QUEUE, client_id="c2") == [0]
+        assert await lock(cluster) == []
+
+    run(scenario)
+
+
+def test_a_consumer_that_dies_holding_a_lock_keeps_it_until_it_expires(run):
+    async def scenario(cluster):
+        other = cluster.new_client()
+        await cluster.heartbeat("c1", ("T", "*"), client=other)
+        assert await lock(cluster, QUEUE) == [0]
+        await other.close()
+        while await members(cluster):
+            await asyncio.sleep(0)
+        assert await lock(cluster, QUEUE, client_id="c2") == []
+        locks = cluster.standalone._broker._parts.queue_locks
+        (held,) = locks._groups["g"].values()
+        held.renewed_ms -= 60_001
+        assert await lock(cluster, QUEUE, client_id="c2") == [0]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("code", [LOCK, UNLOCK])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"{}", {"clientId": "c", "mqSet": [QUEUE]}, {"consumerGroup": "g", "mqSet": [QUEUE]}]
+)
+def test_a_lock_request_that_cannot_be_read(run, code, body):
+    async def scenario(cluster):
+        assert (await cluster.ask(code, body)).code == 1
+        assert await lock(cluster, QUEUE, client_id="c2") == [0]
+
+    run(scenario)
+
+
+def test_an_unknown_request_is_not_supported(run):
+    async def scenario(cluster):
+        answer = await cluster.call(4711)
+        assert (answer.code, answer.remark) == (3, " request type 4711 not supported")
+
+    run(scenario)
+
+
+def test_a_request_without_its_fields_names_the_first_missing_one(run):
+    async def scenario(cluster):
+        answer = await cluster.call(RequestCode.PULL_MESSAGE)
+        assert (answer.code, "consumerGroup" in answer.remark) == (1, True)
+
+    run(scenario)

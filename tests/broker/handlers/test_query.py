@@ -1,0 +1,185 @@
+"""Looking messages up and trying subscriptions: 12, 33, 46 (remoting.md §4.3.6, behaviour.md §2.6, §8.16)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rmqkit.protocol.bodies.clients import CheckClientBody, SubscriptionData
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import decode_header
+from rmqkit.protocol.headers.clients import ViewMessageRequest
+from rmqkit.protocol.headers.queries import QueryMessageRequest, QueryMessageResponse
+from rmqkit.protocol.headers.send import SendMessageResponse
+from rmqkit.protocol.ids import decode_offset_id, offset_id
+from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.record import pack_host
+
+UNIQUE_KEY = "U0000000000000000000000000000002"
+FOR_EVER = (1 << 63) - 1
+
+
+async def send_keyed(cluster, count=4):
+    for i in range(count):
+        unique_key = f"U{i:031d}"
+        await cluster.send(
+            body=b"m%d" % i, properties=f"KEYS\x01k{i} all\x02TAGS\x01t{i % 2}\x02UNIQ_KEY\x01{unique_key}\x02"
+        )
+
+
+async def query(cluster, key, *, topic="T", count=64, begin=0, end=FOR_EVER, **fields):
+    header = QueryMessageRequest(
+        topic=topic, key=key, max_num=count, begin_timestamp=begin, end_timestamp=end, **fields
+    )
+    return await cluster.call(RequestCode.QUERY_MESSAGE, header)
+
+
+def bodies(answer):
+    return [message.body for message in read_messages(answer.body)]
+
+
+def test_messages_are_found_by_key_newest_kept_oldest_first(run):
+    questions = [
+        ({"key": "k1"}, [b"m1"]),
+        ({"key": "all"}, [b"m0", b"m1", b"m2", b"m3"]),
+        ({"key": "all", "count": 2}, [b"m2", b"m3"]),
+        ({"key": UNIQUE_KEY}, [b"m2"]),
+        ({"key": UNIQUE_KEY, "is_unique_key": True, "count": 0}, [b"m2"]),
+        ({"key": UNIQUE_KEY, "index_type": "U"}, [b"m2"]),
+        ({"key": "k1", "index_type": "K"}, [b"m1"]),
+        ({"key": "t1", "index_type": "T"}, [b"m1", b"m3"]),
+        ({"key": "k1", "begin": -5}, [b"m1"]),
+    ]
+
+    async def scenario(cluster):
+        await send_keyed(cluster)
+        newest = read_messages((await query(cluster, "k3")).body)[0]
+        for question, expected in questions:
+            answer = await query(cluster, **question)
+            assert answer.code == ResponseCode.SUCCESS
+            assert bodies(answer) == expected
+            header = decode_header(answer, QueryMessageResponse)
+            assert header.index_last_update_phyoffset == newest.physical_offset
+            assert header.index_last_update_timestamp == newest.store_timestamp
+
+    run(scenario)
+
+
+def test_nothing_found_is_told(run):
+    questions = [
+        {"key": "none"},
+        {"key": ""},
+        {"key": "k1", "topic": "U"},
+        {"key": "t1"},
+        {"key": "k1", "end": 0},
+        {"key": "k1", "begin": FOR_EVER - 1},
+        {"key": "k1", "count": 0},
+        {"key": "k1", "count": -1},
+    ]
+
+    async def scenario(cluster):
+        await send_keyed(cluster)
+        for question in questions:
+            answer = await query(cluster, **question)
+            assert (answer.code, answer.remark) == (22, "can not find message, maybe time range not correct")
+            assert decode_header(answer, QueryMessageResponse) == QueryMessageResponse(0, 0)
+
+    run(scenario)
+
+
+def test_counts_are_bounded(run):
+    async def scenario(cluster):
+        await send_keyed(cluster, 70)
+        assert len(bodies(await query(cluster, "all", count=1000))) == 64
+        assert len(bodies(await query(cluster, "all", is_unique_key=True, count=1000))) == 32
+
+    run(scenario)
+
+
+def test_an_answer_fits_into_a_frame(run):
+    async def scenario(cluster):
+        for _ in range(5):
+            await cluster.send(body=b"x" * (4 << 20), properties="KEYS\x01big\x02")
+        answer = await query(cluster, "big")
+        assert len(read_messages(answer.body)) == 3
+
+    run(scenario, store={"commit_log_file_bytes": 32 << 20})
+
+
+def test_an_index_that_is_off_finds_nothing(run):
+    async def scenario(cluster):
+        await send_keyed(cluster)
+        assert (await query(cluster, "k1")).code == ResponseCode.QUERY_NOT_FOUND
+
+    run(scenario, store={"message_index_enable": False})
+
+
+def test_a_message_is_viewed_by_the_offset_in_its_id(run):
+    async def scenario(cluster):
+        await send_keyed(cluster)
+        message_id = decode_header(await cluster.send(body=b"seen"), SendMessageResponse).msg_id
+        offset = decode_offset_id(message_id)[2]
+        v6_id = offset_id(pack_host("::1", 10911), offset)
+        assert (len(message_id), len(v6_id)) == (32, 56)
+        for one in (message_id, v6_id):
+            answer = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(decode_offset_id(one)[2]))
+            assert bodies(answer) == [b"seen"]
+
+    run(scenario)
+
+
+def test_no_message_begins_at_an_offset(run):
+    async def scenario(cluster):
+        await send_keyed(cluster)
+        for offset in (1, -1, 10**12, FOR_EVER, -FOR_EVER - 1):
+            answer = await cluster.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
+            assert (answer.code, answer.remark) == (1, f"can not find message by the offset, {offset}")
+
+    run(scenario)
+
+
+async def check(cluster, expression, kind):
+    wanted = SubscriptionData(topic="T", sub_string=expression, expression_type=kind)
+    body = msgspec.json.encode(CheckClientBody(client_id="c", group="g", subscription_data=wanted))
+    answer = await cluster.call(RequestCode.CHECK_CLIENT_CONFIG, body=body)
+    return answer.code, answer.remark or ""
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "code", "remark"),
+    [
+        ("x", "TAG", 0, ""),
+        ("x", None, 0, ""),
+        ("a > 2", "SQL92", 0, ""),
+        ("a >", "SQL92", 23, 'Encountered "<EOF>" at line 1, column 3.'),
+        ("5", "SQL92", 23, "Expression will not result in a boolean value: 5"),
+        ("a != 3", "SQL92", 23, 'Lexical error at line 1, column 3.  Encountered: "!" (33)'),
+        ("x" * 20_000, "SQL92", 23, "the expression has 20000 characters: 16384 are allowed"),
+        ("a > 2", "FOO", 23, "expression type FOO is not known: use TAG or SQL92"),
+    ],
+)
+def test_a_subscription_is_tried_before_it_is_used(run, expression, kind, code, remark):
+    async def scenario(cluster):
+        found, told = await check(cluster, expression, kind)
+        assert found == code
+        assert told.startswith(remark)
+
+    run(scenario, broker={"property_filter": True})
+
+
+def test_sql_is_refused_without_the_setting(run):
+    async def scenario(cluster):
+        remark = "The broker does not support consumer to filter message by SQL92"
+        assert await check(cluster, "a > 2", "SQL92") == (ResponseCode.SYSTEM_ERROR, remark)
+        assert await check(cluster, "x", "TAG") == (0, "")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("body", "code"), [(b"", 0), (b"{}", 0), (b'{"clientId":"c"}', 0), (b"x", 1), (b"[]", 1)])
+def test_a_check_without_a_subscription_passes(run, body, code, caplog):
+    async def scenario(cluster):
+        with caplog.at_level("CRITICAL"):
+            assert (await cluster.call(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
+
+    run(scenario)

@@ -1,0 +1,219 @@
+"""Topics: created, changed, deleted and shown (remoting.md §4.3.7, §4.4; behaviour.md §9.9)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from rmqkit.protocol.bodies.topics import TopicRoute
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.headers.offsets import QueueRequest, UpdateConsumerOffsetRequest
+from rmqkit.protocol.headers.topics import TopicRequest
+from tests.broker.cluster import Cluster
+
+CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
+SEVERAL = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
+DELETE = RequestCode.DELETE_TOPIC_IN_BROKER
+FIELDS = {
+    "topic": "T",
+    "defaultTopic": "TBW102",
+    "readQueueNums": 2,
+    "writeQueueNums": 2,
+    "perm": 6,
+    "topicFilterType": "SINGLE_TAG",
+}
+TYPES = "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION, PRIORITY, FIFO, DELAY, NORMAL]"
+MIXED = "MIXED message type is not supported."
+
+
+async def topic(cluster, name="T"):
+    answer = await cluster.ask(RequestCode.GET_TOPIC_CONFIG, topic=name)
+    return json.loads(answer.body) if answer.code == 0 else (answer.code, answer.remark)
+
+
+async def route(cluster, name):
+    command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequest(name))
+    return await cluster.client.call(cluster.standalone.namesrv_address, command, 5000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "remark"),
+    [
+        ({"topic": "TBW102"}, 29, "The topic[TBW102] is conflict with system topic."),
+        ({"topic": "broker-a"}, 29, "The topic[broker-a] is conflict with system topic."),
+        ({"topic": "DefaultCluster"}, 29, "The topic[DefaultCluster] is conflict with system topic."),
+        ({"topic": "rmq_sys_x"}, 29, "The topic[rmq_sys_x] is conflict with system topic."),
+        ({"topic": ""}, 29, "The specified topic is blank."),
+        (
+            {"topic": "a b"},
+            29,
+            "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        ),
+        ({"topic": "x" * 128}, 29, f"The specified topic: {'x' * 128}, is longer than topic max length: 127"),
+        ({"attributes": "+message.type=MIXED"}, 29, MIXED),
+        ({"attributes": "+a=b"}, 1, "unsupported key: a"),
+        ({"attributes": "+message.type=X"}, 1, TYPES),
+        ({"attributes": "message.type=X"}, 1, "add/alter attribute format is wrong: message.type"),
+        ({"topicFilterType": "WRONG"}, 1, "topicFilterType = [WRONG] value invalid"),
+    ],
+)
+def test_refused_topics(run, fields, code, remark):
+    async def scenario(cluster):
+        answer = await cluster.ask(CREATE, **(FIELDS | fields))
+        assert (answer.code, answer.remark) == (code, remark)
+        assert await topic(cluster) == (17, "No topic in this broker. topic: T")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({**FIELDS, name: value} for name in ("readQueueNums", "writeQueueNums", "perm") for value in ("", "x", 1e99)),
+        {name: value for name, value in FIELDS.items() if name != "topic"},
+        {name: value for name, value in FIELDS.items() if name != "perm"},
+        {**FIELDS, "readQueueNums": 1 << 31},
+        {},
+    ],
+)
+def test_a_field_that_cannot_be_read_creates_nothing(run, fields):
+    async def scenario(cluster):
+        assert (await cluster.ask(CREATE, **fields)).code == 1
+        assert await topic(cluster) == (17, "No topic in this broker. topic: T")
+
+    run(scenario)
+
+
+def test_a_topic_is_changed_and_keeps_its_attributes(run, tmp_path):
+    async def scenario(cluster):
+        for attributes, queues in (("+message.type=DELAY", 2), ("", 3)):
+            fields = FIELDS | {"attributes": attributes, "readQueueNums": queues, "order": "x"}
+            assert (await cluster.ask(CREATE, **fields)).code == 0
+        stored = json.loads((tmp_path / "store/config/topics.json").read_text())["topicConfigTable"]["T"]
+        assert (stored["readQueueNums"], stored["attributes"]) == (3, {"message.type": "DELAY"})
+        assert stored == await topic(cluster)
+        assert not stored["order"]  # what is not "true" is false, as in Java
+        assert (tmp_path / "store/config/topics.json.bak").exists()
+
+    run(scenario)
+
+
+def test_a_topic_that_stays_as_it_is_makes_no_new_version(run):
+    async def scenario(cluster):
+        versions = []
+        for _ in range(2):
+            assert (await cluster.ask(CREATE, **FIELDS)).code == 0
+            table = json.loads((await cluster.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body)
+            versions.append(table["dataVersion"])
+        assert versions[0] == versions[1]
+
+    run(scenario)
+
+
+def test_several_topics_are_created_at_once_or_not_at_all(run):
+    async def scenario(cluster):
+        config = {"topicName": "T", "readQueueNums": 2, "writeQueueNums": 3, "perm": 4}
+        for other, code, remark in [
+            ({"topicName": "TBW102"}, 29, "The topic[TBW102] is conflict with system topic."),
+            ({"topicName": ""}, 29, "The specified topic is blank."),
+            ({"topicName": "U", "attributes": {"+message.type": "MIXED"}}, 29, MIXED),
+            ({"topicName": "U", "attributes": {"+message.type": "X"}}, 1, TYPES),
+        ]:
+            answer = await cluster.ask(SEVERAL, {"topicConfigList": [config, other]})
+            assert (answer.code, answer.remark) == (code, remark)
+            assert await topic(cluster) == (17, "No topic in this broker. topic: T")
+        for broken in (b"", b"{", {"topicConfigList": [None]}, {"topicConfigList": [config | {"perm": 1 << 40}]}):
+            assert (await cluster.ask(SEVERAL, broken)).code == 1
+        assert (await cluster.ask(SEVERAL, {"topicConfigList": []})).code == 0
+        wanted = [config, {"topicName": "U", "attributes": {"+message.type": "FIFO"}}]
+        assert (await cluster.ask(SEVERAL, {"topicConfigList": wanted})).code == 0
+        assert ((await topic(cluster))["writeQueueNums"], (await topic(cluster))["perm"]) == (3, 4)
+        assert (await topic(cluster, "U"))["attributes"] == {"message.type": "FIFO"}
+
+    run(scenario)
+
+
+def test_a_new_topic_is_registered_at_once(run):
+    async def scenario(cluster):
+        await cluster.ask(CREATE, **FIELDS)
+        while (answer := await route(cluster, "T")).code != 0:
+            await asyncio.sleep(0)
+        (queues,) = decode_as(answer.body, TopicRoute).queue_datas
+        assert (queues.broker_name, queues.read_queue_nums) == ("broker-a", 2)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "remark"),
+    [
+        ({}, "The specified topic is blank."),
+        ({"topic": ""}, "The specified topic is blank."),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, "The topic[SCHEDULE_TOPIC_XXXX] is conflict with system topic."),
+        ({"topic": "broker-a"}, "The topic[broker-a] is conflict with system topic."),
+    ],
+)
+def test_topics_that_are_not_deleted(run, fields, remark):
+    async def scenario(cluster):
+        answer = await cluster.ask(DELETE, **fields)
+        assert (answer.code, answer.remark) == (29, remark)
+
+    run(scenario)
+
+
+def test_an_unknown_topic_may_be_deleted(run):
+    async def scenario(cluster):
+        for name in ("none", "a b"):
+            assert (await cluster.ask(DELETE, topic=name)).code == 0
+
+    run(scenario)
+
+
+def test_a_deleted_topic_takes_queues_offsets_and_pop_retries_along(tmp_path):
+    async def first():
+        async with Cluster(tmp_path / "store") as cluster:
+            for name in ("T", "U", "%RETRY%g_T", "%RETRY%g+T", "%RETRY%g_U"):
+                await cluster.ask(CREATE, **(FIELDS | {"topic": name}))
+            for name in ("T", "U"):
+                await cluster.send(name)
+                await cluster.pull(topic=name)
+                await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", name, 0, 1))
+            queue = tmp_path / "store/consumequeue/T"
+            assert queue.is_dir()
+            assert (await cluster.ask(DELETE, topic="T")).code == 0
+            assert not queue.exists()
+            assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 0
+            assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("U", 0)) == 1
+            offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)
+            assert offsets["offsetTable"] == {"U@g": {"0": 1}}
+            assert (await cluster.pull(topic="T")).code == 17
+
+    async def second():
+        async with Cluster(tmp_path / "store") as cluster:
+            gone = [await topic(cluster, name) for name in ("T", "%RETRY%g_T", "%RETRY%g+T")]
+            assert [code for code, _ in gone] == [17, 17, 17]
+            assert (await topic(cluster, "%RETRY%g_U"))["perm"] == 6
+            # The name may be used again, from offset 0.
+            await cluster.send("T")
+            assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 1
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_the_tables_that_slaves_and_tools_read(run):
+    async def scenario(cluster):
+        await cluster.ask(CREATE, **FIELDS)
+        answer = await cluster.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+        table = json.loads(answer.body)
+        assert table["topicConfigTable"]["T"]["readQueueNums"] == 2
+        assert table["mappingDataVersion"] == {"counter": 0, "stateVersion": 0, "timestamp": 0}
+        system = json.loads((await cluster.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)).body)["topicList"]
+        assert {"TBW102", "broker-a", "DefaultCluster", "SCHEDULE_TOPIC_XXXX"} <= set(system)
+        assert "T" not in system
+
+    run(scenario)

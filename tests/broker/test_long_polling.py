@@ -1,0 +1,184 @@
+"""Held pulls (behaviour.md §4.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from rmqkit.broker import long_polling
+from rmqkit.broker.long_polling import Held, LongPolling
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.store.message_store import Arrival
+
+
+def arrival(queue_offset=0, *, topic="T", queue_id=0, tags_code=0, count=1, properties=b""):
+    return Arrival(topic, queue_id, queue_offset, tags_code, 0, 0, 100, 0, properties, count)
+
+
+class Waiting:
+    """Held pulls by name, and who was answered."""
+
+    def __init__(self):
+        self.held = LongPolling(SYSTEM_CLOCK)
+        self.answered: list[str] = []
+
+    def hold(self, name, *, queue_offset=0, wait_ms=60_000, queue_id=0, connection=None, codes=None, wants=None):
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + wait_ms
+        one = Held(connection or object(), queue_offset, codes, until_ms, lambda: self.answered.append(name), wants)
+        self.held.hold("T", queue_id, one)
+
+    async def until(self, *names):
+        async with asyncio.timeout(30):
+            while self.answered != list(names):
+                await asyncio.sleep(0.005)
+
+
+def in_loop(scenario):
+    async def main():
+        waiting = Waiting()
+        await scenario(waiting)
+        waiting.held.close()
+
+    asyncio.run(main())
+
+
+def test_only_the_pulls_a_message_concerns_are_answered_at_once_and_in_order():
+    async def scenario(waiting):
+        waiting.hold("all")
+        waiting.hold("later offset", queue_offset=1)
+        waiting.hold("its tag", codes=frozenset({7}))
+        waiting.hold("other tag", codes=frozenset({8}))
+        waiting.hold("other queue", queue_id=1)
+        waiting.hold("its properties", wants=lambda one: one.properties == b"p")
+        waiting.hold("other properties", wants=lambda one: False)
+        waiting.held.arrived([arrival(tags_code=7, properties=b"p")])
+        assert waiting.answered == ["all", "its tag", "its properties"]
+        assert len(waiting.held) == 4
+
+    in_loop(scenario)
+
+
+def test_an_inner_batch_concerns_who_waits_for_one_of_its_messages():
+    async def scenario(waiting):
+        waiting.hold("inside", queue_offset=4)
+        waiting.hold("behind", queue_offset=5)
+        waiting.held.arrived([arrival(2, count=3)])
+        assert waiting.answered == ["inside"]
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("wait_ms", [1, 0, -1, -(1 << 63)])
+def test_a_pull_is_answered_when_its_time_is_up(wait_ms):
+    async def scenario(waiting):
+        waiting.hold("long")
+        waiting.hold("short", wait_ms=wait_ms)
+        await waiting.until("short")
+        assert len(waiting.held) == 1
+
+    in_loop(scenario)
+
+
+def test_a_wait_may_be_as_long_as_a_client_likes():
+    async def scenario(waiting):
+        waiting.hold("for ever", wait_ms=(1 << 63) - 1)
+        waiting.held.arrived([arrival()])
+        assert waiting.answered == ["for ever"]
+
+    in_loop(scenario)
+
+
+def test_a_pull_that_messages_passed_by_is_answered_soon(monkeypatch):
+    monkeypatch.setattr(long_polling, "PASSED_BY_MS", 1)
+
+    async def scenario(waiting):
+        waiting.hold("passed by", codes=frozenset({8}))
+        waiting.hold("untouched", queue_offset=1, codes=frozenset({8}))
+        waiting.held.arrived([arrival(tags_code=7)])
+        assert waiting.answered == []
+        await waiting.until("passed by")
+        assert len(waiting.held) == 1
+
+    in_loop(scenario)
+
+
+def test_who_holds_again_while_being_answered_waits_on():
+    async def scenario(waiting):
+        def again():
+            waiting.answered.append("once")
+            waiting.hold("twice", queue_offset=1, wait_ms=1)
+
+        waiting.held.hold("T", 0, Held(None, 0, None, SYSTEM_CLOCK.monotonic_ms(), again))
+        await waiting.until("once", "twice")
+        assert len(waiting.held) == 0
+
+    in_loop(scenario)
+
+
+def test_the_pulls_of_a_closed_connection_are_dropped():
+    async def scenario(waiting):
+        gone, other = object(), object()
+        waiting.hold("gone", connection=gone)
+        waiting.hold("gone, too", connection=gone, queue_id=1, wait_ms=1)
+        waiting.hold("other", connection=other)
+        waiting.held.connection_closed(gone)
+        waiting.held.connection_closed(gone)
+        assert len(waiting.held) == 1
+        waiting.held.arrived([arrival(), arrival(queue_id=1)])
+        assert waiting.answered == ["other"]
+
+    in_loop(scenario)
+
+
+def test_an_answer_that_closes_another_ones_connection_is_the_only_one():
+    async def scenario(waiting):
+        connection = object()
+
+        def close():
+            waiting.held.connection_closed(connection)
+
+        waiting.held.hold("T", 0, Held(None, 0, None, SYSTEM_CLOCK.monotonic_ms() + 60_000, close))
+        assert len(waiting.held) == 0  # a part of the broker, no client
+        waiting.hold("closed", connection=connection)
+        waiting.held.arrived([arrival()])
+        assert waiting.answered == []
+        assert len(waiting.held) == 0
+
+    in_loop(scenario)
+
+
+def test_a_pull_that_cannot_be_answered_does_not_stop_the_sender(caplog):
+    async def scenario(waiting):
+        def fail():
+            raise OSError("disk")
+
+        waiting.held.hold("T", 0, Held(None, 0, None, SYSTEM_CLOCK.monotonic_ms() + 60_000, fail))
+        waiting.hold("next")
+        with caplog.at_level(logging.CRITICAL):
+            waiting.held.arrived([arrival()])
+        assert waiting.answered == ["next"]
+
+    in_loop(scenario)
+
+
+def test_stopping_answers_everybody():
+    async def scenario(waiting):
+        waiting.hold("one")
+        waiting.hold("two", queue_id=1)
+        waiting.held.close()
+        assert waiting.answered == ["one", "two"]
+
+    in_loop(scenario)
+
+
+def test_a_message_looks_at_the_pulls_of_its_own_queue_only():
+    async def scenario(waiting):
+        looked: list[int] = []
+        for queue_id in range(1000):
+            waiting.hold("x", queue_id=queue_id, wants=lambda one, own=queue_id: bool(looked.append(own)))
+        waiting.held.arrived([arrival(queue_id=7)])
+        assert looked == [7]
+
+    in_loop(scenario)

@@ -1,0 +1,71 @@
+"""Locks of ordered consumption: who holds a queue, and for how long (behaviour.md §2.7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqkit.broker.queue_locks import LOCK_MS_MAX, QueueLocks
+from rmqkit.protocol.bodies.clients import MessageQueue
+from tests.store.stores import StepClock
+
+QUEUES = [MessageQueue("T", "broker-a", number) for number in range(3)]
+
+
+@pytest.fixture
+def clock():
+    return StepClock()
+
+
+@pytest.fixture
+def locks(clock):
+    return QueueLocks(clock)
+
+
+def test_a_free_queue_is_granted_and_a_held_one_is_not(locks):
+    assert locks.lock("g", "c1", QUEUES[:2]) == QUEUES[:2]
+    assert locks.lock("g", "c2", QUEUES) == QUEUES[2:]
+    assert locks.lock("g", "c1", QUEUES) == QUEUES[:2]
+
+
+def test_groups_do_not_know_each_other(locks):
+    locks.lock("g", "c1", QUEUES)
+    assert locks.lock("h", "c2", QUEUES) == QUEUES
+
+
+def test_a_lock_that_is_not_renewed_is_anybody_s_after_a_minute(locks, clock):
+    locks.lock("g", "c1", QUEUES)
+    clock.now += LOCK_MS_MAX
+    assert locks.lock("g", "c2", QUEUES) == []
+    clock.now += 1
+    assert locks.lock("g", "c2", QUEUES) == QUEUES
+
+
+def test_a_lock_that_is_renewed_lives_on(locks, clock):
+    locks.lock("g", "c1", QUEUES)
+    clock.now += LOCK_MS_MAX - 1
+    locks.lock("g", "c1", QUEUES)
+    clock.now += LOCK_MS_MAX - 1
+    assert locks.lock("g", "c2", QUEUES) == []
+
+
+def test_only_its_owner_gives_a_lock_back(locks):
+    locks.lock("g", "c1", QUEUES)
+    locks.unlock("g", "c2", QUEUES)
+    assert locks.lock("g", "c2", QUEUES) == []
+    locks.unlock("g", "c1", QUEUES[:1])
+    assert locks.lock("g", "c2", QUEUES) == QUEUES[:1]
+    locks.unlock("nobody", "c1", QUEUES)
+
+
+def test_a_group_consumes_in_order_while_it_holds_a_lock(locks, clock):
+    assert not locks.is_any_held("g")
+    locks.lock("g", "c1", QUEUES[:1])
+    clock.now += 30_000
+    locks.lock("g", "c1", QUEUES[1:2])
+    clock.now += 30_001
+    assert locks.is_any_held("g")
+    clock.now += 30_000
+    assert not locks.is_any_held("g")
+    locks.lock("g", "c1", QUEUES[:1])
+    locks.unlock("g", "c1", QUEUES)
+    assert not locks.is_any_held("g")
