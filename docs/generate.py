@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import tempfile
 import typing
 from pathlib import Path
@@ -17,11 +18,13 @@ from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.errors import RequestTimedOut
-from rmqkit.protocol.catalog import CATALOG, Content, Operation, Server
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, this folder alone is on the path
+from docs.catalog import CATALOG, Content, Operation, Server
 
 CODES_PAGE = Path(__file__).parent / "reference/codes.md"
 TIERS = {
@@ -34,14 +37,16 @@ ANSWER_TIMEOUT_MS = 3000
 _HEAD = """# Request codes
 
 Every request of RocketMQ's remoting protocol, who answers it, and whether rmqkit does. The types are declared in
-`rmqkit.protocol.headers` and `rmqkit.protocol.bodies`; the table behind this page is `rmqkit.protocol.catalog.CATALOG`.
-Bodies in *italics* are not JSON. A request that is not answered gets code 3, `REQUEST_CODE_NOT_SUPPORTED`.
+`rmqkit.protocol.headers` and `rmqkit.protocol.bodies`, except for requests that nothing here speaks (*undeclared*); the
+table behind this page is `docs/catalog.py`. Bodies in *italics* are not JSON. A request that is not answered gets code
+3, `REQUEST_CODE_NOT_SUPPORTED`.
 
 This page is generated: `.venv/bin/python docs/generate.py` writes it, and a test fails while it is out of date.
 """
 _COLUMNS = (
     "| Code | Name | Answered by | rmqkit | Header → response header | Body → response body |\n" + "|---" * 6 + "|"
 )
+_UNDECLARED = "*undeclared*"
 
 
 def codes_page(served: dict[Server, frozenset[int]]) -> str:
@@ -66,8 +71,8 @@ def _row(operation: Operation, served: dict[Server, frozenset[int]]) -> str:
         operation.name,
         ", ".join(operation.servers),
         ", ".join(server for server in operation.servers if operation.code in served.get(server, ())) or "–",
-        _pair(operation.request_header, operation.response_header),
-        _pair(operation.request_body, operation.response_body),
+        _pair(operation.request_header, operation.response_header) if operation.is_typed else _UNDECLARED,
+        _pair(operation.request_body, operation.response_body) if operation.is_typed else _UNDECLARED,
     )
     return f"| {' | '.join(cells)} |"
 

@@ -177,7 +177,10 @@ def _convert(text: str, value_type: Any, setting: Setting, source: str) -> Any:
             raise SettingsError(f"{source}: {setting.key}={text} must be one of {names}") from None
     if value_type is int:
         return _convert_int(text, setting, source)
-    return text
+    try:
+        return value_type(text)
+    except ValueError as error:
+        raise SettingsError(f"{source}: {setting.key}={text}: {error}") from None
 
 
 def _convert_int(text: str, setting: Setting, source: str) -> int:

@@ -25,6 +25,21 @@ READY_SECONDS = 60
 # A broker that is asked to stop waits for one service thread after the other: 11 to 18 s were measured.
 BROKER_STOP_SECONDS = 90
 
+# Undecided transactions are asked about every two seconds and given up soon, so that tests see the end of them.
+TRANSACTION_CONF: Mapping[str, object] = {
+    "transactionTimeOut": 2000,
+    "transactionCheckInterval": 2000,
+    "transactionCheckMax": 3,
+    "transactionOpBatchInterval": 500,
+}
+
+# A broker's own timing quick enough for a test, and no send refused for the time it waited on a busy machine.
+QUICK_CONF: Mapping[str, object] = {
+    "waitTimeMillsInSendQueue": 60_000,
+    "messageDelayLevel": "1s 2s 2s 3s 3s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s",
+    **TRANSACTION_CONF,
+}
+
 # Small files, so that a test's store rolls over and stays small; everything else as Apache ships it.
 BROKER_CONF: Mapping[str, object] = {
     "brokerClusterName": CLUSTER,
@@ -40,6 +55,7 @@ BROKER_CONF: Mapping[str, object] = {
     "maxHashSlotNum": 1000,
     "maxIndexNum": 4000,
     "diskMaxUsedSpaceRatio": 95,
+    **QUICK_CONF,
 }
 
 

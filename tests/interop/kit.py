@@ -36,12 +36,17 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApacheKit:
-    """One RocketMQ version, ready to run: the Java program, Apache's jars, our compiled probes."""
+    """One RocketMQ version, ready to run: the Java program, Apache's jars, our compiled probes.
+
+    Attributes:
+        is_short_lived: whether programs run too briefly to earn back the second compiler: half the time in all.
+    """
 
     version: str
     java: Path
     lib: Path
     classes: Path
+    is_short_lived: bool = True
 
     def jvm(self, main: str, arguments: Sequence[object], *, heap_mb: int, work_dir: Path) -> list[str]:
         """The command line of one Java program that logs nothing and writes below `work_dir` only."""
@@ -51,6 +56,7 @@ class ApacheKit:
             str(self.java),
             f"-Xmx{heap_mb}m",
             "-XX:+UseSerialGC",
+            *(["-XX:TieredStopAtLevel=1"] if self.is_short_lived else []),
             "-XX:MaxDirectMemorySize=256m",
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED_PACKAGES),
             *(f"--add-exports=java.base/{package}=ALL-UNNAMED" for package in ("jdk.internal.ref", "sun.nio.ch")),

@@ -1,35 +1,114 @@
-"""A store directory moves from our broker to Apache's and back, and every message with it."""
+"""Store directories move from our broker to Apache's and back, cleanly stopped or killed, and every message with them.
+
+| Store | Written by | Left by | Then opened by |
+|---|---|---|---|
+| clean | ours | a clean stop | Apache's broker, which takes more messages and is killed: the next two |
+| recovered | ours, under load | kill -9, then recovered and stopped by ours | Apache's broker |
+| killed | ours, under load | kill -9 | Apache's broker, which recovers |
+| theirs-killed | ours and Apache's | Apache's kill -9 | ours, which recovers |
+| theirs-recovered | ours and Apache's | Apache's recovery after its kill -9, and its clean stop | ours |
+
+Whoever opens a store truncates nothing: the ends of log and queues are those from before, and the files keep every
+byte (a recovery may rewrite the newest index file). A real consumer then reads everything. Two Apache
+brokers run at a time, as the stop of one takes 15 seconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from rmqkit import Message, Producer, PullConsumer
-from rmqkit.errors import NoRoute
-from tests.interop.apache import BROKER_CONF, open_store_with_apache
+from rmqkit.client.settings import ProducerSettings
+from rmqkit.errors import NoRoute, RmqError
+from rmqkit.protocol.bodies.namesrv import KVTable
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command
+from tests.interop.apache import BROKER_CONF, ask
 from tests.interop.kit import ApacheKit
-from tests.interop.standalone import run_standalone
+from tests.interop.probe import run_probe
+from tests.interop.server_process import wait_until
+from tests.interop.standalone import Standalone, run_standalone
+from tests.interop.store_files import DERIVED_AND_LOG, files, log_bytes, opened_by_apache, without_new_blank
 
 TOPIC = "Moving"
 COUNT = 300
-CONF = {"brokerName": "mover", "brokerClusterName": "MovingCluster", "mappedFileSizeCommitLog": "65536"}
+SENDERS = 16
+TOLD_SECONDS = 20
+CONF: Mapping[str, object] = {
+    **BROKER_CONF,
+    "brokerName": "mover",
+    "brokerClusterName": "MovingCluster",
+    "mappedFileSizeCommitLog": 65536,
+    "mappedFileSizeConsumeQueue": 600,
+}
+
+Messages = dict[tuple[int, int], tuple[str, str, str | None, str]]
+"""(queue, offset) → id of the place in the log, hash of the body, tag, keys."""
+
+
+@dataclass
+class Seen:
+    """What a broker said about a store, and the store's files while it had it open."""
+
+    log_max: int
+    bounds: dict[int, tuple[int, int]]
+    messages: Messages
+    files: dict[str, bytes] = field(repr=False)
+
+
+def message(mark: str, i: int) -> Message:
+    return Message(
+        topic=TOPIC, body=b"%d" % i * (i % 40 + 1), tags=mark, keys=[f"{mark}-{i}"], properties={"i": str(i)}
+    )
 
 
 async def send(namesrv: str, mark: str) -> None:
     async with Producer("movers", namesrv) as producer:
-        await producer.send(Message(topic=TOPIC, body=b"first", tags=mark))
-        await asyncio.gather(
-            *(
-                producer.send(Message(topic=TOPIC, body=b"%d" % i * (i % 40 + 1), tags=mark, keys=[f"{mark}-{i}"]))
-                for i in range(COUNT)
-            )
-        )
+        await producer.send(message(mark, 0))
+        await asyncio.gather(*(producer.send(message(mark, i)) for i in range(1, COUNT)))
+        await producer.send_batch([message(f"{mark}-batch", i) for i in range(20)])
 
 
-async def read(namesrv: str) -> dict[tuple[int, int], tuple[str, bytes, str | None, tuple[str, ...]]]:
-    """Everything in the topic: (queue, offset) → id, body, tag, keys."""
-    found: dict[tuple[int, int], tuple[str, bytes, str | None, tuple[str, ...]]] = {}
+SENT_BY_SEND = COUNT + 20
+
+
+async def send_until_killed(running: Standalone) -> set[tuple[int, int]]:
+    """Load from many senders at once, and kill -9 in the middle of it; the places that were acknowledged."""
+    acknowledged: set[tuple[int, int]] = set()
+
+    async def one(producer: Producer, number: int) -> None:
+        while True:
+            try:
+                result = await producer.send(message("load", number))
+            except RmqError:
+                return
+            acknowledged.add((result.queue.queue_id, result.queue_offset))
+            if len(acknowledged) == 2 * COUNT:
+                running.process.kill()
+
+    async with Producer("movers", running.namesrv_addr, settings=ProducerSettings(retries=0)) as producer:
+        await producer.send(message("load", 0))
+        await asyncio.gather(*(one(producer, number) for number in range(SENDERS)))
+    return acknowledged
+
+
+def digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+async def read(namesrv: str) -> tuple[dict[int, tuple[int, int]], Messages]:
+    """The bounds of every queue, and everything in them."""
+    bounds: dict[int, tuple[int, int]] = {}
+    found: Messages = {}
     async with PullConsumer("reader", namesrv) as consumer:
         async with asyncio.timeout(60):
             while True:
@@ -40,35 +119,197 @@ async def read(namesrv: str) -> dict[tuple[int, int], tuple[str, bytes, str | No
                     await asyncio.sleep(0.2)
         for queue in queues:
             offset = await consumer.min_offset(queue)
-            while offset < await consumer.max_offset(queue):
+            end = await consumer.max_offset(queue)
+            bounds[queue.queue_id] = offset, end
+            while offset < end:
                 result = await consumer.pull(queue, offset)
                 for m in result.messages:
-                    found[m.queue_id, m.queue_offset] = (m.offset_msg_id, m.body, m.tags, tuple(m.keys))
+                    place = m.queue_id, m.queue_offset
+                    found[place] = m.offset_msg_id, digest(m.body), m.tags, " ".join(m.keys)
                 offset = result.next_begin_offset
-    return found
+    return bounds, found
 
 
-def test_a_store_goes_to_apache_s_broker_and_comes_back(apache_kit: ApacheKit, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    config = tmp_path / "broker.conf"
-    config.write_text("".join(f"{key}={value}\n" for key, value in {**BROKER_CONF, **CONF}.items()))
+def look(namesrv_addr: str, broker_addr: str, store: Path) -> Seen:
+    bounds, messages = asyncio.run(read(namesrv_addr))
+    return Seen(log_max_of(broker_addr), bounds, messages, files(store, *DERIVED_AND_LOG))
 
-    with run_standalone(store, tmp_path, "-c", str(config)) as ours:
-        asyncio.run(send(ours.namesrv_addr, "ours"))
-        written = asyncio.run(read(ours.namesrv_addr))
+
+def log_max_of(broker_addr: str) -> int:
+    """The end of the log. Apache's broker cannot say in its first second, before it sampled its own rates."""
+    told: list[Command] = []
+
+    def is_told() -> bool:
+        told.append(ask(broker_addr, Command(RequestCode.GET_BROKER_RUNTIME_INFO)))
+        return told[-1].code == ResponseCode.SUCCESS
+
+    wait_until(is_told, TOLD_SECONDS, f"runtime information from {broker_addr}")
+    return int(msgspec.json.decode(told[-1].body, type=KVTable).table["commitLogMaxOffset"])
+
+
+def look_with_ours(store: Path, work_dir: Path) -> Seen:
+    """Open a store with our broker, look, and stop it cleanly."""
+    with run_standalone(store, work_dir, "-c", str(work_dir / "ours.conf")) as ours:
+        seen = look(ours.namesrv_addr, ours.broker_addr, store)
         ours.stop()
-    assert len(written) == COUNT + 1
+    return seen
 
-    with open_store_with_apache(apache_kit, store, tmp_path, CONF) as theirs:
-        assert asyncio.run(read(theirs.namesrv_addr)) == written
-        asyncio.run(send(theirs.namesrv_addr, "theirs"))
-        grown = asyncio.run(read(theirs.namesrv_addr))
+
+def new_folder(root: Path) -> Path:
+    root.mkdir()
+    (root / "ours.conf").write_text("".join(f"{key}={value}\n" for key, value in CONF.items()))
+    return root
+
+
+@dataclass
+class Move:
+    """A store of ours, before Apache's broker opens it and while it has it open."""
+
+    folder: Path
+    before: Seen
+    after: Seen | None = None
+    consumed: Messages = field(default_factory=dict)
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Move]:
+    """The stores that our broker left."""
+    root = tmp_path_factory.mktemp("moves")
+    clean, recovered, killed = (new_folder(root / name) for name in ("clean", "recovered", "killed"))
+    with run_standalone(clean / "store", clean, "-c", str(clean / "ours.conf")) as running:
+        asyncio.run(send(running.namesrv_addr, "ours"))
+        before = look(running.namesrv_addr, running.broker_addr, clean / "store")
+        running.stop()
+    before.files = files(clean / "store", *DERIVED_AND_LOG)
+    assert len(before.messages) == SENT_BY_SEND
+    with run_standalone(recovered / "store", recovered, "-c", str(recovered / "ours.conf")) as running:
+        acknowledged = asyncio.run(send_until_killed(running))
+    assert (recovered / "store/abort").exists()
+    shutil.copytree(recovered / "store", killed / "store")
+    after_kill = look_with_ours(recovered / "store", recovered)
+    assert acknowledged <= after_kill.messages.keys()
+    after_kill.files = files(recovered / "store", *DERIVED_AND_LOG)
+    return {
+        "clean": Move(clean, before),
+        "recovered": Move(recovered, after_kill),
+        "killed": Move(killed, after_kill),
+    }
+
+
+@dataclass
+class Returned:
+    """What Apache's broker left after its kill -9, twice: as it was, and after it recovered and stopped cleanly."""
+
+    killed: Path
+    recovered: Path
+    seen: Seen
+
+
+def visit(kit: ApacheKit, move: Move, *, send_more: bool = False) -> None:
+    """Open a store with Apache's broker, look, have a Java consumer read everything, and kill the broker."""
+    with opened_by_apache(kit, move.store, move.folder, CONF) as theirs:
+        move.after = look(theirs.namesrv_addr, theirs.broker_addr, move.store)
+        run = run_probe(
+            kit,
+            "consume",
+            namesrv=theirs.namesrv_addr,
+            topic=TOPIC,
+            work_dir=move.folder,
+            consumers={"java": f"*:{len(move.before.messages)}"},
+        )
+        assert run.exit_code == 0, run.outcome
+        for m in run.received:
+            move.consumed[m.queue_id, m.queue_offset] = m.offset_msg_id, m.body_sha256, m.tags, m.keys or ""
+        if send_more:
+            asyncio.run(send(theirs.namesrv_addr, "theirs"))
+
+
+def visit_twice(kit: ApacheKit, move: Move) -> Returned:
+    """A visit with further messages; then Apache's broker recovers from its end, and stops cleanly."""
+    visit(kit, move, send_more=True)
+    killed = new_folder(move.folder.with_name("theirs-killed"))
+    shutil.copytree(move.store, killed / "store")
+    with opened_by_apache(kit, move.store, move.folder, CONF) as theirs:
+        seen = look(theirs.namesrv_addr, theirs.broker_addr, move.store)
         theirs.stop_broker()
-    assert len(grown) == 2 * (COUNT + 1)
-    assert grown.items() > written.items()
+    return Returned(killed, move.folder, seen)
 
-    with run_standalone(store, tmp_path, "-c", str(config)) as ours:
-        assert asyncio.run(read(ours.namesrv_addr)) == grown
-        asyncio.run(send(ours.namesrv_addr, "again"))
-        assert len(asyncio.run(read(ours.namesrv_addr))) == 3 * (COUNT + 1)
-        ours.stop()
+
+@pytest.fixture(scope="module")
+def visits(apache_kit: ApacheKit, ours: dict[str, Move]) -> Returned:
+    """All visits at Apache's, the long one beside the others."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        returned = pool.submit(visit_twice, apache_kit, ours["clean"])
+        for name in ("recovered", "killed"):
+            visit(apache_kit, ours[name])
+        return returned.result()
+
+
+@pytest.fixture
+def at_apache(ours: dict[str, Move], visits: Returned) -> dict[str, Move]:
+    """The stores that our broker left, after their visit."""
+    return ours
+
+
+@pytest.fixture
+def returned(visits: Returned) -> Returned:
+    """What came back."""
+    return visits
+
+
+@pytest.mark.parametrize("name", ["clean", "recovered", "killed"])
+def test_apache_s_broker_truncates_nothing_of_ours(at_apache: dict[str, Move], name: str) -> None:
+    before, after = at_apache[name].before, at_apache[name].after
+    assert after is not None
+    assert (after.log_max, after.bounds) == (before.log_max, before.bounds)
+    assert after.messages == before.messages
+
+
+@pytest.mark.parametrize("name", ["clean", "recovered"])
+def test_apache_s_broker_changes_no_byte_of_ours(at_apache: dict[str, Move], name: str) -> None:
+    before, after = at_apache[name].before, at_apache[name].after
+    assert after is not None
+    assert without_new_blank(after.files, before.files) == before.files
+
+
+def test_apache_s_broker_recovers_what_ours_recovers(at_apache: dict[str, Move]) -> None:
+    before, after = at_apache["killed"].before, at_apache["killed"].after
+    assert after is not None
+
+    def without_index(found: dict[str, bytes]) -> dict[str, bytes]:
+        return {path: content for path, content in found.items() if not path.startswith("index/")}
+
+    assert without_index(without_new_blank(after.files, before.files)) == without_index(before.files)
+
+
+@pytest.mark.parametrize("name", ["clean", "recovered", "killed"])
+def test_a_java_consumer_reads_everything_from_our_store(at_apache: dict[str, Move], name: str) -> None:
+    assert at_apache[name].consumed == at_apache[name].before.messages
+
+
+def test_nothing_is_lost_by_apache_s_kill(at_apache: dict[str, Move], returned: Returned) -> None:
+    messages = returned.seen.messages
+    assert len(messages) == 2 * SENT_BY_SEND
+    assert messages.items() > at_apache["clean"].before.messages.items()
+
+
+@pytest.mark.parametrize("which", ["killed", "recovered"])
+def test_our_broker_truncates_nothing_of_theirs(returned: Returned, which: str) -> None:
+    folder: Path = getattr(returned, which)
+    before = files(folder / "store", *DERIVED_AND_LOG)
+    log = log_bytes(folder / "store", returned.seen.log_max)
+    seen = look_with_ours(folder / "store", folder)
+    assert (seen.log_max, seen.bounds) == (returned.seen.log_max, returned.seen.bounds)
+    assert seen.messages == returned.seen.messages
+    assert log_bytes(folder / "store", seen.log_max) == log
+    if which == "recovered":
+        assert without_new_blank(files(folder / "store", *DERIVED_AND_LOG), before) == before
+    with run_standalone(folder / "store", folder, "-c", str(folder / "ours.conf")) as running:
+        asyncio.run(send(running.namesrv_addr, "again"))
+        _, messages = asyncio.run(read(running.namesrv_addr))
+        running.stop()
+    assert len(messages) == 3 * SENT_BY_SEND and messages.items() > seen.messages.items()

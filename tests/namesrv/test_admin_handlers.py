@@ -18,7 +18,7 @@ from rmqkit.protocol.headers.namesrv import (
     KVNamespace,
     KVPut,
 )
-from rmqkit.remoting.admission import AdminFrom
+from rmqkit.remoting.admission import AdminAddresses
 from tests.namesrv.running import register_header, registration_body, run
 
 OK = ResponseCode.SUCCESS
@@ -208,7 +208,10 @@ def test_hot_settings_are_changed(tmp_path):
                 ResponseCode.NO_PERMISSION,
                 "Can not update config in black list.",
             )
-            for key in ("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "listenPort", "adminFrom")
+            for key in (
+                *("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "listenPort"),
+                "adminAllowedAddresses",
+            )
         ),
         (b"\xff=1", ERROR, "string2Properties error"),
         (b"orderMessageEnable=\\u00zz", ERROR, "string2Properties error"),
@@ -254,8 +257,8 @@ def test_a_peer_on_another_machine_changes_nothing(tmp_path, code, header, body)
         answer = await ask_from_elsewhere(server, request(code, header, body))
         assert answer.code == ResponseCode.NO_PERMISSION
         assert answer.remark == (
-            "10.1.2.3:5000 may not change this server: adminFrom=loopback; "
-            "ask from its own machine or set adminFrom=any"
+            "10.1.2.3:5000 may not change this server: adminAllowedAddresses=loopback; "
+            "ask from there or add the address to that setting"
         )
         assert (await ask(RequestCode.GET_NAMESRV_CONFIG)).body == before
         assert {queue.perm for queue in server.routes.route("T").queue_datas} == {6}
@@ -265,9 +268,10 @@ def test_a_peer_on_another_machine_changes_nothing(tmp_path, code, header, body)
     run(scenario, tmp_path)
 
 
+@pytest.mark.parametrize("addresses", ["any", "loopback,10.1.2.0/24"])
 @pytest.mark.parametrize(("code", "header", "body"), GUARDED)
-def test_an_operator_lets_everybody_change_it(tmp_path, code, header, body):
+def test_an_operator_lets_others_change_it(tmp_path, code, header, body, addresses):
     async def scenario(ask, server):
         assert (await ask_from_elsewhere(server, request(code, header, body))).code == OK
 
-    run(scenario, tmp_path, admin_from=AdminFrom.ANY)
+    run(scenario, tmp_path, admin_addresses=AdminAddresses(addresses))

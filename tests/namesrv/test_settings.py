@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rmqkit.namesrv.settings import WITHOUT_EFFECT, NamesrvSettings
-from rmqkit.remoting.admission import AdminFrom
 from rmqkit.settings import load, parse_properties, setting_table
 
 RMQ = Path(sys.executable).with_name("rmq")
@@ -34,24 +33,29 @@ def print_config(tmp_path, text):
 
 
 def test_a_java_file_is_read():
-    text = "listenPort=9877\nsupportActingMaster=true\nwaitSecondsForService=10\nadminFrom=any\nserverWorkerThreads=8\n"
+    text = (
+        "listenPort=9877\nsupportActingMaster=true\nwaitSecondsForService=10\n"
+        "adminAllowedAddresses=any\nserverWorkerThreads=8\n"
+    )
     loaded = load([NamesrvSettings], parse_properties(text), source="namesrv.conf", without_effect=WITHOUT_EFFECT)
     (settings,) = loaded.values
     assert (settings.listen_port, settings.support_acting_master, settings.wait_for_service_seconds) == (9877, True, 10)
-    assert settings.admin_from is AdminFrom.ANY
+    assert str(settings.admin_addresses) == "any"
     assert (loaded.unknown, loaded.without_effect) == ([], ["serverWorkerThreads"])
 
 
 def test_what_may_change_while_it_runs():
     table = setting_table(NamesrvSettings)
     assert {key for key, (_, _, setting) in table.items() if setting.hot} >= HOT
-    assert not any(table[key][2].hot for key in ("listenPort", "bindAddress", "kvConfigPath", "adminFrom"))
+    assert not any(table[key][2].hot for key in ("listenPort", "bindAddress", "kvConfigPath", "adminAllowedAddresses"))
 
 
 def test_the_command_takes_the_file(tmp_path):
     done = print_config(tmp_path, "orderMessageEnable=true\nserverSelectorThreads=3\nclusterTest=false\n")
     assert done.returncode == 0
-    assert {"orderMessageEnable=true", "adminFrom=loopback", "kvConfigPath="} <= set(done.stdout.splitlines())
+    assert {"orderMessageEnable=true", "adminAllowedAddresses=loopback", "kvConfigPath="} <= set(
+        done.stdout.splitlines()
+    )
     assert "without effect here: serverSelectorThreads" in done.stderr
     assert "unknown" not in done.stderr
 

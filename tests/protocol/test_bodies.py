@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 
 import pytest
+from docs.catalog import CATALOG, Content
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from rmqkit.protocol.bodies.pop import Assignments
 from rmqkit.protocol.bodies.stats import BrokerStatsData
 from rmqkit.protocol.bodies.timer import TimerCheckpoint, decode_timer_checkpoint, encode_timer_checkpoint
 from rmqkit.protocol.bodies.topics import DataVersion
-from rmqkit.protocol.catalog import CATALOG, Content
 from rmqkit.protocol.fastjson import decode_as, dumps, loads
 
 BODIES = Path(__file__).with_name("bodies.txt")

@@ -13,12 +13,14 @@ from rmqkit.protocol.command import (
     decode_command,
     decode_fields,
     decode_header,
+    decode_header_leniently,
     encode_command,
     header_fields,
     reply,
     request,
 )
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
+from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from rmqkit.protocol.headers.namesrv import RouteRequest
 from rmqkit.protocol.headers.pull import PullMessageRequest
 from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
@@ -196,3 +198,35 @@ def test_any_bytes_are_frames_or_a_frame_error(noise):
             assert frame.serialize_type in (JSON, ROCKETMQ)
     except FrameError as error:
         assert str(error)
+
+
+BACK = {"offset": "7", "group": "g", "delayLevel": "1"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "header"),
+    [
+        (BACK, ConsumerSendBackRequest(7, "g", 1)),
+        (BACK | {"unitMode": "maybe"}, ConsumerSendBackRequest(7, "g", 1, unit_mode=False)),
+        (BACK | {"unitMode": "", "maxReconsumeTimes": "x"}, ConsumerSendBackRequest(7, "g", 1, unit_mode=False)),
+        (BACK | {"maxReconsumeTimes": "9" * 20}, ConsumerSendBackRequest(7, "g", 1)),
+        ({"offset": "7", "group": "g"}, ConsumerSendBackRequest(7, "g", 0)),
+        (BACK | {"delayLevel": "x"}, ConsumerSendBackRequest(7, "g", 0)),
+    ],
+)
+def test_a_lenient_header_takes_what_java_takes(fields, header):
+    command = Command(36, fields=fields)
+    assert decode_header_leniently(command, ConsumerSendBackRequest, missing={"delayLevel": "0"}) == header
+
+
+@pytest.mark.parametrize("fields", [BACK | {"offset": "x"}, {"group": "g"}, BACK | {"offset": "9" * 20}])
+def test_a_lenient_header_has_its_needed_fields(fields):
+    with pytest.raises(HeaderError, match="offset"):
+        decode_header_leniently(Command(36, fields=fields), ConsumerSendBackRequest)
+
+
+def test_a_header_with_a_codec_of_its_own_drops_no_unreadable_number():
+    with pytest.raises(HeaderError, match="maxReconsumeTimes"):
+        decode_header_leniently(
+            Command(36, fields=BACK | {"maxReconsumeTimes": "x"}), ConsumerSendBackRequest, drops_unreadable=False
+        )

@@ -6,12 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.properties import (
     PROPERTIES_BYTES_MAX,
     RESERVED_NAMES,
+    _sort_entries,
     decode_properties,
     encode_properties,
     find_property,
+    in_stored_order,
 )
 
 
@@ -66,3 +69,56 @@ def test_what_is_encoded_is_decoded(properties):
 def test_finding_one_equals_decoding_all(text, name):
     found = find_property(text.encode(), name.encode())
     assert (None if found is None else found.decode()) == decode_properties(text.encode()).get(name)
+
+
+# ---- the order in which a 5.x broker stores them; literals from a 5.4.0 broker's log
+
+STAMPS = b"MSG_REGION\x01R\x02TRACE_ON\x01true\x02CLUSTER\x01C\x02"
+SENT = b"UNIQ_KEY\x01U\x02WAIT\x01true\x02KEYS\x01k\x02TAGS\x01t\x02" + STAMPS
+
+
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [
+        (b"", b""),
+        (
+            SENT,
+            b"MSG_REGION\x01R\x02UNIQ_KEY\x01U\x02CLUSTER\x01C\x02TAGS\x01t\x02KEYS\x01k\x02WAIT\x01true\x02TRACE_ON\x01true\x02",
+        ),
+        # UNIQ_KEY and CLUSTER share a bucket, and what the producer sent first stays first
+        (
+            b"CLUSTER\x01mine\x02" + SENT,
+            b"MSG_REGION\x01R\x02CLUSTER\x01C\x02UNIQ_KEY\x01U\x02TAGS\x01t\x02KEYS\x01k\x02WAIT\x01true\x02TRACE_ON\x01true\x02",
+        ),
+        (
+            b"UNIQ_KEY\x01U\x02INNER_NUM\x011\x02INNER_BASE\x010\x02CLUSTER\x01C\x02",
+            b"INNER_BASE\x010\x02UNIQ_KEY\x01U\x02CLUSTER\x01C\x02INNER_NUM\x011\x02",
+        ),
+        (b"a\x01\x02\x01b\x02ab\x02\x02x\x01y", b"x\x01y\x02"),
+    ],
+)
+def test_order_that_is_stored(sent, stored):
+    assert in_stored_order(sent) == stored
+
+
+@given(st.dictionaries(st.integers(0, 10_000), st.sampled_from("ab"), max_size=250))
+def test_stored_order_keeps_everything_and_is_stable(numbered):
+    encoded = encode_properties({f"name-{number}": value for number, value in numbered.items()})
+    stored = in_stored_order(encoded)
+    assert sorted(stored.split(b"\x02")) == sorted(encoded.split(b"\x02"))
+    assert in_stored_order(stored) == stored
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"b", b"UNIQ_KEY", b"TAGS", b"\x01", b"\x02", b"\x01v\x02", b"w\x01"]), max_size=14)
+)
+def test_the_quick_way_orders_like_the_plain_one(parts):
+    encoded = b"".join(parts)
+    assert in_stored_order(encoded) == _sort_entries(encoded)
+
+
+@pytest.mark.parametrize(("count", "buckets"), [(96, 128), (97, 256), (192, 256), (193, 512)])
+def test_map_grows_beyond_three_quarters(count, buckets):
+    hashes = {name: java_hash(name) & 0xFFFFFFFF for name in (f"n{i}" for i in range(count))}
+    expected = sorted(hashes, key=lambda name: (hashes[name] ^ hashes[name] >> 16) % buckets)
+    assert list(decode_properties(in_stored_order(encode_properties(dict.fromkeys(hashes, "v"))))) == expected

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import record
+from rmqkit.protocol.batch import BatchEntry, batch_bounds, encode_batch
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.record import (
     decode_record,
     encode_record,
+    encode_records,
     host_text,
     is_blank,
     iter_records,
@@ -204,3 +206,35 @@ def test_hosts_survive_packing(host):
 def test_a_host_must_be_a_literal_address():
     with pytest.raises(ValueError, match="'localhost' is not a literal"):
         pack_host("localhost", 1)
+
+
+HOSTS = st.sampled_from([pack_host("10.0.0.1", 1000), pack_host("::1", 10911)])
+
+
+@given(
+    st.lists(st.builds(BatchEntry, st.binary(max_size=40), st.binary(max_size=40), st.integers(-9, 9)), max_size=5),
+    st.sampled_from([b"T", b"t" * 127, b"t" * 128]),
+    HOSTS,
+    HOSTS,
+    st.sampled_from([bytes, memoryview]),
+)
+def test_records_of_a_batch_are_those_of_its_messages(entries, topic, born_host, store_host, kind):
+    fields = VECTOR_FIELDS | {"topic": topic, "born_host": born_host, "store_host": store_host, "sys_flag": 0x32}
+    own = ("body", "properties", "flag", "prepared_transaction_offset")
+    batch = kind(encode_batch(entries))
+    data, sizes = encode_records(
+        batch, batch_bounds(batch), **{name: value for name, value in fields.items() if name not in own}
+    )
+    position = 0
+    for number, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
+        changes = {
+            "queue_offset": fields["queue_offset"] + number,
+            "physical_offset": fields["physical_offset"] + position,
+            "prepared_transaction_offset": 0,
+            "body": entry.body,
+            "properties": entry.properties,
+            "flag": entry.flag,
+        }
+        assert data[position : position + size] == encode_record(**fields | changes)
+        position += size
+    assert position == len(data)

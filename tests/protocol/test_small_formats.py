@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
 from rmqkit.protocol import names
-from rmqkit.protocol.batch import BatchEntry, decode_batch, encode_batch
+from rmqkit.protocol.batch import BatchEntry, batch_bounds, decode_batch, encode_batch
 from rmqkit.protocol.codes import version_name, version_number
 from rmqkit.protocol.compression import Compression, compress, decompress
 from rmqkit.protocol.hashing import java_hash, tags_code
@@ -88,6 +88,10 @@ def test_a_batch_carries_properties_up_to_the_limit(size):
 @given(st.lists(st.builds(BatchEntry, st.binary(max_size=20), st.binary(max_size=20), st.integers(-9, 9)), max_size=5))
 def test_batches_survive(entries):
     assert decode_batch(encode_batch(entries)) == entries
+
+
+def test_bounds_say_where_the_messages_lie():
+    assert batch_bounds(BATCH_VECTOR * 2) == [(0, 20, 24, 31), (0, 51, 55, 62)]
 
 
 @given(st.binary(max_size=60))

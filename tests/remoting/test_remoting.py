@@ -335,7 +335,7 @@ def test_a_balancer_s_preamble_names_the_real_peer():
         writer.close()
         await writer.wait_closed()
         assert seen[0].peer == "192.0.2.7:56324"
-        assert not seen[0].is_local
+        assert list(map(str, seen[0].hops)) == ["127.0.0.1", "192.0.2.7"]
 
     run(scenario)
 

@@ -20,11 +20,11 @@ from rmqkit.protocol.message import messages_of_record, read_messages
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
 from rmqkit.spark.kernels import batch as batch_module
-from rmqkit.spark.kernels.batch import MessageBatch, crc_matches, message_batches, topics_of
+from rmqkit.spark.kernels.batch import MessageBatch, message_batches, topics_of
 from rmqkit.spark.kernels.gather import gather, pick, text_array
 from rmqkit.spark.kernels.properties import Properties
 from rmqkit.spark.schema import MESSAGE_COLUMNS, PROPERTY_STRING, arrow_schema
-from rmqkit.store.scan import Records, log_end, walk
+from rmqkit.store.scan import Records, crc_matches, log_end, walk
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import (
     HOST_V6,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from docs.catalog import CATALOG, Content, Operation, Server
 from hypothesis import HealthCheck, given, settings
 
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.catalog import CATALOG, Content, Operation, Server
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_command, decode_header, encode_command, header_fields
 from rmqkit.protocol.frame import JSON, ROCKETMQ, FrameSplitter
@@ -85,9 +85,7 @@ RECORDS_OR_BYTES = {
     60: (None, Content.TIMER_CHECKPOINT), 310: (Content.MESSAGE, None), 318: (Content.SETTINGS, None),
     319: (None, Content.SETTINGS), 320: (Content.BATCH, None), 324: (Content.MESSAGE, None),
     325: (Content.MESSAGE, None), 326: (Content.MESSAGE, None), 361: (None, Content.RECORDS),
-    902: (Content.SETTINGS, None), 1009: (Content.SETTINGS, None), 1010: (None, Content.SETTINGS),
-    2001: (Content.SETTINGS, None), 2002: (Content.NAME, None), 200050: (None, Content.RECORDS),
-    200052: (None, Content.RECORDS), 200070: (None, Content.RECORDS),
+    200050: (None, Content.RECORDS), 200052: (None, Content.RECORDS),
 }
 # fmt: on
 

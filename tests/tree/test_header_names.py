@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-
-from rmqkit.protocol.catalog import CATALOG
+from docs.catalog import CATALOG
 
 SEND = (
     "producerGroup* topic* defaultTopic* defaultTopicQueueNums* queueId* sysFlag* bornTimestamp* flag* properties "
@@ -28,17 +27,16 @@ CREATE_TOPIC = (
 )
 QUEUE = "topic* queueId* committed"
 POPPED = "popTime invisibleTime reviveQid restNum startOffsetInfo msgOffsetInfo orderCountInfo"
-MASTER = "masterBrokerId masterAddress masterEpoch syncStateSetEpoch"
 
 REQUESTS = {
     10: SEND, 324: SEND, 310: SEND_SHORT, 320: SEND_SHORT, 325: SEND_SHORT, 11: PULL, 361: PULL,
     12: "topic* key* maxNum* beginTimestamp* endTimestamp* indexType lastKey _UNIQUE_KEY_QUERY",
     14: "consumerGroup* topic* queueId* setZeroIfNotFound", 15: "consumerGroup* topic* queueId commitOffset",
-    17: CREATE_TOPIC, 513: CREATE_TOPIC, 21: "topicSeq dataVersion maxTopicNum",
+    17: CREATE_TOPIC, 21: "topicSeq dataVersion maxTopicNum",
     29: "topic* queueId* timestamp* boundaryType", 30: QUEUE, 31: QUEUE, 32: QUEUE, 33: "offset* topic",
     35: "clientID* producerGroup consumerGroup", 38: "consumerGroup*", 40: "consumerGroup*", 203: "consumerGroup*",
     36: "offset* group* delayLevel* originMsgId originTopic unitMode maxReconsumeTimes",
-    37: "topic producerGroup* tranStateTableOffset* commitLogOffset* commitOrRollback* fromTransactionCheck msgId* "
+    37: "topic producerGroup tranStateTableOffset* commitLogOffset* commitOrRollback* fromTransactionCheck msgId "
         "transactionId bname",
     39: "topic tranStateTableOffset* commitLogOffset* msgId transactionId offsetMsgId bname",
     50: "accessKey* secretKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm topicPerms groupPerms",
@@ -60,20 +58,13 @@ REQUESTS = {
     326: "producerGroup* topic* defaultTopic* defaultTopicQueueNums* queueId* sysFlag* bornTimestamp* flag* properties "
          "reconsumeTimes unitMode bornHost* storeHost* storeTimestamp*",
     343: "group*", 352: "group*", 345: "group* topic", 353: "group* topic* readable",
-    354: "topic* checkStoreTime", 355: "configType*", 370: "producerGroup topic* recallHandle*",
+    370: "producerGroup topic* recallHandle*",
     901: "clusterName* brokerName*", 904: "clusterName* brokerAddr* brokerName*",
     905: "minBrokerId* brokerName* minBrokerAddr* offlineBrokerAddr haBrokerAddr",
-    902: "configPath", 903: "brokerName* brokerClusterName* brokerId*",
     906: "masterHaAddress masterFlushOffset masterAddress", 908: "masterFlushOffset*",
-    1001: "brokerName masterBrokerId masterEpoch invokeTime",
-    1002: "clusterName* brokerName* brokerId* designateElect* invokeTime",
-    1003: "clusterName brokerName brokerId brokerAddress invokeTime", 1004: "brokerName",
-    1008: "masterAddress masterEpoch syncStateSetEpoch masterBrokerId",
-    1011: "clusterName brokerName* brokerControllerIdsToClean isCleanLivingBroker invokeTime",
-    1012: "clusterName brokerName", 1013: "clusterName brokerName appliedBrokerId registerCheckCode",
-    2004: "READ_AHEAD_MODE", 3001: "username*", 3002: "username*", 3003: "username*", 3004: "username*",
+    3001: "username*", 3002: "username*", 3003: "username*", 3004: "username*",
     3005: "filter", 3006: "subject*", 3007: "subject*", 3008: "subject* policyType resource", 3009: "subject*",
-    3010: "subjectFilter resourceFilter", 5001: "E_T",
+    3010: "subjectFilter resourceFilter",
     200050: "consumerGroup* topic* queueId* maxMsgNums* invisibleTime* pollTime* bornTime* initMode* expType exp order "
             "attemptId",
     200051: "consumerGroup* topic* queueId* extraInfo* offset*",
@@ -81,9 +72,6 @@ REQUESTS = {
     200053: "consumerGroup* topic* queueId* extraInfo* offset* invisibleTime*",
     200054: "consumerGroup* topic* queueId* pollTime* bornTime* order attemptId",
     200055: "consumerGroup* topic* queueId*",
-    200070: "clientId* consumerGroup* topic* maxMsgNum* invisibleTime* pollTime* bornTime* attemptId",
-    200073: "liteTopic* consumerGroup* clientId*", 200075: "topic", 200076: "parentTopic liteTopic",
-    200077: "parentTopic group clientId maxCount", 200078: "group* liteTopic topK", 200079: "group* clientId",
 }  # fmt: skip
 
 RESPONSES = {
@@ -94,11 +82,8 @@ RESPONSES = {
     52: "version allAclFileVersion brokerName brokerAddr clusterName", 101: "value*",
     103: "haServerAddr masterAddr", 201: "totalGroupNum", 205: "wipeTopicCount*", 322: "changed*",
     327: "addTopicCount*", 370: "msgId*", 906: "masterHaAddress masterFlushOffset masterAddress",
-    1001: "newSyncStateSetEpoch", 1002: MASTER, 1003: f"clusterName brokerName {MASTER}",
-    1004: "masterBrokerId masterAddress masterEpoch",
-    1005: "group controllerLeaderId controllerLeaderAddress isLeader peers",
-    1012: "clusterName brokerName nextBrokerId", 1013: "clusterName brokerName", 200050: POPPED, 200052: POPPED,
-    200053: "popTime invisibleTime reviveQid", 200054: "hasMsg pollingFull", 200055: "pollingNum", 200070: POPPED,
+    200050: POPPED, 200052: POPPED, 200053: "popTime invisibleTime reviveQid", 200054: "hasMsg pollingFull",
+    200055: "pollingNum",
 }  # fmt: skip
 
 

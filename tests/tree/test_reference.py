@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from docs.catalog import CATALOG, Server
 from docs.generate import CODES_PAGE, codes_page, served_codes
 
-from rmqkit.protocol.catalog import CATALOG, Server
 from rmqkit.protocol.codes import RequestCode
 
 

@@ -101,11 +101,7 @@ class BrokerCalls:
         await self._ask(address, request(RequestCode.CHECK_CLIENT_CONFIG, body=msgspec.json.encode(body)))
 
     async def consumer_ids(self, address: str, group: str) -> list[str]:
-        """GET_CONSUMER_LIST_BY_GROUP: the client ids of a group.
-
-        Raises:
-            BodyError: the list cannot be read.
-        """
+        """GET_CONSUMER_LIST_BY_GROUP: the client ids of a group. Raises BodyError: the list cannot be read."""
         answer = await self._ask(address, request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequest(group)))
         return decode_as(_bytes(answer), ConsumerIds).consumer_id_list
 
@@ -149,11 +145,7 @@ class BrokerCalls:
         expect_success(await self._remoting.call(address, command, SEND_BACK_TIMEOUT_MS), address)
 
     async def pull(self, address: str, header: PullMessageRequest, timeout_ms: float) -> Pulled:
-        """PULL_MESSAGE.
-
-        Raises:
-            HeaderError: the numbers of the answer cannot be read.
-        """
+        """PULL_MESSAGE. Raises HeaderError: the numbers of the answer cannot be read."""
         answer = await self._remoting.call(address, request(RequestCode.PULL_MESSAGE, header), timeout_ms)
         status = _PULL_STATUS.get(answer.code)
         if status is None:

@@ -148,11 +148,7 @@ class Consuming:
         return True
 
     async def to_dead_letters(self, message: ReceivedMessage) -> None:
-        """Have the broker put a message to the group's dead letters.
-
-        Raises:
-            RemotingError, PeerRefused: it did not.
-        """
+        """Have the broker put a message to the group's dead letters. Raises RemotingError, PeerRefused: it did not."""
         await self._send_back(message, _TO_DEAD_LETTERS)
 
     async def expire(self, process_queue: ProcessQueue) -> None:

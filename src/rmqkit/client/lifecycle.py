@@ -23,6 +23,7 @@ class _State(enum.Enum):
 
 class Client:
     """A member of a group; started and closed once, best by ``async with``.
+    Raises SettingsError: the group's name is not legal, both or neither of name servers and runtime are given.
 
     Args:
         group: the group's name.
@@ -31,9 +32,6 @@ class Client:
 
     Attributes:
         group: as given.
-
-    Raises:
-        SettingsError: the group's name is not legal, both or neither of name servers and runtime are given.
     """
 
     _kind = "client"
@@ -61,11 +59,7 @@ class Client:
         self._is_registered = False
 
     async def start(self) -> None:
-        """Begin to work.
-
-        Raises:
-            ClientError: it was started before; a closed client cannot be started again.
-        """
+        """Begin to work. Raises ClientError: it was started before; a closed client cannot be started again."""
         if self._state is not _State.NEW:
             raise ClientError(f"{self._described} is {self._state.value} already: make a new one")
         self._state = _State.STARTED

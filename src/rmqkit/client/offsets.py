@@ -59,10 +59,7 @@ class GroupOffsets:
 
     async def fetch(self, queue: MessageQueue) -> int | None:
         """The offset saved at the broker, remembered here; None when there is none.
-
-        Raises:
-            RemotingError, PeerRefused: the broker did not say.
-        """
+        Raises RemotingError, PeerRefused: the broker did not say."""
         offset = await self._runtime.calls.committed_offset(self._address(queue), self._group, queue)
         if offset is not None:
             self._offsets[queue] = self._sent[queue] = self._confirmed[queue] = offset

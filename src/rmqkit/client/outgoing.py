@@ -62,11 +62,7 @@ class Outgoing(Struct, gc=False):
 
 
 def outgoing(message: Message, unique_key: str, settings: ProducerSettings) -> Outgoing:
-    """Prepare one message.
-
-    Raises:
-        MessageIllegal: it breaks one of the rules above.
-    """
+    """Prepare one message. Raises MessageIllegal: it breaks one of the rules above."""
     check_topic(message.topic)
     body = _checked_body(message, settings.message_bytes_max)
     properties = _properties(message, unique_key)
@@ -80,10 +76,7 @@ def outgoing_batch(
     messages: Sequence[Message], unique_keys: Sequence[str], batch_key: str, settings: ProducerSettings
 ) -> Outgoing:
     """Prepare a batch; ``batch_key`` is the unique key of the request itself.
-
-    Raises:
-        MessageIllegal: a message breaks one of the rules above, or they differ where they must not.
-    """
+    Raises MessageIllegal: a message breaks one of the rules above, or they differ where they must not."""
     if not messages:
         raise MessageIllegal("a batch has no messages: give at least one")
     first = messages[0]
@@ -131,11 +124,7 @@ def outgoing_retry(message: ReceivedMessage, group: str, retries_max: int) -> Ou
 
 
 def check_topic(topic: str) -> None:
-    """Whether a topic may be sent to.
-
-    Raises:
-        MessageIllegal: it may not.
-    """
+    """Whether a topic may be sent to. Raises MessageIllegal: it may not."""
     fault = _topic_fault(topic)
     if fault is not None:
         raise MessageIllegal(fault)

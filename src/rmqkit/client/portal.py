@@ -44,10 +44,7 @@ class Portal:
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Call a function on the loop and wait for what it returns; an interrupt cancels it.
-
-        Raises:
-            RuntimeError: called on the loop itself, which would wait for itself.
-        """
+        Raises RuntimeError: called on the loop itself, which would wait for itself."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking client cannot be used on its own loop: use rmqkit's coroutines there")
         running = asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)

@@ -25,15 +25,13 @@ class Producer(Client):
             result = await producer.send(Message(topic="Orders", body=b"17", tags="new"))
 
     Any number of sends may be under way at the same time: run many tasks, or `asyncio.gather` them.
+    Raises SettingsError: a name or a setting is not legal, or no name server is known.
 
     Args:
         group: the producer group.
         name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
         settings: time-outs, retries, compression.
         runtime: shares another client's connections instead of having its own.
-
-    Raises:
-        SettingsError: a name or a setting is not legal, or no name server is known.
     """
 
     _kind = "producer"
@@ -91,11 +89,8 @@ class Producer(Client):
         selector: Selector | None = None,
     ) -> None:
         """Write a message to a broker's connection and not wait: it may be lost without a word.
-
-        Raises:
-            MessageIllegal, NoRoute, ClientError: as `send`.
-            ConnectFailed: the broker cannot be reached.
-        """
+        Raises MessageIllegal, NoRoute, ClientError: as `send`.
+        Raises ConnectFailed: the broker cannot be reached."""
         self._check_started()
         prepared = outgoing(message, self._keys.next(self._clock.now_ms()), self.settings)
         queue = await self._chosen(prepared, message, queue, selector)
@@ -109,11 +104,9 @@ class Producer(Client):
         queue: MessageQueue | None = None,
     ) -> SendResult:
         """Send messages of one topic in one request; they lie one after the other in one queue.
-
-        Raises:
-            MessageIllegal: a message breaks a rule, they differ in topic or ``wait_store``, or are too large together.
-            NoRoute, PeerRefused, SendFailed, ClientError: as `send`.
-        """
+        Raises MessageIllegal: a message breaks a rule, they differ in topic or ``wait_store``, or are too large
+        together.
+        Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
         self._check_started()
         now_ms = self._clock.now_ms()
         unique_keys = [self._keys.next(now_ms) for _ in messages]
@@ -123,11 +116,8 @@ class Producer(Client):
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues a topic may be sent to.
-
-        Raises:
-            MessageIllegal: the topic's name is not legal.
-            NoRoute: there are none.
-        """
+        Raises MessageIllegal: the topic's name is not legal.
+        Raises NoRoute: there are none."""
         self._check_started()
         check_topic(topic)
         return list((await self._sender.queues(topic)).queues)

@@ -50,15 +50,13 @@ class PullConsumer(Client):
                 await consumer.commit(queue, result.next_begin_offset)
 
     Every method raises RemotingError when a broker does not answer and PeerRefused when it refuses.
+    Raises SettingsError: a name or a setting is not legal, or no name server is known.
 
     Args:
         group: whose offsets `committed` and `commit` are about.
         name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
         settings: time-outs.
         runtime: shares another client's connections instead of having its own.
-
-    Raises:
-        SettingsError: a name or a setting is not legal, or no name server is known.
     """
 
     _kind = "pull consumer"
@@ -80,11 +78,8 @@ class PullConsumer(Client):
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic, sorted.
-
-        Raises:
-            ClientError: the topic's name is not legal.
-            NoRoute: it does not exist.
-        """
+        Raises ClientError: the topic's name is not legal.
+        Raises NoRoute: it does not exist."""
         self._check_started()
         fault = topic_fault(topic)
         if fault is not None:
@@ -107,15 +102,13 @@ class PullConsumer(Client):
         expression_type: str = TAG,
     ) -> PullResult:
         """Read a queue from an offset on.
+        Raises ClientError: the expression names no tag.
+        Raises BodyError: a message's body is damaged.
 
         Args:
             expression: which tags; ``*`` for everything.
             max_count: how many messages at most; a broker may give fewer.
             suspend_ms: how long the broker may wait for a message when there is none.
-
-        Raises:
-            ClientError: the expression names no tag.
-            BodyError: a message's body is damaged.
         """
         address = await self._address(queue, self._suggested.get(queue, 0))
         try:

@@ -175,10 +175,7 @@ class PullLoop:
 
     async def _start_offset(self) -> int:
         """Where to begin: what the broker has saved, else as the settings say (behaviour.md §8.9).
-
-        Raises:
-            RemotingError, PeerRefused: the broker did not say.
-        """
+        Raises RemotingError, PeerRefused: the broker did not say."""
         saved = await self._offsets.fetch(self._queue)
         if saved is not None:
             return saved

@@ -108,6 +108,7 @@ class PushConsumer(Client):
         self, topic: str, expression: str = "*", handler: Handler | None = None, *, expression_type: str = TAG
     ) -> None:
         """Subscribe to a topic, or replace its subscription; before or after the start.
+        Raises SettingsError: topic or expression are not legal.
 
         Args:
             topic: it need not exist yet.
@@ -116,9 +117,6 @@ class PushConsumer(Client):
                 may be called twice for a message. Without a handler messages come through `messages`.
             expression_type: ``TAG`` or ``SQL92``. A broker that cannot filter by an SQL92 expression makes `start`
                 fail; one that is subscribed later is only logged.
-
-        Raises:
-            SettingsError: topic or expression are not legal.
         """
         fault = topic_fault(topic)
         if fault is not None:
@@ -131,11 +129,7 @@ class PushConsumer(Client):
             self.rebalance_soon()
 
     def on(self, topic: str, expression: str = "*", *, expression_type: str = TAG) -> Callable[[H], H]:
-        """`subscribe` as a decorator of the handler.
-
-        Raises:
-            SettingsError: topic or expression are not legal.
-        """
+        """`subscribe` as a decorator of the handler. Raises SettingsError: topic or expression are not legal."""
 
         def decorate(handler: H) -> H:
             self.subscribe(topic, expression, handler, expression_type=expression_type)

@@ -56,10 +56,7 @@ class RouteTable:
 
     async def publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
         """The queues to send to.
-
-        Raises:
-            NoRoute: no name server answered, or neither the topic nor the template topic can be written to.
-        """
+        Raises NoRoute: no name server answered, or neither the topic nor the template topic can be written to."""
         async with self._fetching:
             if topic not in self._publish:
                 await self._fetch(topic)
@@ -106,21 +103,14 @@ class RouteTable:
         return [] if route is None else [broker.broker_name for broker in route.broker_datas]
 
     async def refresh(self, topic: str) -> bool:
-        """Ask for the route of one topic; whether it exists.
-
-        Raises:
-            NoRoute: no name server answered.
-        """
+        """Ask for the route of one topic; whether it exists. Raises NoRoute: no name server answered."""
         async with self._fetching:
             await self._fetch(topic)
             return self._exists(topic)
 
     async def refresh_all(self) -> bool:
         """Ask for the routes of all topics in use; whether all that are watched exist.
-
-        Raises:
-            NoRoute: no name server answered.
-        """
+        Raises NoRoute: no name server answered."""
         for topic in sorted(self._watched | self._routes.keys()):
             try:
                 await self.refresh(topic)

@@ -70,6 +70,7 @@ class GroupConsumer(Protocol):
 
 class ClientRuntime:
     """What producers and consumers with one client id share.
+    Raises SettingsError: no name server is given, or an address is not ``host:port``.
 
     Args:
         name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
@@ -79,9 +80,6 @@ class ClientRuntime:
         keys: unique keys for messages.
         calls: typed requests to brokers.
         dispatch: answers requests of brokers; further codes may be registered before `start`.
-
-    Raises:
-        SettingsError: no name server is given, or an address is not ``host:port``.
     """
 
     def __init__(
@@ -134,11 +132,7 @@ class ClientRuntime:
     # -- groups
 
     def register_producer(self, group: str) -> None:
-        """Announce a producer group in heartbeats.
-
-        Raises:
-            ClientError: the instance has a producer of that group.
-        """
+        """Announce a producer group in heartbeats. Raises ClientError: the instance has a producer of that group."""
         if group in self._producers:
             raise ClientError(f"producer group {group} exists in client {self.client_id}: choose another group")
         self._producers.add(group)
@@ -146,10 +140,7 @@ class ClientRuntime:
 
     def register_consumer(self, group: str, consumer: GroupConsumer) -> None:
         """Announce a consumer group in heartbeats and tell it about changes.
-
-        Raises:
-            ClientError: the instance has a consumer of that group.
-        """
+        Raises ClientError: the instance has a consumer of that group."""
         if group in self._consumers:
             raise ClientError(f"consumer group {group} exists in client {self.client_id}: choose another group")
         self._consumers[group] = consumer

@@ -94,11 +94,7 @@ class Sender:
         self._settings = settings
 
     async def queues(self, topic: str) -> PublishQueues:
-        """The queues of a topic.
-
-        Raises:
-            NoRoute: there are none, or no name server answered.
-        """
+        """The queues of a topic. Raises NoRoute: there are none, or no name server answered."""
         known = self._runtime.routes.known_publish_queues(topic)
         if known is not None:
             return known
@@ -145,11 +141,8 @@ class Sender:
 
     async def send_one_way(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> None:
         """Write the message to a connection; nobody tells whether it was stored.
-
-        Raises:
-            NoRoute: the topic has no queues.
-            ConnectFailed: the broker cannot be reached.
-        """
+        Raises NoRoute: the topic has no queues.
+        Raises ConnectFailed: the broker cannot be reached."""
         chosen = queue or (await self.queues(message.topic)).pick()
         command = self._command(message, chosen, one_way=True)
         await self._remoting.send_one_way(self._master_address(chosen), command, timeout_ms)

@@ -173,10 +173,7 @@ class PushConsumerSettings(ClientSettings, kw_only=True):
 
 def check(settings: S) -> S:
     """The settings themselves when every number is within its bounds.
-
-    Raises:
-        SettingsError: one is not; the text names both spellings, the value and the bounds.
-    """
+    Raises SettingsError: one is not; the text names both spellings, the value and the bounds."""
     for key, (name, _, setting) in setting_table(type(settings)).items():
         value = getattr(settings, name)
         too_low = setting.low is not None and value < setting.low
@@ -188,10 +185,7 @@ def check(settings: S) -> S:
 
 def name_server_list(name_servers: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
     """The name servers a client was given, else those of ``NAMESRV_ADDR``.
-
-    Raises:
-        SettingsError: neither names any, or one is not ``host:port``.
-    """
+    Raises SettingsError: neither names any, or one is not ``host:port``."""
     text = name_servers or environment.get("NAMESRV_ADDR", "")
     if not text:
         raise SettingsError("no name server is known: pass name_servers='host:port;host:port' or set NAMESRV_ADDR")

@@ -7,13 +7,13 @@ codes            request                                                open to
 206, 224, 304    all topics, a cluster's, the system's                  everybody, unless switched off
 311, 312, 313    topics by unit flags                                   everybody, unless switched off
 319              settings as properties text                            everybody
-100, 102         put or delete a KV value                               ``adminFrom``
-205, 327         take or give back the write bit of a broker's topics   ``adminFrom``
-216              delete a topic                                         ``adminFrom``
-318              change settings                                        ``adminFrom``
+100, 102         put or delete a KV value                               ``adminAllowedAddresses``
+205, 327         take or give back the write bit of a broker's topics   ``adminAllowedAddresses``
+216              delete a topic                                         ``adminAllowedAddresses``
+318              change settings                                        ``adminAllowedAddresses``
 ===============  =====================================================  ==============================================
 
-Unless ``adminFrom`` says otherwise, a peer on another machine gets NO_PERMISSION there. Source: behaviour.md §1.7.
+By default a peer on another machine gets NO_PERMISSION there. Source: behaviour.md §1.7.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AdminHandlers:
         )
         lane = Lane("administration", _REQUESTS_MAX)
         for code, handler in guarded:
-            dispatch.register(code, for_admins(handler, self._settings.admin_from), lane)
+            dispatch.register(code, for_admins(handler, self._settings.admin_addresses), lane)
 
     # -- KV configuration
 

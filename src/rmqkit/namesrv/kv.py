@@ -43,11 +43,8 @@ class KeyValues:
 
     def load(self) -> None:
         """Read the file; a missing one is an empty table.
-
-        Raises:
-            StoreMismatch: neither the file nor its backup holds a table.
-            StoreUnavailable: the disk refused to read one of them.
-        """
+        Raises StoreMismatch: neither the file nor its backup holds a table.
+        Raises StoreUnavailable: the disk refused to read one of them."""
         try:
             stored = self._file.load(_Stored)
         except OSError as error:
@@ -63,20 +60,12 @@ class KeyValues:
         return self._table.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value.
-
-        Raises:
-            StoreUnavailable: the disk refused; nothing was changed.
-        """
+        """Set a value. Raises StoreUnavailable: the disk refused; nothing was changed."""
         async with self._writing:
             await self._replace(namespace, {**self._table.get(namespace, {}), key: value})
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Remove a value if it is there.
-
-        Raises:
-            StoreUnavailable: the disk refused; nothing was changed.
-        """
+        """Remove a value if it is there. Raises StoreUnavailable: the disk refused; nothing was changed."""
         async with self._writing:
             known = self._table.get(namespace)
             if known is not None:

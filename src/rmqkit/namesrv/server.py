@@ -77,11 +77,8 @@ class NameServer:
 
     async def start(self) -> None:
         """Listen.
-
-        Raises:
-            StoreMismatch, StoreUnavailable: the KV file cannot be read.
-            ListenFailed: the port is taken.
-        """
+        Raises StoreMismatch, StoreUnavailable: the KV file cannot be read.
+        Raises ListenFailed: the port is taken."""
         self._kv.load()
         self._notices = Notices(RemotingClient(clock=self._clock, tls=self._client_tls))
         self._started_ms = self._clock.monotonic_ms()

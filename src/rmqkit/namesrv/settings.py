@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from rmqkit.remoting.admission import AdminFrom
+from rmqkit.remoting.admission import AdminAddresses
 from rmqkit.settings import Setting
 
 __all__ = ["PROMISES", "WITHOUT_EFFECT", "NamesrvSettings"]
@@ -23,9 +23,10 @@ class NamesrvSettings(Struct, kw_only=True):
     kv_config_path: Annotated[
         str, Setting("kvConfigPath", "file of the KV configuration; default: ~/namesrv/kvConfig.json")
     ] = ""
-    admin_from: Annotated[
-        AdminFrom, Setting("adminFrom", "who may change KV values, permissions, topics and settings: loopback or any")
-    ] = AdminFrom.LOOPBACK
+    admin_addresses: Annotated[
+        AdminAddresses,
+        Setting("adminAllowedAddresses", "who may change the server: loopback, any, or addresses and networks"),
+    ] = field(default_factory=AdminAddresses)
     scan_interval_ms: Annotated[
         int, Setting("scanNotActiveBrokerInterval", "ms between two looks for silent brokers", low=100, hot=True)
     ] = 5000

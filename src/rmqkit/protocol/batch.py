@@ -17,17 +17,26 @@ Source: remoting.md §7.2, store.md §3.7.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from rmqkit.errors import BodyError
 
-__all__ = ["BatchEntry", "decode_batch", "encode_batch"]
+__all__ = ["BATCH_ENTRY_BYTES_MIN", "BatchBounds", "BatchEntry", "batch_bounds", "decode_batch", "encode_batch"]
 
 _HEAD = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">h")
-_ENTRY_BYTES_MIN = _HEAD.size + _PROPERTIES_LENGTH.size
+_HEAD_BYTES = _HEAD.size
+BATCH_ENTRY_BYTES_MIN = _HEAD_BYTES + _PROPERTIES_LENGTH.size
+_flag_and_sizes = struct.Struct(">i8xii").unpack_from
+_length = _PROPERTIES_LENGTH.unpack_from
+
+BatchBounds = tuple[int, int, int, int]
+"""Where one message of a batch body lies: its flag, start of the body, start of the properties, its end.
+
+The two bytes before the properties are their length, and end the body.
+"""
 
 
 class BatchEntry(Struct, gc=False):
@@ -42,7 +51,7 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
     """The batch body of some messages; the caller has checked that no property string is over 32 767 bytes."""
     parts: list[bytes] = []
     for entry in entries:
-        size = _ENTRY_BYTES_MIN + len(entry.body) + len(entry.properties)
+        size = BATCH_ENTRY_BYTES_MIN + len(entry.body) + len(entry.properties)
         parts.append(_HEAD.pack(size, 0, 0, entry.flag, len(entry.body)))
         parts.append(entry.body)
         parts.append(_PROPERTIES_LENGTH.pack(len(entry.properties)))
@@ -52,26 +61,29 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
 
 def decode_batch(body: bytes | memoryview) -> list[BatchEntry]:
     """The messages of a batch body.
+    Raises BodyError: an entry does not fit into the body or its parts do not add up."""
+    return [
+        BatchEntry(bytes(body[body_at : properties_at - 2]), bytes(body[properties_at:end]), flag)
+        for flag, body_at, properties_at, end in batch_bounds(body)
+    ]
 
-    Raises:
-        BodyError: an entry does not fit into the body or its parts do not add up.
-    """
-    return list(_entries(memoryview(body)))
 
-
-def _entries(body: memoryview) -> Iterator[BatchEntry]:
-    position = 0
-    while position < len(body):
-        if len(body) - position < _ENTRY_BYTES_MIN:
-            raise BodyError(f"batch entry at byte {position} is cut off: {len(body) - position} bytes left")
-        size, _, _, flag, body_bytes = _HEAD.unpack_from(body, position)
+def batch_bounds(body: bytes | memoryview) -> list[BatchBounds]:
+    """Where the messages of a batch body lie. Raises BodyError: as `decode_batch`."""
+    bounds: list[BatchBounds] = []
+    position, total = 0, len(body)
+    while position < total:
+        if total - position < BATCH_ENTRY_BYTES_MIN:
+            raise BodyError(f"batch entry at byte {position} is cut off: {total - position} bytes left")
+        size, flag, body_bytes = _flag_and_sizes(body, position)
         end = position + size
-        body_at = position + _HEAD.size
+        body_at = position + _HEAD_BYTES
         properties_at = body_at + body_bytes + 2
-        if body_bytes < 0 or end > len(body) or properties_at > end:
+        if body_bytes < 0 or end > total or properties_at > end:
             raise BodyError(f"batch entry at byte {position}: size {size} with a body of {body_bytes} bytes cannot be")
-        properties_bytes = _PROPERTIES_LENGTH.unpack_from(body, properties_at - 2)[0]
-        if properties_bytes < 0 or properties_at + properties_bytes != end:
+        # a length below zero leads to a place before the properties, never to the end behind them
+        if properties_at + _length(body, properties_at - 2)[0] != end:
             raise BodyError(f"batch entry at byte {position}: its parts do not add up to its size {size}")
-        yield BatchEntry(bytes(body[body_at : properties_at - 2]), bytes(body[properties_at:end]), flag)
+        bounds.append((flag, body_at, properties_at, end))
         position = end
+    return bounds

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import Raw, Struct
@@ -31,6 +31,7 @@ __all__ = [
     "decode_command",
     "decode_fields",
     "decode_header",
+    "decode_header_leniently",
     "encode_command",
     "header_fields",
     "reply",
@@ -140,10 +141,7 @@ def reply(
 
 def decode_command(frame: Frame) -> Command:
     """The command in a frame.
-
-    Raises:
-        HeaderError: the header is not JSON of the expected shape, or a binary header's lengths do not fit.
-    """
+    Raises HeaderError: the header is not JSON of the expected shape, or a binary header's lengths do not fit."""
     if frame.serialize_type == JSON:
         return _decode_json(frame)
     assert frame.serialize_type == ROCKETMQ, "the splitter lets no other type through"
@@ -152,11 +150,8 @@ def decode_command(frame: Frame) -> Command:
 
 def encode_command(command: Command, serialize_type: int = JSON) -> list[Body]:
     """The pieces to write for a command: frame start and header joined, then the body's pieces as they are.
-
-    Raises:
-        HeaderError: a binary header cannot carry the code.
-        FrameError: the command does not fit into a frame.
-    """
+    Raises HeaderError: a binary header cannot carry the code.
+    Raises FrameError: the command does not fit into a frame."""
     fields = command.fields
     if isinstance(fields, Raw):
         fields = decode_fields(command)
@@ -174,10 +169,7 @@ def decode_header(command: Command, header_type: type[H]) -> H:
     """The typed header of a command, in one call from the raw bytes.
 
     Peers send every value as a string; numbers and booleans in their place are taken too.
-
-    Raises:
-        HeaderError: a required field is missing or a value is not of its type; the text names the field.
-    """
+    Raises HeaderError: a required field is missing or a value is not of its type; the text names the field."""
     fields = command.fields
     try:
         if isinstance(fields, Raw):
@@ -190,12 +182,41 @@ def decode_header(command: Command, header_type: type[H]) -> H:
         raise HeaderError(f"{header_type.__name__}: {error}") from None
 
 
-def decode_fields(command: Command) -> dict[str, str]:
-    """``extFields`` as text → text; empty when there are none.
+def decode_header_leniently(
+    command: Command,
+    header_type: type[H],
+    *,
+    missing: Mapping[str, str] | None = None,
+    drops_unreadable: bool = True,
+) -> H:
+    """`decode_header` that also takes what Java takes: a boolean that is not ``true`` is false, for one thing.
+    Raises HeaderError: as `decode_header`.
 
-    Raises:
-        HeaderError: they are not a JSON object.
+    Args:
+        missing: values of required fields that a peer may leave out.
+        drops_unreadable: whether a number that is none counts as left out, as in headers without a codec of their own.
     """
+    try:
+        return decode_header(command, header_type)
+    except HeaderError:
+        missing = missing or {}
+        values = {**missing, **decode_fields(command)}
+    for info in msgspec.structs.fields(header_type):
+        name = info.encode_name
+        try:
+            msgspec.convert(values.get(name), info.type | None, strict=False)
+        except msgspec.ValidationError:
+            if info.type is bool or bool in get_args(info.type):
+                values[name] = "false"
+            elif drops_unreadable and name in missing:
+                values[name] = missing[name]
+            elif drops_unreadable and not info.required:
+                del values[name]
+    return decode_header(Command(command.code, fields=values), header_type)
+
+
+def decode_fields(command: Command) -> dict[str, str]:
+    """``extFields`` as text → text; empty when there are none. Raises HeaderError: they are not a JSON object."""
     fields = command.fields
     if fields is None:
         return {}

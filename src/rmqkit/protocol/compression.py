@@ -54,10 +54,7 @@ def compress(body: bytes, compression: Compression, level: int = 5) -> bytes:
 
 def decompress(body: bytes, sys_flag: int, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
     """The body as its sender had it; returned as it is when sysFlag says that it is not compressed.
-
-    Raises:
-        BodyError: the compression type is unknown, the stream is damaged, or it would exceed ``bytes_max``.
-    """
+    Raises BodyError: the compression type is unknown, the stream is damaged, or it would exceed ``bytes_max``."""
     if not sys_flag & COMPRESSED:
         return body
     match sys_flag & COMPRESSION_MASK:

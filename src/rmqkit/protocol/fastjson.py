@@ -56,10 +56,7 @@ ORDINALS: dict[str, tuple[str, ...]] = {
 
 def decode_as(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
     """A typed value out of a body in strict JSON or the dialect.
-
-    Raises:
-        BodyError: neither, or not of the type; the text names the place.
-    """
+    Raises BodyError: neither, or not of the type; the text names the place."""
     if not _has_reference(body):
         try:
             return msgspec.json.decode(body, type=body_type, strict=False)
@@ -77,10 +74,7 @@ def decode_as(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
 
 def loads(body: bytes | bytearray | memoryview) -> Any:
     """The value in a body in strict JSON or the dialect, with ``$ref`` resolved.
-
-    Raises:
-        BodyError: the body is neither.
-    """
+    Raises BodyError: the body is neither."""
     if not _has_reference(body):
         try:
             return msgspec.json.decode(body)

@@ -27,12 +27,10 @@ DEPTH_MAX = 64
 
 def read(body: bytes | bytearray | memoryview, *, has_quoted_objects: bool = False) -> Any:
     """The value in a body.
+    Raises BodyError: it is not in the dialect, or its references cannot be resolved.
 
     Args:
         has_quoted_objects: a text key that holds an object is taken for one, because some peers quote object keys.
-
-    Raises:
-        BodyError: it is not in the dialect, or its references cannot be resolved.
     """
     try:
         text = str(body, "utf-8")

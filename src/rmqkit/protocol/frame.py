@@ -64,11 +64,8 @@ class FrameSplitter:
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """Take what one read delivered and return the frames it completes, in order.
-
-        Raises:
-            FrameError: lengths that cannot be, an unknown serialize type or a frame over the limit. Frames before
-                the broken one in the same chunk are lost with the connection, as the reference does.
-        """
+        Raises FrameError: lengths that cannot be, an unknown serialize type or a frame over the limit. Frames before
+        the broken one in the same chunk are lost with the connection, as the reference does."""
         if self._held:
             self._held.append(chunk)
             self._buffered_bytes += len(chunk)
@@ -104,10 +101,7 @@ class FrameSplitter:
 
 def frame_start(serialize_type: int, header_bytes: int, body_bytes: int) -> bytes:
     """The eight bytes before a header.
-
-    Raises:
-        FrameError: the header is over 16 MiB or the frame over 2 GiB, which the length fields cannot carry.
-    """
+    Raises FrameError: the header is over 16 MiB or the frame over 2 GiB, which the length fields cannot carry."""
     length = 4 + header_bytes + body_bytes
     if header_bytes > _HEADER_BYTES_MAX or length > 0x7FFFFFFF:
         raise FrameError(f"a header of {header_bytes} and a body of {body_bytes} bytes do not fit into one frame")

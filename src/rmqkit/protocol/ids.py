@@ -30,11 +30,7 @@ def offset_id(store_host: bytes, physical_offset: int) -> str:
 
 
 def decode_offset_id(text: str) -> tuple[str, int, int]:
-    """IP, port and physical offset in an offset message id.
-
-    Raises:
-        ValueError: not 32 or 56 hexadecimal digits.
-    """
+    """IP, port and physical offset in an offset message id. Raises ValueError: not 32 or 56 hexadecimal digits."""
     if len(text) not in (32, 56):
         raise ValueError(f"offset message id {text!r} has {len(text)} characters: it must have 32 or 56")
     try:

@@ -46,10 +46,7 @@ class Message(Struct, kw_only=True):
 
     def wire_properties(self) -> dict[str, str]:
         """All properties as they are sent, RocketMQ's own included.
-
-        Raises:
-            ValueError: a property of the application has a reserved name, or a key contains a blank.
-        """
+        Raises ValueError: a property of the application has a reserved name, or a key contains a blank."""
         taken = RESERVED_NAMES.intersection(self.properties)
         if taken:
             raise ValueError(f"property name {min(taken)} belongs to RocketMQ: choose another")
@@ -115,19 +112,12 @@ class ReceivedMessage(Struct, kw_only=True):
 
 def read_messages(body: bytes | memoryview, broker_name: str | None = None) -> list[ReceivedMessage]:
     """The messages in a pull, query or view body.
-
-    Raises:
-        BodyError: a body cannot be decompressed or an inner batch is damaged.
-    """
+    Raises BodyError: a body cannot be decompressed or an inner batch is damaged."""
     return [message for record in iter_records(body) for message in messages_of_record(record, broker_name)]
 
 
 def messages_of_record(record: Record, broker_name: str | None = None) -> Iterator[ReceivedMessage]:
-    """The message of a record, or each message of an inner batch.
-
-    Raises:
-        BodyError: as in `read_messages`.
-    """
+    """The message of a record, or each message of an inner batch. Raises BodyError: as in `read_messages`."""
     body = decompress(record.body, record.sys_flag)
     if record.sys_flag & INNER_BATCH and record.sys_flag & NEED_UNWRAP:
         for i, entry in enumerate(decode_batch(body)):

@@ -14,8 +14,10 @@ __all__ = [
     "GROUP_CHARACTERS_MAX",
     "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
+    "SYSTEM_TOPICS",
     "dlq_topic",
     "group_fault",
+    "group_of_retry_topic",
     "is_system_topic",
     "retry_topic",
     "topic_fault",
@@ -45,7 +47,8 @@ FORBIDDEN_TO_SEND = frozenset(
 )
 """Topics clients may never send to."""
 
-_SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC, "CHECKPOINT_TOPIC"}
+SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC, "CHECKPOINT_TOPIC"}
+"""Names of topics that belong to every broker."""
 SYSTEM_GROUPS = (
     "TOOLS_CONSUMER",
     "FILTERSRV_CONSUMER",
@@ -67,6 +70,11 @@ def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
+def group_of_retry_topic(topic: str) -> str:
+    """The group of a retry topic; POP's is ``%RETRY%<group>+<topic>``. Source: behaviour.md §3.3."""
+    return topic.removeprefix(RETRY_PREFIX).partition("+")[0]
+
+
 def dlq_topic(group: str) -> str:
     """The topic that holds a group's messages that were given up."""
     return DLQ_PREFIX + group
@@ -74,7 +82,7 @@ def dlq_topic(group: str) -> str:
 
 def is_system_topic(topic: str) -> bool:
     """Whether a topic belongs to the broker itself."""
-    return topic in _SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def topic_fault(topic: str) -> str | None:

@@ -129,10 +129,7 @@ def decode_order_counts(text: str) -> dict[OrderKey, int]:
 
 def encode_pop_handle(handle: PopHandle) -> str:
     """``extraInfo``, the POP_CK property.
-
-    Raises:
-        ValueError: the broker name holds a blank, which separates the parts.
-    """
+    Raises ValueError: the broker name holds a blank, which separates the parts."""
     if not handle.broker_name or " " in handle.broker_name:
         raise ValueError(f"broker name {handle.broker_name!r} must be a word without blanks")
     text = (
@@ -161,10 +158,7 @@ def decode_pop_handle(text: str) -> PopHandle:
 
 def encode_acked(start_offset: int, queue_offsets: Iterable[int]) -> bytes:
     """The bits of a batch ack: bit i of the least significant first stands for ``start_offset`` + i.
-
-    Raises:
-        ValueError: an offset is below the start or 65 536 or more above it.
-    """
+    Raises ValueError: an offset is below the start or 65 536 or more above it."""
     bits = 0
     for offset in queue_offsets:
         if not 0 <= offset - start_offset < _ACK_BITS_MAX:
@@ -174,11 +168,7 @@ def encode_acked(start_offset: int, queue_offsets: Iterable[int]) -> bytes:
 
 
 def decode_acked(start_offset: int, acked: bytes) -> list[int]:
-    """The offsets a batch ack names, ascending.
-
-    Raises:
-        HeaderError: more than 65 536 bits.
-    """
+    """The offsets a batch ack names, ascending. Raises HeaderError: more than 65 536 bits."""
     if len(acked) * 8 > _ACK_BITS_MAX:
         raise HeaderError(f"batch ack has {len(acked)} bytes of bits: at most {_ACK_BITS_MAX // 8} make sense")
     return [start_offset + 8 * i + bit for i, byte in enumerate(acked) if byte for bit in range(8) if byte & (1 << bit)]

@@ -8,7 +8,11 @@ Source: remoting.md §7.3 and §8.1, store.md §3.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
+
+from rmqkit.protocol.hashing import java_hash
 
 __all__ = [
     "PROPERTIES_BYTES_MAX",
@@ -16,11 +20,14 @@ __all__ = [
     "decode_properties",
     "encode_properties",
     "find_property",
+    "in_stored_order",
 ]
 
 PROPERTIES_BYTES_MAX = 32767
 _NAME_END = "\x01"
 _ENTRY_END = "\x02"
+_ENTRY_END_BYTES = b"\x02"
+_MAP_BUCKETS = 128
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -30,6 +37,10 @@ RETRY_TOPIC = "RETRY_TOPIC"
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 TRANSACTION_PREPARED = "TRAN_MSG"
+TRANSACTION_ID = "__transactionId__"
+TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+TRANSACTION_PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
+CHECK_IMMUNITY_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 PRODUCER_GROUP = "PGROUP"
 UNIQ_KEY = "UNIQ_KEY"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
@@ -42,6 +53,8 @@ MSG_REGION = "MSG_REGION"
 TRACE_ON = "TRACE_ON"
 CLUSTER = "CLUSTER"
 SHARDING_KEY = "__SHARDINGKEY"
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 POP_CHECK_POINT = "POP_CK"
 INNER_NUM = "INNER_NUM"
 INNER_BASE = "INNER_BASE"
@@ -71,10 +84,7 @@ RESERVED_NAMES = frozenset((
 
 def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
     """The property string of a mapping, in its order, every entry ended.
-
-    Raises:
-        ValueError: a name or value holds 0x01 or 0x02, which the format cannot carry.
-    """
+    Raises ValueError: a name or value holds 0x01 or 0x02, which the format cannot carry."""
     pairs = list(properties.items() if isinstance(properties, Mapping) else properties)
     encoded = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode("utf-8", "replace")
     if encoded.count(b"\x01") != len(pairs) or encoded.count(b"\x02") != len(pairs):
@@ -108,3 +118,57 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
         return value
     earlier = decode_properties(encoded).get(name.decode())  # an empty duplicate does not hide an earlier value
     return None if earlier is None else earlier.encode()
+
+
+def in_stored_order(encoded: bytes) -> bytes:
+    """A property string as a 5.x broker stores it after it took the client's apart: in the order of its ``HashMap``.
+
+    That map begins with 128 buckets and doubles when three quarters are taken; of duplicates the last value wins in
+    the first one's place. Entries without a name or a value are dropped. Not imitated: a bucket of more than eight.
+
+    Producers send the same names in the same order all the time: that order is worked out once, which halves the time.
+    """
+    pieces = encoded.split(_ENTRY_END_BYTES)
+    rest = pieces.pop()
+    try:
+        arrange = _arrangement(tuple([piece[: piece.index(b"\x01")] for piece in pieces]))
+    except ValueError:
+        arrange = None
+    if arrange is None or rest or b"\x01\x02" in encoded:
+        return _sort_entries(encoded)
+    return _ENTRY_END_BYTES.join(arrange(pieces)) + _ENTRY_END_BYTES
+
+
+@functools.lru_cache(maxsize=4096)
+def _arrangement(names: tuple[bytes, ...]) -> Callable[[list[bytes]], tuple[bytes, ...]] | None:
+    """What puts entries of these names in their order; None where that takes more than changing places."""
+    if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+        return None
+    entries = {name + b"\x01v": at for at, name in enumerate(names)}
+    ordered = _sort_entries(_ENTRY_END_BYTES.join(entries)).split(_ENTRY_END_BYTES)
+    return itemgetter(*[entries[entry] for entry in ordered[:-1]])
+
+
+def _sort_entries(encoded: bytes) -> bytes:
+    entries: dict[bytes, bytes] = {}
+    for entry in encoded.split(_ENTRY_END_BYTES):
+        name, _, value = entry.partition(b"\x01")
+        if value and name:
+            entries[name] = entry
+    if len(entries) * 4 <= _MAP_BUCKETS * 3:
+        names = sorted(entries, key=_first_bucket)
+    else:
+        last_bucket = (1 << ((len(entries) * 4 - 1) // 3).bit_length()) - 1
+        names = sorted(entries, key=lambda name: _spread_hash(name) & last_bucket)
+    return _ENTRY_END_BYTES.join([*map(entries.__getitem__, names), b""])
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_bucket(name: bytes) -> int:
+    return _spread_hash(name) % _MAP_BUCKETS
+
+
+def _spread_hash(name: bytes) -> int:
+    """What Java's ``HashMap`` takes a key's bucket from."""
+    hashed = java_hash(name.decode("utf-8", "replace")) & 0xFFFFFFFF
+    return hashed ^ hashed >> 16

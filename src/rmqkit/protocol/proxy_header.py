@@ -38,10 +38,7 @@ class ProxyHeader(Struct):
 
 def parse_proxy_header(data: bytes) -> ProxyHeader | None:
     """The preamble at the start of a stream; None while more bytes are needed to tell.
-
-    Raises:
-        FrameError: it begins like a preamble and is none.
-    """
+    Raises FrameError: it begins like a preamble and is none."""
     if data.startswith(_V1_START):
         return _parse_v1(data)
     if data.startswith(_V2_START):

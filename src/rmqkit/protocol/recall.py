@@ -29,11 +29,7 @@ class RecallHandle(Struct, frozen=True):
 
 
 def encode_recall_handle(handle: RecallHandle) -> str:
-    """The text of a handle.
-
-    Raises:
-        ValueError: a name holds a blank, which separates the parts.
-    """
+    """The text of a handle. Raises ValueError: a name holds a blank, which separates the parts."""
     parts = (_VERSION, handle.topic, handle.broker_name, str(handle.deliver_timestamp + 1), handle.unique_key)
     text = " ".join(parts)
     if text.count(" ") != len(parts) - 1 or not all(parts):
@@ -43,10 +39,7 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 
 def decode_recall_handle(text: str) -> RecallHandle:
     """What a handle stands for; missing padding is tolerated, as Java does.
-
-    Raises:
-        HeaderError: the text is no handle of a known version.
-    """
+    Raises HeaderError: the text is no handle of a known version."""
     try:
         plain = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True).decode()
     except (binascii.Error, ValueError):

@@ -27,7 +27,7 @@ import functools
 import ipaddress
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -47,12 +47,14 @@ __all__ = [
     "body_crc",
     "decode_record",
     "encode_record",
+    "encode_records",
     "host_text",
     "is_blank",
     "iter_records",
     "layout_of",
     "pack_blank",
     "pack_host",
+    "record_properties",
     "unpack_host",
 ]
 
@@ -99,6 +101,7 @@ _SYS_FLAG_AT = 36
 _HEAD_BYTES_MIN = 88
 _PROPERTIES_LENGTH = struct.Struct(">h")
 _TOPIC_LENGTH_V2 = struct.Struct(">h")
+_TOPIC_LENGTHS_V1 = tuple(bytes((length,)) for length in range(_V1_TOPIC_BYTES_MAX + 1))
 _I32 = struct.Struct(">i")
 _BLANK = struct.Struct(">ii")
 
@@ -208,7 +211,7 @@ def encode_record(
     topic_bytes = len(topic)
     body_bytes = len(body)
     is_v1 = topic_bytes <= _V1_TOPIC_BYTES_MAX
-    topic_length = bytes((topic_bytes,)) if is_v1 else _TOPIC_LENGTH_V2.pack(topic_bytes)
+    topic_length = _TOPIC_LENGTHS_V1[topic_bytes] if is_v1 else _TOPIC_LENGTH_V2.pack(topic_bytes)
     size = head.size + body_bytes + len(topic_length) + topic_bytes + 2 + len(properties)
     packed = head.pack(
         size,
@@ -230,13 +233,73 @@ def encode_record(
     return b"".join((packed, body, topic_length, topic, _PROPERTIES_LENGTH.pack(len(properties)), properties))
 
 
+def encode_records(
+    batch: bytes | memoryview,
+    bounds: Iterable[tuple[int, int, int, int]],
+    *,
+    topic: bytes,
+    queue_id: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_timestamp: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+    reconsume_times: int,
+) -> tuple[bytes, list[int]]:
+    """The records of a batch, one behind the other, and the size of each; what `encode_record` makes of each message.
+
+    A batch entry and a record both end with the properties and their length before them: taken as they are.
+
+    Args:
+        bounds: where the messages lie in the batch body (`batch.batch_bounds`).
+        queue_offset, physical_offset: of the first record.
+    """
+    host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
+    head = _LAYOUTS[host_bits].head
+    is_v1 = len(topic) <= _V1_TOPIC_BYTES_MAX
+    magic = MAGIC_V1 if is_v1 else MAGIC_V2
+    topic_field = (_TOPIC_LENGTHS_V1[len(topic)] if is_v1 else _TOPIC_LENGTH_V2.pack(len(topic))) + topic
+    sys_flag = (sys_flag & ~_HOST_MASK) | host_bits
+    pack, crc32, fixed_bytes = head.pack, zlib.crc32, head.size + len(topic_field)
+    parts: list[bytes | memoryview] = []
+    sizes: list[int] = []
+    for flag, body_at, properties_at, end in bounds:
+        body = batch[body_at : properties_at - 2]
+        size = fixed_bytes + end - body_at
+        parts += (
+            pack(
+                size,
+                magic,
+                crc32(body) & 0x7FFFFFFF,
+                queue_id,
+                flag,
+                queue_offset,
+                physical_offset,
+                sys_flag,
+                born_timestamp,
+                born_host,
+                store_timestamp,
+                store_host,
+                reconsume_times,
+                0,
+                len(body),
+            ),
+            body,
+            topic_field,
+            batch[properties_at - 2 : end],
+        )
+        sizes.append(size)
+        queue_offset += 1
+        physical_offset += size
+    return b"".join(parts), sizes
+
+
 def decode_record(buffer: bytes | memoryview, position: int = 0, *, verify_crc: bool = False) -> Record:
     """The record at a position of a buffer; body and properties are copied out of it.
-
-    Raises:
-        RecordCorrupt: fewer bytes than announced, unknown magic, lengths that do not add up, a topic that is not
-            UTF-8, or (with ``verify_crc``) a body that does not match its CRC. Source: store.md §12.1.
-    """
+    Raises RecordCorrupt: fewer bytes than announced, unknown magic, lengths that do not add up, a topic that is not
+    UTF-8, or (with ``verify_crc``) a body that does not match its CRC. Source: store.md §12.1."""
     available = len(buffer) - position
     if available < _HEAD_BYTES_MIN:
         raise RecordCorrupt(position, f"only {available} bytes left")
@@ -283,6 +346,20 @@ def _tail_bounds(
     return topic_at, properties_at - 2, properties_at
 
 
+def record_properties(record: memoryview) -> bytes:
+    """The property string of one whole record that the store wrote, without decoding the rest; empty for damage."""
+    try:
+        at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
+        at += _I32.unpack_from(record, at - 4)[0]
+        if _I32.unpack_from(record, 4)[0] == MAGIC_V1:
+            at += 1 + record[at]
+        else:
+            at += 2 + _TOPIC_LENGTH_V2.unpack_from(record, at)[0]
+        return bytes(record[at + 2 : at + 2 + _PROPERTIES_LENGTH.unpack_from(record, at)[0]])
+    except (struct.error, IndexError):
+        return b""
+
+
 def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:
     """The records of a pull, query or view body; ends quietly at a blank, unknown magic or cut-off record."""
     position = 0
@@ -306,11 +383,7 @@ def pack_blank(remaining_bytes: int) -> bytes:
 
 
 def pack_host(ip: str, port: int) -> bytes:
-    """IP and port as the 8 or 20 bytes of a record.
-
-    Raises:
-        ValueError: ``ip`` is not a literal address.
-    """
+    """IP and port as the 8 or 20 bytes of a record. Raises ValueError: ``ip`` is not a literal address."""
     try:
         return ipaddress.ip_address(ip.partition("%")[0]).packed + _I32.pack(port)
     except ValueError:

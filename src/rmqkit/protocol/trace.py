@@ -55,9 +55,18 @@ class ConsumeReturn(enum.IntEnum):
     FAILED = 4
 
 
-class PublishTrace(Struct, tag="Pub"):
-    """A send; times in ms."""
+class RecallTrace(Struct, tag="Recall"):
+    """A timer message called back; times in ms."""
 
+    timestamp: Int64
+    region_id: str | None
+    group: str | None
+    topic: str | None
+    msg_id: str | None
+    success: bool
+
+
+class _Sent(Struct):
     timestamp: Int64
     region_id: str | None
     group: str | None
@@ -66,12 +75,26 @@ class PublishTrace(Struct, tag="Pub"):
     tags: str | None
     keys: str | None
     store_host: str | None
+
+
+class PublishTrace(_Sent, tag="Pub"):
+    """A send."""
+
     body_bytes: Int32
     cost_ms: Int32
     msg_type: Int32
     offset_msg_id: str | None
     success: bool
     client_host: str | None = None
+
+
+class EndTransactionTrace(_Sent, tag="EndTransaction"):
+    """The end of a transaction; ``state`` is the name of its state."""
+
+    msg_type: Int32
+    transaction_id: str | None
+    state: str | None
+    from_check: bool
 
 
 class SubscribeBeforeTrace(Struct, tag="SubBefore"):
@@ -99,34 +122,6 @@ class SubscribeAfterTrace(Struct, tag="SubAfter"):
     group: str | None = None
 
 
-class EndTransactionTrace(Struct, tag="EndTransaction"):
-    """The end of a transaction; ``state`` is the name of its state."""
-
-    timestamp: Int64
-    region_id: str | None
-    group: str | None
-    topic: str | None
-    msg_id: str | None
-    tags: str | None
-    keys: str | None
-    store_host: str | None
-    msg_type: Int32
-    transaction_id: str | None
-    state: str | None
-    from_check: bool
-
-
-class RecallTrace(Struct, tag="Recall"):
-    """A timer message called back."""
-
-    timestamp: Int64
-    region_id: str | None
-    group: str | None
-    topic: str | None
-    msg_id: str | None
-    success: bool
-
-
 Trace = PublishTrace | SubscribeBeforeTrace | SubscribeAfterTrace | EndTransactionTrace | RecallTrace
 
 _KINDS: dict[str, type[Trace]] = {
@@ -136,20 +131,13 @@ _KINDS: dict[str, type[Trace]] = {
 
 
 def encode_traces(traces: Iterable[Trace]) -> bytes:
-    """The body of a trace message.
-
-    Raises:
-        ValueError: a field holds 0x01 or 0x02, which the format cannot carry.
-    """
+    """The body of a trace message. Raises ValueError: a field holds 0x01 or 0x02, which the format cannot carry."""
     return "".join([_line(trace) for trace in traces]).encode("utf-8", "replace")
 
 
 def decode_traces(body: bytes | bytearray | memoryview) -> list[Trace]:
     """The records in the body of a trace message.
-
-    Raises:
-        BodyError: not UTF-8, an unknown kind, fields missing or not of their type.
-    """
+    Raises BodyError: not UTF-8, an unknown kind, fields missing or not of their type."""
     try:
         lines = str(body, "utf-8").split(_RECORD_END)
     except UnicodeDecodeError as error:

@@ -9,11 +9,7 @@ __all__ = ["advertised_ip", "join_address", "split_address", "split_addresses"]
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port``.
-
-    Raises:
-        ValueError: there is no port or it is not a number from 0 to 65535.
-    """
+    """Host and port of ``host:port``. Raises ValueError: there is no port or it is not a number from 0 to 65535."""
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"address {text!r} must be host:port, for example 127.0.0.1:9876")
@@ -22,10 +18,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 def split_addresses(text: str) -> list[str]:
     """The addresses in a ``host:port;host:port`` list, in order.
-
-    Raises:
-        ValueError: one of them is not an address, or there is none.
-    """
+    Raises ValueError: one of them is not an address, or there is none."""
     addresses = [part.strip() for part in text.split(";") if part.strip()]
     for address in addresses:
         split_address(address)

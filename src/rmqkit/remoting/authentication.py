@@ -67,10 +67,7 @@ class Authentication:
     @classmethod
     def of(cls, settings: AuthenticationSettings) -> Authentication | None:
         """The check a configuration asks for, or None.
-
-        Raises:
-            SettingsError: the users are missing or not readable JSON.
-        """
+        Raises SettingsError: the users are missing or not readable JSON."""
         if not settings.enabled:
             return None
         if not settings.initial_user:
@@ -95,11 +92,7 @@ class Authentication:
 
 
 def inner_credentials(settings: AuthenticationSettings) -> Credentials | None:
-    """How the broker signs its own requests, or None.
-
-    Raises:
-        SettingsError: they are not readable JSON.
-    """
+    """How the broker signs its own requests, or None. Raises SettingsError: they are not readable JSON."""
     text = settings.inner_credentials
     return _decoded("innerClientAuthenticationCredentials", text, Credentials) if text else None
 

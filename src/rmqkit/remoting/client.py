@@ -98,10 +98,7 @@ class RemotingClient:
 
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
         """Send a request nobody answers (its one-way bit must be set).
-
-        Raises:
-            ConnectFailed: the address cannot be reached.
-        """
+        Raises ConnectFailed: the address cannot be reached."""
         assert command.is_one_way, "a request with an answer goes through call()"
         if self._credentials is not None:
             self._credentials.sign(command)
@@ -109,10 +106,7 @@ class RemotingClient:
 
     async def connection(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
         """The open connection to an address, made if need be.
-
-        Raises:
-            ConnectFailed: the address cannot be reached in time, or this client is closed.
-        """
+        Raises ConnectFailed: the address cannot be reached in time, or this client is closed."""
         connection = self._connections.get(address)
         if connection is not None and connection.is_open:
             return connection
@@ -195,11 +189,7 @@ class RemotingClient:
 
 
 def expect_success(response: Command, address: str) -> Command:
-    """The response itself when its code is SUCCESS.
-
-    Raises:
-        PeerRefused: any other code.
-    """
+    """The response itself when its code is SUCCESS. Raises PeerRefused: any other code."""
     if response.code != ResponseCode.SUCCESS:
         raise PeerRefused(response.code, response.remark, address)
     return response

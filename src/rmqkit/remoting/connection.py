@@ -26,7 +26,9 @@ from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.opening import Opening
 from rmqkit.remoting.tls import TlsLayer
 
-__all__ = ["WRITE_BYTES_HIGH", "Connection"]
+__all__ = ["WRITE_BYTES_HIGH", "Connection", "IpAddress"]
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 WRITE_BYTES_HIGH = 4 << 20
 """Unsent bytes above which the connection is not read until the peer takes some."""
@@ -58,7 +60,7 @@ class Connection(asyncio.Protocol):
     Attributes:
         peer: the other side as ``ip:port``.
         peer_host: the same packed as in records (8 or 20 bytes).
-        is_local: whether the other side, and a balancer between, is on this machine.
+        hops: the addresses of the other side and of a balancer between; empty without TCP.
         active_ms: monotonic time of the last read or write.
         frame_since_ms: monotonic time at which the frame began that is still incomplete, or None.
         closed: done when the connection is gone.
@@ -98,7 +100,7 @@ class Connection(asyncio.Protocol):
         self._sweep: asyncio.TimerHandle | None = None
         self.peer = "?"
         self.peer_host = pack_host("0.0.0.0", 0)
-        self.is_local = False
+        self.hops: list[IpAddress] = []
         self.active_ms = clock.monotonic_ms()
         self.frame_since_ms: float | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -247,9 +249,7 @@ class Connection(asyncio.Protocol):
         self._opening = None
         self._tls = opened.tls
         if opened.source is not None:
-            was_local = self.is_local
             self._name_peer(opened.source)
-            self.is_local = self.is_local and was_local
         return opened.rest if opened.tls is None else opened.tls.feed(opened.rest)
 
     def _name_peer(self, peername: Any) -> None:
@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
             address = address.ipv4_mapped
         self.peer = join_address(str(address), peername[1])
         self.peer_host = pack_host(str(address), peername[1])
-        self.is_local = address.is_loopback
+        self.hops.append(address)
 
     def _settle(self, response: Command) -> None:
         call = self._calls.pop(response.opaque, None)

@@ -46,10 +46,7 @@ class Opening:
 
     def feed(self, data: bytes) -> Opened | None:
         """Take what was read; None while more is needed to tell.
-
-        Raises:
-            FrameError: a damaged preamble, or TLS or its absence where the mode forbids it.
-        """
+        Raises FrameError: a damaged preamble, or TLS or its absence where the mode forbids it."""
         self._held += data
         if self._accepts_proxy:
             header = parse_proxy_header(self._held)

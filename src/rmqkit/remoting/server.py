@@ -65,20 +65,14 @@ class RemotingServer:
 
     async def listen(self, host: str, port: int) -> int:
         """Take a port and accept connections on it; returns the port (a free one for 0).
-
-        Raises:
-            ListenFailed: the port is taken or the address is not this machine's.
-        """
+        Raises ListenFailed: the port is taken or the address is not this machine's."""
         bound = await self.bind(host, port)
         await self.serve()
         return bound
 
     async def bind(self, host: str, port: int) -> int:
         """Take a port without accepting connections yet; returns it (a free one for 0).
-
-        Raises:
-            ListenFailed: as `listen`.
-        """
+        Raises ListenFailed: as `listen`."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
@@ -98,11 +92,8 @@ class RemotingServer:
 
     async def call(self, connection: Connection, command: Command, timeout_ms: float) -> Command:
         """Call a connected client; at most `SERVER_CALLS_MAX` of these are under way at a time.
-
-        Raises:
-            RequestTimedOut: no answer, or no permit, within ``timeout_ms``.
-            ConnectionLost: the client went first.
-        """
+        Raises RequestTimedOut: no answer, or no permit, within ``timeout_ms``.
+        Raises ConnectionLost: the client went first."""
         started_ms = self._clock.monotonic_ms()
         if not await self._permits.take(timeout_ms):
             raise RequestTimedOut(connection.peer, command.code, timeout_ms)

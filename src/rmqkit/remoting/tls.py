@@ -88,10 +88,7 @@ class ClientTlsSettings(Struct, kw_only=True):
 
 class ServerTls:
     """Gives a server's connections their TLS side, with the certificate files as they are now.
-
-    Raises:
-        SettingsError: the files cannot be used.
-    """
+    Raises SettingsError: the files cannot be used."""
 
     def __init__(self, settings: ServerTlsSettings) -> None:
         has_certificate = bool(settings.certificate and settings.key)
@@ -140,11 +137,7 @@ class ServerTls:
 
 
 class ClientTls:
-    """Gives a client's connections their TLS side.
-
-    Raises:
-        SettingsError: the files cannot be used.
-    """
+    """Gives a client's connections their TLS side. Raises SettingsError: the files cannot be used."""
 
     def __init__(self, settings: ClientTlsSettings) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -179,10 +172,7 @@ class TlsLayer:
 
     def feed(self, data: bytes) -> bytes:
         """Take what was read; returns what the peer said in it, maybe nothing.
-
-        Raises:
-            FrameError: it is no TLS, or the peer is refused.
-        """
+        Raises FrameError: it is no TLS, or the peer is refused."""
         self._incoming.write(data)
         if not self._is_established and not self._handshake():
             return b""

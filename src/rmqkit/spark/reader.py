@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from rmqkit.errors import StoreError
 from rmqkit.spark.filters import Condition, matches
 from rmqkit.spark.fs import map_file
-from rmqkit.spark.kernels.batch import MessageBatch, crc_matches, message_batches
+from rmqkit.spark.kernels.batch import MessageBatch, message_batches
 from rmqkit.spark.options import CorruptRecords, VerifyCrc
 from rmqkit.spark.schema import CORRUPT, Column, arrow_schema
 from rmqkit.spark.splits import Split
 from rmqkit.store import scan
-from rmqkit.store.scan import Damage, Records
+from rmqkit.store.scan import Damage, Records, crc_matches
 
 __all__ = ["ReadPlan", "read_split"]
 
@@ -57,10 +57,7 @@ class ReadPlan(Struct, frozen=True):
 
 def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     """The messages of a split in the order of the log.
-
-    Raises:
-        StoreError: the file has vanished, or there is damage and the plan says to fail.
-    """
+    Raises StoreError: the file has vanished, or there is damage and the plan says to fail."""
     buffer = map_file(split.path)
     if len(buffer) < split.high:
         raise StoreError(

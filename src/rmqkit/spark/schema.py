@@ -92,11 +92,7 @@ CORRUPT_COLUMN = Column(CORRUPT, "string", None)
 
 
 def choose(available: Sequence[Column], wanted: Iterable[str], source: str) -> list[Column]:
-    """The wanted columns, in the order of the wish.
-
-    Raises:
-        SettingsError: a name is not available, or wanted twice.
-    """
+    """The wanted columns, in the order of the wish. Raises SettingsError: a name is not available, or wanted twice."""
     by_name = {column.name: column for column in available}
     chosen: dict[str, Column] = {}
     for name in wanted:

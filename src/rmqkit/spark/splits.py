@@ -36,14 +36,12 @@ class Split(Struct, frozen=True):
 
 def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
     """The splits of a log.
+    Raises StoreMismatch: files are missing in the middle.
+    Raises StoreError: a file cannot be read, or has vanished meanwhile.
 
     Args:
         segments: its files in order.
         split_bytes: about how large a split is; at least one record.
-
-    Raises:
-        StoreMismatch: files are missing in the middle.
-        StoreError: a file cannot be read, or has vanished meanwhile.
     """
     splits: list[Split] = []
     segments = list(segments)

@@ -107,11 +107,7 @@ class FilteringStoreReader(StoreReader):
 
 
 def store_options(given: Mapping[str, str]) -> StoreOptions:
-    """The options of a read.
-
-    Raises:
-        SettingsError: one of them is unknown or cannot be used, or there is no path.
-    """
+    """The options of a read. Raises SettingsError: one of them is unknown or cannot be used, or there is no path."""
     options = parse_options(StoreOptions, given, FORMAT)
     if not options.path and not options.log_paths:
         raise SettingsError(f"{FORMAT}: no path: give the store directory to load(...)")
@@ -120,10 +116,7 @@ def store_options(given: Mapping[str, str]) -> StoreOptions:
 
 def store_splits(options: StoreOptions) -> list[Split]:
     """The splits of the store's log as it is now.
-
-    Raises:
-        StoreError: the store is not there or cannot be read (its subclass StoreMismatch: its files do not fit).
-    """
+    Raises StoreError: the store is not there or cannot be read (its subclass StoreMismatch: its files do not fit)."""
     return plan_splits(find_segments(options.path, words(options.log_paths)), options.split_bytes)
 
 
@@ -138,13 +131,11 @@ def available_columns(options: StoreOptions) -> list[Column]:
 
 def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
     """What to make of a store.
+    Raises SettingsError: a column does not exist, or reports have no column to go to.
 
     Args:
         options: the source's options.
         names: the columns wanted, in order; all if there are none.
-
-    Raises:
-        SettingsError: a column does not exist, or reports have no column to go to.
     """
     available = available_columns(options)
     columns = choose(available, list(names) or [column.name for column in available], FORMAT)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-__all__ = ["AclEntry", "AclInfo", "AclPolicy", "PlainAccess", "PlainAccessTable", "UserInfo"]
-
 
 class UserInfo(Struct, rename="camel", kw_only=True):
     """A user; type ``Super`` or ``Normal``, status ``enable`` or ``disable``."""

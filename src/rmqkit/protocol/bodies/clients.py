@@ -9,18 +9,6 @@ from msgspec import Struct, field
 from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = [
-    "CheckClientBody",
-    "ConsumerData",
-    "ConsumerIds",
-    "HeartbeatData",
-    "MessageQueue",
-    "ProducerData",
-    "SubscriptionData",
-    "SubscriptionGroupConfig",
-    "SubscriptionGroupTable",
-]
-
 
 class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
     """One queue of a topic on one broker; sorts by topic, broker name, queue id as rebalancing needs it."""
@@ -80,10 +68,10 @@ class HeartbeatData(Struct, kw_only=True):
 class CheckClientBody(Struct, rename="camel", kw_only=True):
     """Body of CHECK_CLIENT_CONFIG."""
 
-    client_id: str
-    group: str
+    client_id: str = ""
+    group: str = ""
     namespace: str = ""
-    subscription_data: SubscriptionData
+    subscription_data: SubscriptionData | None = None
 
 
 class ConsumerIds(Struct, rename="camel"):

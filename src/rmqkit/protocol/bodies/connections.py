@@ -7,8 +7,6 @@ from msgspec import Struct, field
 from rmqkit.protocol.bodies.clients import SubscriptionData
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = ["ClientConnection", "ConsumerConnection", "ProducerConnection", "ProducerInfo", "ProducerTable"]
-
 
 class ClientConnection(Struct, rename="camel", kw_only=True):
     """One client of a group (``Connection``); ``version`` is a protocol version number."""

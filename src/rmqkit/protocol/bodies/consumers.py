@@ -11,18 +11,6 @@ from msgspec import Struct, field
 from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = [
-    "ConsumeMessageDirectlyResult",
-    "ConsumeStatus",
-    "ConsumerRunningInfo",
-    "ConsumerStatus",
-    "PopProcessQueueInfo",
-    "ProcessQueueInfo",
-    "QueueOffset",
-    "ResetOffsetBody",
-    "ResetOffsetList",
-]
-
 
 class ResetOffsetBody(Struct, rename="camel"):
     """Body of RESET_CONSUMER_CLIENT_OFFSET and answer to INVOKE_BROKER_TO_RESET_OFFSET: queue → new offset."""

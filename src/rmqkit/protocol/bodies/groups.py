@@ -7,8 +7,6 @@ from msgspec import Struct, field
 from rmqkit.protocol.bodies.clients import SubscriptionData, SubscriptionGroupConfig
 from rmqkit.protocol.bodies.topics import TopicConfig
 
-__all__ = ["GroupConfigList", "GroupForbidden", "GroupList", "GroupSubscription", "TopicConfigList"]
-
 
 class TopicConfigList(Struct, rename="camel"):
     """Body of UPDATE_AND_CREATE_TOPIC_LIST."""

@@ -92,13 +92,11 @@ class BrokerMemberGroupBody(Struct, rename="camel"):
 
 def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> RegisterBrokerBody:
     """What a broker registers; an empty body is an empty table with a zero data version.
+    Raises BodyError: the body has none of the forms.
 
     Args:
         is_compressed: what the header says; an uncompressed body that is not JSON is tried as compressed.
         version: the broker's protocol version number.
-
-    Raises:
-        BodyError: the body has none of the forms.
     """
     if not body:
         return RegisterBrokerBody()

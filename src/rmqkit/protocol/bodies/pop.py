@@ -7,16 +7,6 @@ from msgspec import Struct, field
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = [
-    "Assignment",
-    "Assignments",
-    "BatchAck",
-    "BatchAckBody",
-    "MessageRequestMode",
-    "MessageRequestModes",
-    "QueryAssignmentBody",
-]
-
 
 class BatchAck(Struct, kw_only=True):
     """Acks of one queue and one pop; `rmqkit.protocol.pop` reads and writes ``acked``.

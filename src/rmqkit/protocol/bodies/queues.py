@@ -11,17 +11,6 @@ from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData
 from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = [
-    "ConsumeQueueEntry",
-    "ConsumerOffsets",
-    "CorrectionOffsets",
-    "DelayOffsets",
-    "LockBody",
-    "LockedQueues",
-    "OffsetMoved",
-    "QueryConsumeQueueBody",
-]
-
 
 class LockBody(Struct, kw_only=True):
     """Body of LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""

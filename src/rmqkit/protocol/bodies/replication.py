@@ -6,8 +6,6 @@ from msgspec import Struct, field
 
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = ["HaClientInfo", "HaConnectionInfo", "HaRuntimeInfo"]
-
 
 class HaClientInfo(Struct, rename="camel", kw_only=True):
     """A slave's side: times in ms, offsets in bytes of the log."""

@@ -11,18 +11,6 @@ from msgspec import Struct, field
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.numbers import Int64
 
-__all__ = [
-    "BrokerStatsData",
-    "ConsumeOffsets",
-    "ConsumeStats",
-    "ConsumeStatsList",
-    "ConsumeTimeSpans",
-    "QueueTimeSpan",
-    "StatsItem",
-    "TopicOffsets",
-    "TopicStatsTable",
-]
-
 
 class TopicOffsets(Struct, rename="camel", gc=False):
     """One queue of a topic; ``last_update_timestamp`` is the store time of its newest message in ms, 0 if empty."""

@@ -55,11 +55,7 @@ def encode_timer_checkpoint(checkpoint: TimerCheckpoint) -> bytes:
 
 
 def decode_timer_checkpoint(body: bytes | bytearray | memoryview) -> TimerCheckpoint:
-    """The checkpoint in a body.
-
-    Raises:
-        BodyError: it does not have 56 bytes.
-    """
+    """The checkpoint in a body. Raises BodyError: it does not have 56 bytes."""
     if len(body) != _BLOCK.size:
         raise BodyError(f"timer checkpoint has {len(body)} bytes: it must have {_BLOCK.size}")
     read_ms, flushed, queue_offset, master_offset, state_version, timestamp, counter = _BLOCK.unpack(body)

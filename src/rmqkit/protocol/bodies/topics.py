@@ -6,18 +6,7 @@ import enum
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-__all__ = [
-    "BrokerData",
-    "ClusterInfo",
-    "DataVersion",
-    "Permission",
-    "QueueData",
-    "RegisterBrokerBody",
-    "TopicConfig",
-    "TopicConfigTable",
-    "TopicQueueMappingInfo",
-    "TopicRoute",
-]
+from rmqkit.protocol.numbers import Int32
 
 
 class Permission(enum.IntFlag):
@@ -45,11 +34,11 @@ class TopicConfig(Struct, rename="camel"):
     """One topic on one broker; absent fields have Java's defaults."""
 
     topic_name: str = ""
-    read_queue_nums: int = 16
-    write_queue_nums: int = 16
-    perm: int = Permission.READ | Permission.WRITE
+    read_queue_nums: Int32 = 16
+    write_queue_nums: Int32 = 16
+    perm: Int32 = Permission.READ | Permission.WRITE
     topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int = 0
+    topic_sys_flag: Int32 = 0
     order: bool = False
     attributes: dict[str, str] | None = field(default_factory=dict)
 

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = [
-    "AccessKeyRequest",
-    "AclVersionResponse",
-    "DeleteAclRequest",
-    "ListAclsRequest",
-    "ListUsersRequest",
-    "PlainAccessRequest",
-    "SubjectRequest",
-    "UserRequest",
-    "WhiteAddressesRequest",
-]
-
 
 class PlainAccessRequest(Struct, rename="camel", kw_only=True, gc=False):
     """UPDATE_AND_CREATE_ACL_CONFIG; permissions are comma lists such as ``orders=PUB|SUB``."""

@@ -6,14 +6,6 @@ from msgspec import Struct
 
 from rmqkit.protocol.numbers import Int64
 
-__all__ = [
-    "BrokerConfigResponse",
-    "HaInfo",
-    "MasterFlushOffsetRequest",
-    "RecallMessageRequest",
-    "RecallMessageResponse",
-]
-
 
 class BrokerConfigResponse(Struct, gc=False):
     """GET_BROKER_CONFIG; ``version`` is a DataVersion as JSON."""

@@ -9,14 +9,6 @@ from msgspec import Struct, field
 
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = [
-    "ConsumerGroupRequest",
-    "ConsumerSendBackRequest",
-    "HeartbeatResponse",
-    "UnregisterClientRequest",
-    "ViewMessageRequest",
-]
-
 
 class HeartbeatResponse(Struct, gc=False):
     """HEART_BEAT, 5.x: whether fingerprints are understood, and whether the stored one differed."""

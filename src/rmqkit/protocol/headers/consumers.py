@@ -9,14 +9,6 @@ from msgspec import Struct
 
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = [
-    "ConsumeDirectlyRequest",
-    "ConsumerStatusRequest",
-    "ResetClientOffsetRequest",
-    "ResetOffsetRequest",
-    "RunningInfoRequest",
-]
-
 
 class ResetOffsetRequest(Struct, rename="camel", kw_only=True, gc=False):
     """INVOKE_BROKER_TO_RESET_OFFSET; ``timestamp`` in ms, -1 for the end; ``queue_id`` -1 means every queue."""

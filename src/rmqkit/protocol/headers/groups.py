@@ -9,21 +9,6 @@ from msgspec import Struct
 
 from rmqkit.protocol.numbers import Int32
 
-__all__ = [
-    "AllConsumeStatsRequest",
-    "CloneGroupOffsetRequest",
-    "ConsumeStatsRequest",
-    "CorrectionOffsetRequest",
-    "DeleteGroupRequest",
-    "GroupConfigsRequest",
-    "GroupConfigsResponse",
-    "GroupForbiddenRequest",
-    "GroupRequest",
-    "GroupTopicRequest",
-    "ProducerGroupRequest",
-    "TimeSpanRequest",
-]
-
 
 class GroupRequest(Struct, gc=False):
     """GET_SUBSCRIPTIONGROUP_CONFIG and QUERY_TOPICS_BY_CONSUMER."""

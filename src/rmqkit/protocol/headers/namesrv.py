@@ -6,20 +6,6 @@ from msgspec import Struct, field
 
 from rmqkit.protocol.numbers import Int32
 
-__all__ = [
-    "AddWritePermResponse",
-    "BrokerNameRequest",
-    "ClusterRequest",
-    "DeleteTopicRequest",
-    "KVKey",
-    "KVNamespace",
-    "KVPut",
-    "KVValue",
-    "RegisterTopicRequest",
-    "RouteRequest",
-    "WipeWritePermResponse",
-]
-
 
 class RouteRequest(Struct, rename="camel", gc=False):
     """GET_ROUTEINFO_BY_TOPIC; with zone mode ``true`` only brokers of the zone are wanted."""

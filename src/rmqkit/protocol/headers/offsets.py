@@ -6,15 +6,6 @@ from msgspec import Struct
 
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = [
-    "OffsetResponse",
-    "QueryConsumerOffsetRequest",
-    "QueueRequest",
-    "SearchOffsetRequest",
-    "StoreTimeResponse",
-    "UpdateConsumerOffsetRequest",
-]
-
 
 class QueryConsumerOffsetRequest(Struct, rename="camel", gc=False):
     """QUERY_CONSUMER_OFFSET."""

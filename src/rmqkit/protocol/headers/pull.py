@@ -8,8 +8,6 @@ from msgspec import Struct
 
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = ["ForbiddenType", "PullFlag", "PullMessageRequest", "PullMessageResponse"]
-
 
 class PullFlag(enum.IntFlag):
     """Bits of a pull request's ``sysFlag``."""

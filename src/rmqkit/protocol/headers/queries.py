@@ -9,8 +9,6 @@ from msgspec import Struct, field
 
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = ["QueryConsumeQueueRequest", "QueryMessageRequest", "QueryMessageResponse", "StatsDataRequest"]
-
 
 class QueryMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
     """QUERY_MESSAGE by key within store times in ms; a unique key finds at most 32 whatever ``max_num`` says.

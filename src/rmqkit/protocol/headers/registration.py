@@ -6,16 +6,6 @@ from msgspec import Struct, field
 
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = [
-    "BrokerHeartbeat",
-    "BrokerIdentity",
-    "BrokerMemberGroupRequest",
-    "DataVersionResponse",
-    "MinBrokerIdChange",
-    "RegisterBrokerRequest",
-    "RegisterBrokerResponse",
-]
-
 
 class BrokerIdentity(Struct, rename="camel", gc=False):
     """UNREGISTER_BROKER and QUERY_DATA_VERSION: which broker; id 0 is the master."""
@@ -26,7 +16,7 @@ class BrokerIdentity(Struct, rename="camel", gc=False):
     broker_id: Int64
 
 
-class RegisterBrokerRequest(Struct, rename="camel", gc=False):
+class RegisterBrokerRequest(BrokerIdentity, gc=False):
     """REGISTER_BROKER.
 
     Attributes:
@@ -37,10 +27,6 @@ class RegisterBrokerRequest(Struct, rename="camel", gc=False):
         zone_name: where the broker stands, for clients that ask for one zone only.
     """
 
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    broker_id: Int64
     ha_server_addr: str | None = None
     heartbeat_timeout_millis: Int64 | None = None
     enable_acting_master: bool | None = None

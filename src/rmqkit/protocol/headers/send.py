@@ -5,56 +5,52 @@ Source: remoting.md §4.3.1, §4.3.7.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import msgspec
 from msgspec import Struct
 
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = ["PushReplyRequest", "SendMessageRequest", "SendMessageResponse", "SendMessageV2Request"]
+
+class _Sent(Struct, rename="camel", gc=False):
+    """What says of a message whose it is and where it goes."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
 
 
-class SendMessageRequest(Struct, rename="camel", gc=False):
+class SendMessageRequest(_Sent, gc=False):
     """The long-named form (codes 10 and 324)."""
 
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_nums: Int32
-    queue_id: Int32
-    sys_flag: Int32
-    born_timestamp: Int64
-    flag: Int32
-    properties: str | None = None
-    reconsume_times: Int32 | None = None
-    unit_mode: bool | None = None
     max_reconsume_times: Int32 | None = None
     batch: bool | None = None
     bname: str | None = None
 
 
-_SHORT_NAMES = dict(zip(SendMessageRequest.__struct_fields__, "abcdefghijklmn", strict=True))
+if TYPE_CHECKING:
 
+    class SendMessageV2Request(SendMessageRequest):
+        """The short-named form (codes 310, 320 and 325): same fields, names ``a`` … ``n``."""
 
-class SendMessageV2Request(SendMessageRequest, rename=_SHORT_NAMES, gc=False):
-    """The short-named form (codes 310, 320 and 325): same fields, names ``a`` … ``n``.
-
-    An inherited field keeps its wire name, so each one is declared again.
-    """
-
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_nums: Int32
-    queue_id: Int32
-    sys_flag: Int32
-    born_timestamp: Int64
-    flag: Int32
-    properties: str | None = None
-    reconsume_times: Int32 | None = None
-    unit_mode: bool | None = None
-    max_reconsume_times: Int32 | None = None
-    batch: bool | None = None
-    bname: str | None = None
-
+else:  # an inherited field keeps its wire name, so each one is declared again
+    SendMessageV2Request = msgspec.defstruct(
+        "SendMessageV2Request",
+        [(info.name, info.type, info.default) for info in msgspec.structs.fields(SendMessageRequest)],
+        bases=(SendMessageRequest,),
+        module=__name__,
+        rename=dict(zip(SendMessageRequest.__struct_fields__, "abcdefghijklmn", strict=True)),
+        gc=False,
+    )
 
 assert SendMessageV2Request.__struct_encode_fields__ == tuple("abcdefghijklmn")
 
@@ -70,20 +66,9 @@ class SendMessageResponse(Struct, rename="camel", gc=False):
     recall_handle: str | None = None
 
 
-class PushReplyRequest(Struct, rename="camel", kw_only=True, gc=False):
+class PushReplyRequest(_Sent, kw_only=True, gc=False):
     """PUSH_REPLY_MESSAGE_TO_CLIENT: a stored reply on its way to the client that asked; hosts are ``ip:port``."""
 
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_nums: Int32
-    queue_id: Int32
-    sys_flag: Int32
-    born_timestamp: Int64
-    flag: Int32
-    properties: str | None = None
-    reconsume_times: Int32 | None = None
-    unit_mode: bool | None = None
     born_host: str
     store_host: str
     store_timestamp: Int64

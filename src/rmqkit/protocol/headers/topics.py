@@ -6,8 +6,6 @@ from msgspec import Struct
 
 from rmqkit.protocol.numbers import Int32
 
-__all__ = ["CreateTopicRequest", "TopicConfigsRequest", "TopicConfigsResponse", "TopicRequest"]
-
 
 class CreateTopicRequest(Struct, rename="camel", gc=False):
     """UPDATE_AND_CREATE_TOPIC and UPDATE_AND_CREATE_STATIC_TOPIC.

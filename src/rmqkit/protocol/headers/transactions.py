@@ -9,22 +9,21 @@ from msgspec import Struct
 
 from rmqkit.protocol.numbers import Int32, Int64
 
-__all__ = ["CheckTransactionRequest", "EndTransactionRequest", "ResumeCheckRequest"]
-
 
 class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
     """END_TRANSACTION; ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 when still unknown.
 
     ``tran_state_table_offset`` is the queue offset of the send response, ``commit_log_offset`` the physical one.
+    Brokers do not insist on the group (a missing one is a wrong one) nor on the id.
     """
 
     topic: str | None = None
-    producer_group: str
+    producer_group: str | None = None
     tran_state_table_offset: Int64
     commit_log_offset: Int64
     commit_or_rollback: Int32
     from_transaction_check: bool = False
-    msg_id: str
+    msg_id: str | None = None
     transaction_id: str | None = None
     bname: str | None = None
 

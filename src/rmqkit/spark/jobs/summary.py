@@ -37,15 +37,13 @@ _SCHEMA = (
 
 def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = None) -> DataFrame:
     """One row per topic and tag of a store, in their order; ``summary(spark, path).show(truncate=False)``.
+    Raises SettingsError: an option cannot be used.
+    Raises StoreError: there is no readable store.
 
     Args:
         spark: the session.
         path: the store directory.
         options: further options of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
-
-    Raises:
-        SettingsError: an option cannot be used.
-        StoreError: there is no readable store.
     """
     from pyspark.sql import functions
 

@@ -18,7 +18,6 @@ Source: spark.md §8, store.md §3.3, §3.7.
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,11 +32,10 @@ from rmqkit.spark.kernels.gather import gather, text_array
 from rmqkit.spark.kernels.properties import Properties
 from rmqkit.store.scan import Records
 
-__all__ = ["MessageBatch", "crc_matches", "message_batches", "topics_of"]
+__all__ = ["MessageBatch", "message_batches", "topics_of"]
 
 _PLAIN_BYTES_MAX = 32 << 20
 _INNER = INNER_BATCH | NEED_UNWRAP
-_CRC_MASK = 0x7FFFFFFF
 
 
 def message_batches(
@@ -56,16 +54,6 @@ def message_batches(
         batch = MessageBatch(records, bodies, decompressed, unwrapped, broker_name)
         yield batch
         records = records.take(slice(batch.record_count, None))
-
-
-def crc_matches(records: Records) -> NDArray[np.bool_]:
-    """Which stored bodies have the CRC that their record says (CRC-32 with the top bit cleared)."""
-    crc32 = zlib.crc32
-    ends = (records.body_at + records.body_bytes).tolist()
-    with memoryview(records.buffer) as view:
-        found = [crc32(view[at:end]) & _CRC_MASK for at, end in zip(records.body_at.tolist(), ends, strict=True)]
-    matching: NDArray[np.bool_] = np.array(found, "i8") == records.field("body_crc")
-    return matching
 
 
 def topics_of(records: Records) -> pa.Array:

@@ -1,11 +1,11 @@
 """The catalog of requests: for every code its tier, who serves it, and the types of its headers and bodies.
 
-One row per code; handlers, clients, the reference page ``docs/reference/codes.md`` and the tests of the whole table
-read it. Tiers: 1 real clients and registering brokers need it, 2 tools, replication and access control, 3 POP,
-controller, static topics, cold data, lite topics.
+One row per code; the reference page ``docs/reference/codes.md`` and the tests of the whole table read it. Tiers: 1 real
+clients and registering brokers need it, 2 tools, replication and access control, 3 POP, controller, static topics, cold
+data, lite topics.
 
-A body is a type to be read with `fastjson.decode_as`, or one of `Content` when it is not JSON, or None.
-Source: remoting.md §4, §6.5.
+A body is a type to be read with `fastjson.decode_as`, or one of `Content` when it is not JSON, or None. Requests that
+nothing here speaks have no types (`_UNTYPED`). Source: remoting.md §4, §6.5.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from msgspec import Struct
 
 from rmqkit.protocol.bodies import access as access_bodies
 from rmqkit.protocol.bodies import clients as client_bodies
-from rmqkit.protocol.bodies import connections, consumers, controller, groups, namesrv, queues, replication, stats
+from rmqkit.protocol.bodies import connections, consumers, groups, namesrv, queues, replication, stats
 from rmqkit.protocol.bodies import pop as pop_bodies
 from rmqkit.protocol.bodies import timer as timer_bodies
 from rmqkit.protocol.bodies import topics as topic_bodies
 from rmqkit.protocol.codes import RequestCode as Code
-from rmqkit.protocol.headers import access, brokers, clients, offsets, operations, pop, queries, registration, topics
+from rmqkit.protocol.headers import access, brokers, clients, offsets, pop, queries, registration, topics
 from rmqkit.protocol.headers import consumers as consumer_headers
-from rmqkit.protocol.headers import controller as controller_headers
 from rmqkit.protocol.headers import groups as group_headers
 from rmqkit.protocol.headers import namesrv as namesrv_headers
 from rmqkit.protocol.headers import pull as pull_headers
@@ -51,7 +50,6 @@ class Content(enum.StrEnum):
     BATCH = "batch"
     RECORDS = "records"
     SETTINGS = "properties text"
-    NAME = "group name"
     TIMER_CHECKPOINT = "timer checkpoint"
 
 
@@ -63,6 +61,7 @@ class Operation(Struct, frozen=True):
         servers: who answers it; the first one is asked first.
         request_header, response_header: types of ``extFields``; None when there are no fields of its own.
         request_body, response_body: what the bodies are; those of the response when it succeeds.
+        is_typed: whether the four types are declared.
     """
 
     code: Code
@@ -72,6 +71,7 @@ class Operation(Struct, frozen=True):
     response_header: type[Struct] | None = None
     request_body: Any = None
     response_body: Any = None
+    is_typed: bool = True
 
     @property
     def name(self) -> str:
@@ -231,40 +231,9 @@ _TIER_2: tuple[_Row, ...] = (
 )
 
 _TIER_3: tuple[_Row, ...] = (
-    (Code.CHECK_ROCKSDB_CQ_WRITE_PROGRESS, _B, operations.CheckQueueProgressRequest, None,
-     None, controller.CheckQueueProgress),
-    (Code.EXPORT_ROCKSDB_CONFIG_TO_JSON, _B, operations.ExportConfigRequest, None, None, None),
     (Code.QUERY_ASSIGNMENT, _B, None, None, pop_bodies.QueryAssignmentBody, pop_bodies.Assignments),
     (Code.SET_MESSAGE_REQUEST_MODE, _B, None, None, pop_bodies.MessageRequestMode, None),
     (Code.GET_ALL_MESSAGE_REQUEST_MODE, _B, None, None, None, pop_bodies.MessageRequestModes),
-    (Code.UPDATE_AND_CREATE_STATIC_TOPIC, _B, topics.CreateTopicRequest, None,
-     controller.TopicQueueMappingDetail, None),
-    (Code.ADD_BROKER, _BOX, operations.AddBrokerRequest, None, Content.SETTINGS, None),
-    (Code.REMOVE_BROKER, _BOX, operations.RemoveBrokerRequest, None, None, None),
-    (Code.CONTROLLER_ALTER_SYNC_STATE_SET, _K, controller_headers.AlterSyncStateSetRequest,
-     controller_headers.AlterSyncStateSetResponse, controller.SyncStateSet, controller.SyncStateSet),
-    (Code.CONTROLLER_ELECT_MASTER, _K, controller_headers.ElectMasterRequest, controller_headers.ElectMasterResponse,
-     None, controller.ElectMasterBody),
-    (Code.CONTROLLER_REGISTER_BROKER, _K, controller_headers.RegisterToControllerRequest,
-     controller_headers.RegisterToControllerResponse, None, controller.SyncStateSet),
-    (Code.CONTROLLER_GET_REPLICA_INFO, _K, controller_headers.BrokerName, controller_headers.ReplicaInfoResponse,
-     None, controller.SyncStateSet),
-    (Code.CONTROLLER_GET_METADATA_INFO, _K, None, controller_headers.ControllerMetadataResponse, None, None),
-    (Code.CONTROLLER_GET_SYNC_STATE_DATA, _K, None, None, list[str], controller.ReplicasInfo),
-    (Code.GET_BROKER_EPOCH_CACHE, _B, None, None, None, controller.EpochCache),
-    (Code.NOTIFY_BROKER_ROLE_CHANGED, _B, controller_headers.RoleChangedRequest, None, controller.SyncStateSet, None),
-    (Code.UPDATE_CONTROLLER_CONFIG, _K, None, None, Content.SETTINGS, None),
-    (Code.GET_CONTROLLER_CONFIG, _K, None, None, None, Content.SETTINGS),
-    (Code.CLEAN_BROKER_DATA, _K, controller_headers.CleanBrokerDataRequest, None, None, None),
-    (Code.CONTROLLER_GET_NEXT_BROKER_ID, _K, controller_headers.ClusterBrokerName,
-     controller_headers.NextBrokerIdResponse, None, None),
-    (Code.CONTROLLER_APPLY_BROKER_ID, _K, controller_headers.ApplyBrokerIdRequest,
-     controller_headers.ClusterBrokerName, None, None),
-    (Code.UPDATE_COLD_DATA_FLOW_CTR_CONFIG, _B, None, None, Content.SETTINGS, None),
-    (Code.REMOVE_COLD_DATA_FLOW_CTR_CONFIG, _B, None, None, Content.NAME, None),
-    (Code.GET_COLD_DATA_FLOW_CTR_INFO, _B, None, None, None, controller.ColdDataInfo),
-    (Code.SET_COMMITLOG_READ_MODE, _B, operations.ReadAheadRequest, None, None, None),
-    (Code.SWITCH_TIMER_ENGINE, _B, operations.TimerEngineRequest, None, None, None),
     (Code.POP_MESSAGE, _B, pop.PopMessageRequest, pop.PopMessageResponse, None, Content.RECORDS),
     (Code.ACK_MESSAGE, _B, pop.AckMessageRequest, None, None, None),
     (Code.PEEK_MESSAGE, _B, pop.PeekMessageRequest, pop.PopMessageResponse, None, Content.RECORDS),
@@ -272,29 +241,27 @@ _TIER_3: tuple[_Row, ...] = (
      None, None),
     (Code.NOTIFICATION, _B, pop.NotificationRequest, pop.NotificationResponse, None, None),
     (Code.POLLING_INFO, _B, pop.PollingInfoRequest, pop.PollingInfoResponse, None, None),
-    (Code.POP_ROLLBACK, _B, None, None, None, None),
-    (Code.POP_LITE_MESSAGE, _B, operations.PopLiteMessageRequest, pop.PopMessageResponse, None, Content.RECORDS),
-    (Code.LITE_SUBSCRIPTION_CTL, _B, None, None, None, None),
-    (Code.ACK_LITE_MESSAGE, _B, None, None, None, None),
-    (Code.NOTIFY_UNSUBSCRIBE_LITE, _C, operations.LiteUnsubscribeRequest, None, None, None),
-    (Code.GET_BROKER_LITE_INFO, _B, None, None, None, None),
-    (Code.GET_PARENT_TOPIC_INFO, _B, operations.ParentTopicRequest, None, None, None),
-    (Code.GET_LITE_TOPIC_INFO, _B, operations.LiteTopicRequest, None, None, None),
-    (Code.GET_LITE_CLIENT_INFO, _B, operations.LiteClientRequest, None, None, None),
-    (Code.GET_LITE_GROUP_INFO, _B, operations.LiteGroupRequest, None, None, None),
-    (Code.TRIGGER_LITE_DISPATCH, _B, operations.TriggerLiteRequest, None, None, None),
     (Code.BATCH_ACK_MESSAGE, _B, None, None, pop_bodies.BatchAckBody, None),
+)
+
+_UNTYPED: tuple[tuple[tuple[Server, ...], tuple[int, ...]], ...] = (
+    (_B, (354, 355, 513, 1007, 1008, *range(2001, 2005), 5001, 200056, *range(200070, 200073),
+          *range(200074, 200080))),
+    (_C, (200073,)),
+    (_K, (*range(1001, 1007), *range(1009, 1014))),
+    (_BOX, (902, 903)),
 )
 # fmt: on
 
 
 def _catalog() -> dict[int, Operation]:
-    tiers = ((1, _TIER_1), (2, _TIER_2), (3, _TIER_3))
-    rows = sorted((row[0], tier, row[1:]) for tier, rows in tiers for row in rows)
-    return {int(code): Operation(code, tier, *rest) for code, tier, rest in rows}
+    found = [Operation(row[0], tier, *row[1:]) for tier, rows in enumerate(_TIERS, 1) for row in rows]
+    found += [Operation(Code(code), 3, servers, is_typed=False) for servers, codes in _UNTYPED for code in codes]
+    return {int(one.code): one for one in sorted(found, key=lambda one: one.code)}
 
 
+_TIERS = (_TIER_1, _TIER_2, _TIER_3)
 CATALOG = _catalog()
 """Request code → what it is, in the order of codes."""
 
-assert len(CATALOG) == len(_TIER_1) + len(_TIER_2) + len(_TIER_3) == len(Code), "every code has one row"
+assert list(CATALOG) == sorted(Code), "every code has one row"

@@ -1,0 +1,42 @@
+"""Store directories: their files, to compare them, and Apache's broker on one."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.interop.apache import HOST, ApachePair, run_apache_broker
+from tests.interop.kit import ApacheKit
+from tests.interop.server_process import ServerProcess
+
+DERIVED_AND_LOG = ("commitlog", "consumequeue", "batchconsumequeue", "index")
+READY_SECONDS = 20
+
+
+def files(root: Path, *folders: str) -> dict[str, bytes]:
+    """Content of every file below some folders of a store, by its path."""
+    found = sorted(path for folder in folders for path in (root / folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+
+def without_new_blank(after: dict[str, bytes], before: dict[str, bytes]) -> dict[str, bytes]:
+    """`after` without the files that came since and hold only zeros: a broker creates the next log file ahead."""
+    return {path: content for path, content in after.items() if path in before or content.strip(b"\0")}
+
+
+def log_bytes(root: Path, end: int) -> bytes:
+    """The log from offset 0 to `end`."""
+    return b"".join(files(root, "commitlog").values())[:end]
+
+
+@contextmanager
+def opened_by_apache(kit: ApacheKit, store: Path, work_dir: Path, conf: Mapping[str, object]) -> Iterator[ApachePair]:
+    """A real broker on a store, as `open_store_with_apache`, but with our name server: one Java machine less."""
+    config = work_dir / "namesrv.conf"
+    config.write_text(f"kvConfigPath={work_dir}/kvConfig.json\n")
+    rmq = Path(sys.executable).with_name("rmq")
+    command = [rmq, "namesrv", "--host", HOST, "--port", "0", "-c", config]
+    with ServerProcess(command, work_dir / "namesrv.log") as name_server:
+        namesrv_addr = name_server.wait_ready(r"^ready namesrv=(\S+)$", READY_SECONDS)[1]
+        with run_apache_broker(kit, store, work_dir, namesrv_addr, conf) as (broker, broker_addr):
+            yield ApachePair(kit, name_server, broker, namesrv_addr, broker_addr, store)
