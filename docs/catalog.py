@@ -143,11 +143,6 @@ _TIER_2: tuple[_Row, ...] = (
     (Code.GET_BROKER_RUNTIME_INFO, _B, None, None, None, namesrv.KVTable),
     (Code.GET_ALL_CONSUMER_OFFSET, _B, None, None, None, queues.ConsumerOffsets),
     (Code.GET_ALL_DELAY_OFFSET, _B, None, None, None, queues.DelayOffsets),
-    (Code.UPDATE_AND_CREATE_ACL_CONFIG, _B, access.PlainAccessRequest, None, None, None),
-    (Code.DELETE_ACL_CONFIG, _B, access.AccessKeyRequest, None, None, None),
-    (Code.GET_BROKER_CLUSTER_ACL_INFO, _B, None, access.AclVersionResponse, None, None),
-    (Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, _B, access.WhiteAddressesRequest, None, None, None),
-    (Code.GET_BROKER_CLUSTER_ACL_CONFIG, _B, None, None, None, access_bodies.PlainAccessTable),
     (Code.GET_TIMER_CHECK_POINT, _B, None, None, None, Content.TIMER_CHECKPOINT),
     (Code.GET_TIMER_METRICS, _B, None, None, None, timer_bodies.TimerMetrics),
     (Code.PUT_KV_CONFIG, _N, namesrv_headers.KVPut, None, None, None),
@@ -244,19 +239,22 @@ _TIER_3: tuple[_Row, ...] = (
     (Code.BATCH_ACK_MESSAGE, _B, None, None, pop_bodies.BatchAckBody, None),
 )
 
-_UNTYPED: tuple[tuple[tuple[Server, ...], tuple[int, ...]], ...] = (
-    (_B, (354, 355, 513, 1007, 1008, *range(2001, 2005), 5001, 200056, *range(200070, 200073),
+_UNTYPED: tuple[tuple[int, tuple[Server, ...], tuple[int, ...]], ...] = (
+    (2, _B, (50, 51, 52, 53, 54)),  # the plain ACL of 4.4 to 5.2
+    (3, _B, (354, 355, 513, 1007, 1008, *range(2001, 2005), 5001, 200056, *range(200070, 200073),
           *range(200074, 200080))),
-    (_C, (200073,)),
-    (_K, (*range(1001, 1007), *range(1009, 1014))),
-    (_BOX, (902, 903)),
+    (3, _C, (200073,)),
+    (3, _K, (*range(1001, 1007), *range(1009, 1014))),
+    (3, _BOX, (902, 903)),
 )
 # fmt: on
 
 
 def _catalog() -> dict[int, Operation]:
     found = [Operation(row[0], tier, *row[1:]) for tier, rows in enumerate(_TIERS, 1) for row in rows]
-    found += [Operation(Code(code), 3, servers, is_typed=False) for servers, codes in _UNTYPED for code in codes]
+    found += [
+        Operation(Code(code), tier, servers, is_typed=False) for tier, servers, codes in _UNTYPED for code in codes
+    ]
     return {int(one.code): one for one in sorted(found, key=lambda one: one.code)}
 
 

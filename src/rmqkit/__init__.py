@@ -11,30 +11,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rmqkit.client import allocate as allocate
     from rmqkit.client import selectors as selectors
     from rmqkit.client import sync as sync
+    from rmqkit.client.batching import SendManyFailed as SendManyFailed
     from rmqkit.client.calls import PullStatus as PullStatus
     from rmqkit.client.consuming import ConsumeLater as ConsumeLater
     from rmqkit.client.producer import Producer as Producer
     from rmqkit.client.pull_consumer import PullConsumer as PullConsumer
     from rmqkit.client.pull_consumer import PullResult as PullResult
     from rmqkit.client.push_consumer import PushConsumer as PushConsumer
+    from rmqkit.client.request_reply import Reply as Reply
     from rmqkit.client.runtime import ClientRuntime as ClientRuntime
     from rmqkit.client.sender import SendResult as SendResult
     from rmqkit.client.sender import SendStatus as SendStatus
     from rmqkit.client.settings import ClientSettings as ClientSettings
     from rmqkit.client.settings import CompressionType as CompressionType
+    from rmqkit.client.settings import MessageModel as MessageModel
     from rmqkit.client.settings import ProducerSettings as ProducerSettings
     from rmqkit.client.settings import PullConsumerSettings as PullConsumerSettings
     from rmqkit.client.settings import PushConsumerSettings as PushConsumerSettings
     from rmqkit.client.settings import StartFrom as StartFrom
+    from rmqkit.client.transaction import TransactionProducer as TransactionProducer
+    from rmqkit.client.transaction import TransactionResult as TransactionResult
+    from rmqkit.client.transaction import TransactionState as TransactionState
     from rmqkit.errors import ClientError as ClientError
     from rmqkit.errors import ConnectFailed as ConnectFailed
     from rmqkit.errors import ConnectionLost as ConnectionLost
     from rmqkit.errors import MessageIllegal as MessageIllegal
     from rmqkit.errors import NoRoute as NoRoute
+    from rmqkit.errors import NotARequest as NotARequest
     from rmqkit.errors import PeerRefused as PeerRefused
     from rmqkit.errors import RemotingError as RemotingError
+    from rmqkit.errors import ReplyTimedOut as ReplyTimedOut
     from rmqkit.errors import RequestTimedOut as RequestTimedOut
     from rmqkit.errors import RmqError as RmqError
     from rmqkit.errors import SendFailed as SendFailed
@@ -44,29 +53,35 @@ if TYPE_CHECKING:
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
 
 _MODULES = {
+    "rmqkit.client.batching": ("SendManyFailed",),
     "rmqkit.client.calls": ("PullStatus",),
     "rmqkit.client.consuming": ("ConsumeLater",),
     "rmqkit.client.producer": ("Producer",),
     "rmqkit.client.pull_consumer": ("PullConsumer", "PullResult"),
     "rmqkit.client.push_consumer": ("PushConsumer",),
+    "rmqkit.client.request_reply": ("Reply",),
     "rmqkit.client.runtime": ("ClientRuntime",),
     "rmqkit.client.sender": ("SendResult", "SendStatus"),
     "rmqkit.client.settings": (
         "ClientSettings",
         "CompressionType",
+        "MessageModel",
         "ProducerSettings",
         "PullConsumerSettings",
         "PushConsumerSettings",
         "StartFrom",
     ),
+    "rmqkit.client.transaction": ("TransactionProducer", "TransactionResult", "TransactionState"),
     "rmqkit.errors": (
         "ClientError",
         "ConnectFailed",
         "ConnectionLost",
         "MessageIllegal",
         "NoRoute",
+        "NotARequest",
         "PeerRefused",
         "RemotingError",
+        "ReplyTimedOut",
         "RequestTimedOut",
         "RmqError",
         "SendFailed",
@@ -75,7 +90,11 @@ _MODULES = {
     "rmqkit.protocol.bodies.clients": ("MessageQueue",),
     "rmqkit.protocol.message": ("Message", "ReceivedMessage"),
 }
-_SUBMODULES = {"selectors": "rmqkit.client.selectors", "sync": "rmqkit.client.sync"}
+_SUBMODULES = {
+    "allocate": "rmqkit.client.allocate",
+    "selectors": "rmqkit.client.selectors",
+    "sync": "rmqkit.client.sync",
+}
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted((*_HOMES, *_SUBMODULES))

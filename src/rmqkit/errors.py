@@ -21,7 +21,9 @@
     └── ClientError              the client cannot do what was asked
         ├── NoRoute                no broker is known for a topic
         ├── MessageIllegal         a message breaks a rule before it is sent
-        └── SendFailed             every try of a send failed
+        ├── SendFailed             every try of a send failed
+        ├── ReplyTimedOut          a request message was stored and not replied to
+        └── NotARequest            a message cannot be replied to
 
 A programmer's mistake is an ``assert`` instead. Source: style.md §9.
 """
@@ -37,10 +39,12 @@ __all__ = [
     "HeaderError",
     "MessageIllegal",
     "NoRoute",
+    "NotARequest",
     "PeerRefused",
     "ProtocolError",
     "RecordCorrupt",
     "RemotingError",
+    "ReplyTimedOut",
     "RequestTimedOut",
     "RmqError",
     "SendFailed",
@@ -183,7 +187,36 @@ class SendFailed(ClientError):
 
     def __init__(self, topic: str, brokers: list[str], cause: Exception) -> None:
         tries = "1 try" if len(brokers) == 1 else f"{len(brokers)} tries"
-        super().__init__(f"message for topic {topic} not stored after {tries} on {', '.join(brokers)}: {cause}")
+        outcome = f"not stored after {tries} on {', '.join(brokers)}" if brokers else "not sent"
+        super().__init__(f"message for topic {topic} {outcome}: {cause}")
         self.topic = topic
         self.brokers = brokers
         self.cause = cause
+
+
+class ReplyTimedOut(ClientError):
+    """A request message was stored, and no reply to it came in time (``RequestTimeoutException``).
+    ``code`` is the reference's number for it."""
+
+    code = 10006
+
+    def __init__(self, topic: str, timeout_ms: float) -> None:
+        super().__init__(
+            f"send request message to <{topic}> OK, but wait reply message timeout, {timeout_ms:.0f} ms.: does a "
+            "consumer of the topic reply?"
+        )
+        self.topic = topic
+        self.timeout_ms = timeout_ms
+
+
+class NotARequest(ClientError):
+    """A message does not say whom to reply to. ``code`` is the reference's number for it."""
+
+    code = 10007
+
+    def __init__(self, msg_id: str, missing: str) -> None:
+        super().__init__(
+            f"create reply message fail, message {msg_id} has no property {missing}: only messages sent with request() "
+            "can be replied to"
+        )
+        self.msg_id = msg_id

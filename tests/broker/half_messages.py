@@ -52,17 +52,8 @@ class HalfMessages:
         self.offsets.load()
         self.clients = ClientTable(self.settings, self.clock, FilterTable(root / "config", self.settings, self.clock))
         self.ops = OpMessages(self.store, HOST, self.clock, body_bytes_max=self.settings.transaction_op_bytes_max)
-        self.check_back = CheckBack(
-            self.settings,
-            self.store_settings,
-            store=self.store,
-            topics=self.topics,
-            offsets=self.offsets,
-            clients=self.clients,
-            ops=self.ops,
-            clock=self.clock,
-            durability=None,
-        )
+        self.durability = None
+        self.check_back = CheckBack(self)  # it has the parts that check-back needs
 
     def producer(self, group="p"):
         connection = AskedProducer()

@@ -69,3 +69,14 @@ def test_a_group_consumes_in_order_while_it_holds_a_lock(locks, clock):
     locks.lock("g", "c1", QUEUES[:1])
     locks.unlock("g", "c1", QUEUES)
     assert not locks.is_any_held("g")
+
+
+def test_expired_locks_are_forgotten(locks, clock):
+    locks.lock("g", "c1", QUEUES)
+    locks.lock("h", "c1", QUEUES[:1])
+    clock.now += LOCK_MS_MAX
+    locks.lock("g", "c1", QUEUES[:1])
+    clock.now += 1
+    locks.drop_expired()
+    assert {group: list(held) for group, held in locks._groups.items()} == {"g": QUEUES[:1]}
+    assert locks.lock("g", "c2", QUEUES) == QUEUES[1:]

@@ -362,3 +362,55 @@ async def test_messages_without_handler_are_taken_by_hand():
         assert (await it.consuming.next())[1].queue_offset == 1
         assert await it.consuming.next() is None
         assert await it.consuming.next() is None
+
+
+@on_loop
+async def test_a_batch_handler_gets_lists_of_one_queue_in_order():
+    calls = []
+
+    async def handler(messages):
+        calls.append([message.queue_offset for message in messages])
+
+    async with Workers(handler, handlers_max=1) as it:
+        it._handler = it.consuming.on_loop(handler, 4)
+        it.put(*[received(i) for i in range(10)])
+        await until(lambda: it.offset == 10, "all consumed")
+        assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@on_loop
+async def test_a_batch_fails_together():
+    async def handler(messages):
+        raise ValueError("no stock")
+
+    async with Workers(handler) as it:
+        it._handler = it.consuming.on_loop(handler, 4)
+        it.put(received(0), received(1))
+        await until(lambda: it.offset == 2, "sent back")
+        assert sorted(fields["originMsgId"] for fields in it.sent_back()) == ["id-0", "id-1"]
+
+
+@on_loop
+async def test_only_the_named_messages_of_a_batch_come_again():
+    async def handler(messages):
+        raise ConsumeLater(5, messages=[messages[1]])
+
+    async with Workers(handler) as it:
+        it._handler = it.consuming.on_loop(handler, 4)
+        it.put(received(0), received(1), received(2))
+        await until(lambda: it.offset == 3, "done with")
+        assert [(fields["originMsgId"], fields["delayLevel"]) for fields in it.sent_back()] == [("id-1", "5")]
+
+
+@on_loop
+async def test_a_batch_has_messages_of_one_topic():
+    calls = []
+
+    async def handler(messages):
+        calls.append({message.topic for message in messages})
+
+    async with Workers(handler, handlers_max=1) as it:
+        it._handler = it.consuming.on_loop(handler, 10)
+        it.put(*[received(i, topic="%RETRY%G", properties={"RETRY_TOPIC": "TU"[i // 2]}) for i in range(4)])
+        await until(lambda: it.offset == 4, "consumed")
+        assert calls == [{"T"}, {"U"}]

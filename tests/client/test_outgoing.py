@@ -47,6 +47,26 @@ def test_bodies_from_4096_bytes_on_are_compressed(compression, sys_flag):
     assert decompress(above.body, above.sys_flag) == b"a" * 4096
 
 
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({"delay_level": 3}, "DELAY", "3"),
+        ({"delay_ms": 1500}, "TIMER_DELAY_MS", "1500"),
+        ({"deliver_at_ms": 1_900_000_000_000}, "TIMER_DELIVER_MS", "1900000000000"),
+        ({"sharding_key": "customer-7"}, "__SHARDINGKEY", "customer-7"),
+    ],
+    ids=["level", "after", "at", "sharding key"],
+)
+def test_delays_and_the_sharding_key_are_properties(fields, name, value):
+    prepared = outgoing(Message(topic="T", body=b"x", **fields), "UK", SETTINGS)
+    assert decode_properties(prepared.properties.encode()) == {name: value, "WAIT": "true", "UNIQ_KEY": "UK"}
+
+
+def test_what_asks_something_of_the_broker_is_added():
+    prepared = outgoing(Message(topic="T", body=b"x"), "UK", SETTINGS, {"TRAN_MSG": "true"})
+    assert decode_properties(prepared.properties.encode())["TRAN_MSG"] == "true"
+
+
 def test_a_body_that_would_not_get_smaller_stays_as_it_is():
     body = random.Random(1).randbytes(5000)
     prepared = outgoing(Message(topic="T", body=body), "UK", SETTINGS)
@@ -96,8 +116,16 @@ def test_topics_are_checked(topic, text):
             {"keys": ["a b"]},
             "message for topic T: keys ['a b'] must be words without blanks: a blank separates them",
         ),
+        (
+            {"delay_level": -1},
+            "message for topic T: delay_level=-1, delay_ms=None, deliver_at_ms=None: give one, not negative",
+        ),
+        (
+            {"delay_level": 1, "delay_ms": 5},
+            "message for topic T: delay_level=1, delay_ms=5, deliver_at_ms=None: give one, not negative",
+        ),
     ],
-    ids=["empty", "text", "large", "reserved", "separator", "properties", "keys"],
+    ids=["empty", "text", "large", "reserved", "separator", "properties", "keys", "negative delay", "two delays"],
 )
 def test_messages_are_checked_and_the_text_says_by_how_much(fields, text):
     with pytest.raises(MessageIllegal) as caught:
@@ -143,11 +171,15 @@ def test_a_batch_is_never_compressed():
             "a batch cannot be sent to retry topic %RETRY%G: send its messages one by one",
         ),
         (
+            [Message(topic="T", body=b"1"), Message(topic="T", body=b"1", delay_ms=5)],
+            "a batch for topic T cannot hold delayed messages: send them one by one",
+        ),
+        (
             [Message(topic="T", body=bytes(90)), Message(topic="T", body=bytes(90))],
             "batch of 2 messages for topic T has 268 bytes, 68 more than the limit of 200: split it",
         ),
     ],
-    ids=["none", "topics", "wait", "retry", "large"],
+    ids=["none", "topics", "wait", "retry", "delay", "large"],
 )
 def test_batches_are_checked(messages, text):
     with pytest.raises(MessageIllegal) as caught:

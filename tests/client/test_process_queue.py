@@ -127,3 +127,28 @@ def test_it_agrees_with_a_plain_set(steps):
             expected = (min(model) if model else last + 1) if had_any else NOTHING_HELD
             assert held.remove(messages[offset]) == expected
         assert len(held) == len(model)
+
+
+@on_loop
+async def test_a_paused_queue_has_no_room_until_it_is_resumed_or_dropped():
+    held = process_queue()
+    held.is_paused = True
+    waiting = [asyncio.create_task(held.wait_for_room()), asyncio.create_task(held.wait_until_resumed())]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    held.is_paused = False
+    await asyncio.gather(*waiting)
+    held.is_paused = True
+    waiting = [asyncio.create_task(held.wait_for_room()), asyncio.create_task(held.wait_until_resumed())]
+    await asyncio.sleep(0)
+    held.drop()
+    await asyncio.gather(*waiting)
+
+
+def test_bounds_are_the_lowest_and_the_highest_offset():
+    held = process_queue()
+    assert held.bounds == (0, 0)
+    messages = held.put([received(offset) for offset in (3, 4, 9)])
+    assert (held.bounds, held.lowest(1)) == ((3, 9), messages[:1])
+    held.remove(messages[0])
+    assert (held.bounds, held.lowest(1)) == ((4, 9), messages[1:2])

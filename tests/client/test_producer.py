@@ -12,11 +12,14 @@ from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.selectors import by_hash, by_sharding_key
 from rmqkit.client.sender import SendStatus
 from rmqkit.client.settings import ProducerSettings
-from rmqkit.errors import ClientError, MessageIllegal, SettingsError
+from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import reply
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
 from rmqkit.standalone import Standalone
+from rmqkit.store.settings import StoreSettings
 from tests.client.peers import Cluster, on_loop, until
 
 
@@ -77,6 +80,26 @@ async def test_queue_and_selector_decide_where_a_message_goes(tmp_path):
 
 
 @on_loop
+async def test_a_message_with_a_delay_level_comes_later(tmp_path):
+    levels = StoreSettings(message_delay_level="1s 2s")
+    async with (
+        Standalone(tmp_path / "store", store=levels) as cluster,
+        Producer("PG", cluster.namesrv_address) as producer,
+        PullConsumer("CG", cluster.namesrv_address) as consumer,
+    ):
+        queue = (await producer.queues("T"))[0]
+        await producer.send(Message(topic="T", body=b"later", delay_level=1), queue=queue)
+        await producer.send(Message(topic="T", body=b"at once"), queue=queue)
+        found = []
+        async with asyncio.timeout(10):
+            while len(found) < 2:
+                found = (await consumer.pull(queue, 0)).messages
+                await asyncio.sleep(0.01)
+        assert [message.body for message in found] == [b"at once", b"later"]
+        assert found[1].store_timestamp - found[1].born_timestamp >= 1000
+
+
+@on_loop
 async def test_what_queue_and_selector_must_not_do_is_told():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
@@ -85,6 +108,23 @@ async def test_what_queue_and_selector_must_not_do_is_told():
             await producer.send(message, queue=MessageQueue("U", "broker-0", 0))
         with pytest.raises(ClientError, match="the selector chose no queue for a message of topic T"):
             await producer.send(message, selector=lambda queues, message: None)
+
+
+@on_loop
+async def test_a_message_that_waits_for_its_time_is_called_back_where_it_is():
+    handle = encode_recall_handle(RecallHandle("T", "broker-1", 1_900_000_000_000, "UK"))
+    async with Cluster(2) as cluster, Producer("PG", cluster.namesrv) as producer:
+        cluster.topic("T")
+        answer = {"msgId": "UK"}
+        cluster.brokers[1].answer(RequestCode.RECALL_MESSAGE, lambda command: reply(command, fields=answer))
+        assert await producer.recall(handle) == "UK"
+        (asked,) = cluster.brokers[1].asked(RequestCode.RECALL_MESSAGE)
+        assert asked == {"producerGroup": "PG", "topic": "T", "recallHandle": handle}
+        with pytest.raises(MessageIllegal, match="recall handle 'no' is not"):
+            await producer.recall("no")
+        elsewhere = encode_recall_handle(RecallHandle("T", "broker-9", 1_900_000_000_000, "UK"))
+        with pytest.raises(NoRoute, match="broker broker-9, which has the message to recall, is in no route"):
+            await producer.recall(elsewhere)
 
 
 @on_loop

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from rmqkit.client.consuming import Consuming
+from rmqkit.client.consuming import Consuming, Listener
 from rmqkit.client.offsets import GroupOffsets
 from rmqkit.client.process_queue import ProcessQueue
 from rmqkit.client.pulling import PullLoop
@@ -59,7 +59,7 @@ class Pulling:
         self.runtime = ClientRuntime(self.cluster.namesrv)
         await self.runtime.routes.refresh(self.queue.topic)
         self.offsets = GroupOffsets(self.runtime, "G")
-        self.consuming = Consuming(self.runtime, "G", self.offsets, self.settings, lambda topic: self.handle)
+        self.consuming = Consuming(self.runtime, "G", self.offsets, self.settings, lambda topic: Listener(self.handle))
         self.consuming.start()
         self.held = ProcessQueue(
             self.queue, messages_max=self.settings.held_messages_max, bytes_max=1 << 20, span_max=2000
@@ -70,7 +70,7 @@ class Pulling:
             self.held,
             subscription_of=lambda topic: self.subscription,
             offsets=self.offsets,
-            consuming=self.consuming,
+            sink=self.consuming,
             settings=self.settings,
             on_illegal=self.on_illegal,
         )

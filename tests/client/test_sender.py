@@ -223,6 +223,47 @@ async def test_one_way_is_written_once_and_not_answered():
 
 
 @on_loop
+async def test_one_way_sends_wait_for_a_broker_that_does_not_read():
+    held, taken = [], 0
+
+    async def hold(reader, writer):
+        writer.transport.pause_reading()
+        held.append((reader, writer))
+
+    async def read(reader):
+        while await reader.read(1 << 20):
+            pass
+
+    async with Sending() as it, await asyncio.start_server(hold, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        it.cluster.routes["T"].broker_datas[0].broker_addrs = {0: address}
+        large = Outgoing("T", bytes(1 << 16), "", "UK")
+
+        async def send():
+            nonlocal taken
+            for _ in range(600):
+                await it.sender.send_one_way(large, timeout_ms=3000)
+                taken += 1
+
+        sending = asyncio.create_task(send())
+        await until(lambda: held, "the connection")
+        connection = await it.runtime.remoting.connection(address)
+        await until(lambda: not connection.is_writable, "more is sent than is taken")
+        before = taken
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert taken <= before + 1 < 600
+        ((reader, writer),) = held
+        writer.transport.resume_reading()
+        reading = asyncio.create_task(read(reader))
+        await sending
+        assert taken == 600
+        await it.runtime.close()
+        await reading
+        writer.close()
+
+
+@on_loop
 async def test_retry_topics_carry_their_count_in_the_header():
     async with Sending() as it:
         it.cluster.topic("%RETRY%G", queues=1)

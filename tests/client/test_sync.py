@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.client import producer, pull_consumer, push_consumer, sync
+from rmqkit.client import producer, pull_consumer, push_consumer, sync, transaction
 from rmqkit.client.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, MessageIllegal
 from rmqkit.protocol.message import Message
@@ -22,10 +22,11 @@ from rmqkit.standalone import Standalone
 
 PAIRS = [
     (sync.Producer, producer.Producer),
+    (sync.TransactionProducer, transaction.TransactionProducer),
     (sync.PullConsumer, pull_consumer.PullConsumer),
     (sync.PushConsumer, push_consumer.PushConsumer),
 ]
-INTERNAL = {"consumer_data", "rebalance_soon", "change_queues"}  # what the runtime and the rebalance call
+INTERNAL: set[str] = set()
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
 
 
@@ -85,6 +86,26 @@ def test_messages_go_out_and_come_in(tmp_path):
         assert all(name.startswith("rmqkit CG") for name in received.values())
         with sync.PullConsumer("CG", namesrv) as reader:
             assert sum(reader.committed(queue) or 0 for queue in reader.queues("T")) == 23
+
+
+def test_transactions_requests_and_many_messages_work_without_a_loop(tmp_path):
+    def execute(message, argument):
+        assert sender.send(Message(topic="Audit", body=message.msg_id.encode())), "the facade may be used here"
+        return argument
+
+    with standalone(tmp_path) as namesrv, sync.Producer("PG", namesrv) as sender:
+        assert len(sender.send_many(Message(topic="T", body=b"%d" % i) for i in range(100))) == 100
+        with sync.TransactionProducer("TG", namesrv, execute=execute, check=lambda message: None) as shop:
+            result = shop.send_in_transaction(Message(topic="T", body=b"x"), transaction.TransactionState.COMMIT)
+            assert result.state is transaction.TransactionState.COMMIT
+        consumer = sync.PushConsumer("CG", namesrv, settings=FIRST)
+
+        @consumer.on("Questions")
+        def handler(message):
+            sender.reply(message, message.body.upper())
+
+        with consumer:
+            assert sender.request(Message(topic="Questions", body=b"x"), timeout_ms=20_000).body == b"X"
 
 
 def test_messages_are_iterated(tmp_path):

@@ -1,8 +1,9 @@
 """A disk that forgets: records what a store does to its files, and says what a power cut may leave of it.
 
 `Recorder` stands between the store and ``os`` while it is entered: every operation on a file below its directory is
-done and written down with its number in time; fdatasync and fsync are only written down. `Recorder.cut` then makes the
-directory as a disk may hold it when the power fails at a time:
+done and written down with its number in time; fdatasync and fsync are only written down. What changed in the mapped
+slots of index files is seen before the next operation. `Recorder.cut` then makes the directory as a disk may hold it
+when the power fails at a time:
 
 ==============  =======================================================================================================
 written bytes   synced ones are there. Of the others every 4 KiB page holds any state it had since: the old one, the
@@ -18,6 +19,7 @@ Not modelled: bytes that went bad after a sync, and disks that lie about one.
 from __future__ import annotations
 
 import builtins
+import mmap
 import os
 import random
 import sys
@@ -25,7 +27,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from rmqkit.store import index_file
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
@@ -89,6 +94,7 @@ class Recorder:
         self.of_interest: list[int] = []
         self._lock = threading.RLock()
         self._open: dict[int, File | Directory] = {}
+        self._maps: list[tuple[File, mmap.mmap, bytearray]] = []
         self._real: dict[str, Any] = {}
         self._patched: list[tuple[Any, str, Any]] = []
         self.root = self._load(base)
@@ -129,6 +135,7 @@ class Recorder:
                     self._patch(holder, name, mine[value])
         for module in modules:
             self._patch(module, "open", self._open_stream)
+        self._patch(index_file, "mmap", SimpleNamespace(mmap=self._mmap_))
         return self
 
     def _patch(self, holder: Any, name: str, value: Any) -> None:
@@ -136,6 +143,7 @@ class Recorder:
         setattr(holder, name, value)
 
     def __exit__(self, *exc_info: object) -> None:
+        self._note_mapped()
         for holder, name, value in reversed(self._patched):
             if value is None:
                 delattr(holder, name)
@@ -206,6 +214,7 @@ class Recorder:
             return int(self._real["pwrite"](descriptor, data, position))
         self.before()
         with self._lock:
+            self._note_mapped()
             count: int = self._real["pwrite"](descriptor, data, position)
             self.time += 1
             node.writes.append((self.time, position, bytes(data[:count])))
@@ -214,6 +223,24 @@ class Recorder:
                 node.sizes.append((self.time, node.size))
                 node.journaled.append(self.time)
         return count
+
+    def _mmap_(self, descriptor: int, length: int) -> mmap.mmap:
+        mapping, node = mmap.mmap(descriptor, length), self._open.get(descriptor)
+        if isinstance(node, File):
+            self._maps.append((node, mapping, bytearray(mapping)))
+        return mapping
+
+    def _note_mapped(self) -> None:
+        """Write down what was changed through mappings."""
+        for node, mapping, seen in self._maps:
+            if seen == mapping:
+                continue
+            for at in range(0, len(seen), SECTOR_BYTES):
+                sector = mapping[at : at + SECTOR_BYTES]
+                if sector != seen[at : at + SECTOR_BYTES]:
+                    seen[at : at + SECTOR_BYTES] = sector
+                    self.time += 1
+                    node.writes.append((self.time, at, sector))
 
     def _ftruncate_(self, descriptor: int, length: int) -> None:
         node = self._open.get(descriptor)
@@ -230,6 +257,7 @@ class Recorder:
         if node is None:
             self._real["fsync"](descriptor)
             return
+        self._note_mapped()
         begun = self._tick()
         self.while_syncing()
         self.of_interest.append(self._tick())
@@ -238,11 +266,17 @@ class Recorder:
     _fdatasync_ = _fsync_
 
     def _unlink_(self, path: Any, **keywords: Any) -> None:
+        self._remove("unlink", path, keywords)
+
+    def _rmdir_(self, path: Any, **keywords: Any) -> None:
+        self._remove("rmdir", path, keywords)
+
+    def _remove(self, function: str, path: Any, keywords: dict[str, Any]) -> None:
         place = self._parts(path)
         if place:
             self.before()
         with self._lock:
-            self._real["unlink"](path, **keywords)
+            self._real[function](path, **keywords)
             if place:
                 directory, name = place
                 self._enter_name(directory, {name: None}, directory.live[name])
@@ -270,16 +304,6 @@ class Recorder:
             if place:
                 node = Directory()
                 self._enter_name(place[0], {place[1]: node}, node)
-
-    def _rmdir_(self, path: Any, **keywords: Any) -> None:
-        place = self._parts(path)
-        if place:
-            self.before()
-        with self._lock:
-            self._real["rmdir"](path, **keywords)
-            if place:
-                directory, name = place
-                self._enter_name(directory, {name: None}, directory.live[name])
 
     def _open_stream(self, path: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
         if mode == "wb" and self._parts(path):

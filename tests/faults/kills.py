@@ -96,11 +96,12 @@ def run_child(root: Path, settings: StoreSettings, first: int, seed: int) -> Non
 
 
 _CHILD = """
-import sys
+import logging, sys
 from pathlib import Path
 import msgspec
 from rmqkit.store.settings import StoreSettings
 from tests.faults.kills import run_child
+logging.getLogger("rmqkit").setLevel(logging.CRITICAL)
 run_child(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=StoreSettings), int(sys.argv[3]), int(sys.argv[4]))
 """
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import decode_record
 from rmqkit.store import fsck
@@ -18,7 +19,7 @@ from rmqkit.store.index_file import MessageIndex
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
+from tests.store.stores import StepClock, copy_store, message, opened, put_all, read_all, small_settings
 
 
 def quiet(**changes: Any) -> StoreSettings:
@@ -135,6 +136,32 @@ def test_torn_entry_is_made_again(tmp_path: Path) -> None:
             assert again.read_bytes() == whole
 
 
+def test_units_of_entries_before_a_torn_address_stay(tmp_path: Path) -> None:
+    """The lower half of an address is lost: it looks like that of the first unit, as do all units behind it then."""
+    settings = quiet(
+        enable_consume_queue_ext=True,
+        consume_queue_ext_file_bytes=128,
+        consume_queue_file_bytes=2000,
+        commit_log_file_bytes=8192,
+    )
+    clock = StepClock()
+    with opened(tmp_path / "s", settings, clock=clock) as store:
+        for i in range(77):
+            put_all(store, message(body=b"%d" % i + bytes(250), TAGS=f"t{i}"))
+            clock.now += 1000
+        store._flusher.flush_log()
+        store._flusher.flush_queues()  # entries of older log files are not made again
+        left = crash(store, tmp_path / "left")
+    path = left / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1536] + bytes(464))  # entry 76 lies at 1520
+    with opened(left, settings) as store:
+        assert [one.body[:2].rstrip(b"\0") for one in read_all(store, "TopicTest")] == [b"%d" % i for i in range(77)]
+        again = store.root / "consumequeue" / "TopicTest" / "0" / path.name
+        assert again.read_bytes() == whole
+    assert fsck.verify(left, settings).is_sound
+
+
 def test_queue_that_lost_entries_of_removed_records_keeps_its_numbers(tmp_path: Path) -> None:
     settings = quiet(disk_clean_forcibly_percent=30, delete_file_batch_max=1)
     with opened(tmp_path / "s", settings, disk_used_percent=lambda path: 60) as store:
@@ -196,6 +223,19 @@ def test_empty_queue_file_of_a_crash_is_made_again(tmp_path: Path) -> None:
         assert [one.queue_offset for one in read_all(store, "TopicTest")] == list(range(35))
 
 
+def test_extension_without_its_queue_is_forgotten(tmp_path: Path) -> None:
+    settings = quiet(enable_consume_queue_ext=True, consume_queue_ext_file_bytes=4096)
+    with opened(tmp_path / "s", settings) as store:
+        put_all(store, *(message(body=b"%d" % i) for i in range(5)))
+        left = crash(store, tmp_path / "left")
+    shutil.rmtree(left / "commitlog")
+    shutil.rmtree(left / "consumequeue")
+    with opened(left, settings) as store:
+        put_all(store, message())
+    content = (left / "consumequeue_ext" / "TopicTest" / "0" / f"{0:020d}").read_bytes()
+    assert len(content.rstrip(b"\0")) <= 20, "one unit, and zeros behind it"
+
+
 def test_names_of_new_directories_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[str] = set()
     real = os.fsync
@@ -246,6 +286,18 @@ def test_empty_configuration_never_becomes_the_backup(tmp_path: Path) -> None:
     assert not file.path.exists() and file.backup.exists()
 
 
+def test_first_configuration_is_never_half_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(5, "the power failed")
+
+    file = JsonFile(tmp_path / "c.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(StoreUnavailable):
+            file.save({"number": 1})
+    assert not file.path.exists() and file.load(dict) is None
+
+
 def test_stop_on_a_disk_that_deletes_nothing_ends_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore(tmp_path / "s", quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH))
     store.open()
@@ -262,3 +314,31 @@ def test_stop_on_a_disk_that_deletes_nothing_ends_in_order(tmp_path: Path, monke
         store.close()
     with opened(tmp_path / "s", quiet()) as store:
         assert len(read_all(store, "TopicTest")) == 1
+
+
+def test_blank_that_a_clean_start_takes_away_is_gone_on_the_disk_too(tmp_path: Path, synced: Synced) -> None:
+    """If it came back the log would go on behind records that were lost."""
+    with opened(tmp_path / "s", quiet()) as store:
+        put_all(store, message(body=bytes(2000)), message(body=bytes(2500)))
+    (tmp_path / "s" / "commitlog" / f"{4096:020d}").unlink()
+    synced.names.clear()
+    with opened(tmp_path / "s", quiet()):
+        assert f"{0:020d}" in synced.names
+
+
+def test_clock_set_back_does_not_make_unflushed_entries_count_as_flushed(tmp_path: Path) -> None:
+    clock = StepClock()
+    with opened(tmp_path / "s", quiet(), clock=clock) as store:
+        put_all(store, message(body=bytes(2500)))
+        clock.now += 10_000
+        put_all(store, message(body=bytes(200)))
+        store._flusher.flush_log()
+        store._flusher.flush_queues()
+        clock.now -= 5000  # still behind what the first file began with
+        put_all(store, *(message(body=b"%d" % i + bytes(2500)) for i in range(3)))
+        store._flusher.flush_log()
+        left = crash(store, tmp_path / "left")
+    path = left / "consumequeue" / "TopicTest" / "0" / f"{0:020d}"
+    path.write_bytes(path.read_bytes()[:40] + bytes(160))
+    with opened(left, quiet()) as store:
+        assert [one.queue_offset for one in read_all(store, "TopicTest")] == list(range(5))

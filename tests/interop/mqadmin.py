@@ -1,13 +1,23 @@
 """Runs Apache's mqadmin: many commands in one virtual machine (`java/src/interop/AdminCommands.java`)."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.interop.kit import ApacheKit
 
 ADMIN_HEAP_MB = 256
 SECONDS_MAX = 180
+
+
+def named_outputs(
+    kit: ApacheKit, commands: Mapping[str, str], namesrv: str, broker: str, work_dir: Path
+) -> dict[str, str]:
+    """What each command printed, by its name; ``BROKER`` and ``NAMESRV`` stand for the addresses on both ways."""
+    lines = [[*command.replace("BROKER", broker).split(), "-n", namesrv] for command in commands.values()]
+    outputs = run_mqadmin(kit, lines, work_dir)
+    shown = [output.replace(namesrv, "NAMESRV").replace(broker, "BROKER") for output in outputs]
+    return dict(zip(commands, shown, strict=True))
 
 
 def run_mqadmin(kit: ApacheKit, commands: Sequence[Sequence[str]], work_dir: Path) -> list[str]:

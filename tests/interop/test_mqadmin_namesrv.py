@@ -15,7 +15,7 @@ import pytest
 
 from tests.interop.apache import BROKER_NAME, CLUSTER, open_store_with_apache
 from tests.interop.kit import ApacheKit
-from tests.interop.mqadmin import run_mqadmin
+from tests.interop.mqadmin import named_outputs
 from tests.interop.standalone import run_standalone
 
 TOPIC = "AdminTopic"
@@ -45,7 +45,7 @@ COMMANDS = {
     "add write permission": f"addWritePerm -b {BROKER_NAME}",
     "route with write permission": ROUTE,
     "topics": "topicList",
-    "broker": "brokerStatus",
+    "broker": "brokerStatus -b BROKER",
 }
 NAMESRV_FLAGS = """
     configBlackList deleteTopicWithBrokerRegistration enableAllTopicList enableTopicList needWaitForService
@@ -78,22 +78,12 @@ def both(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Ite
         run_standalone(ours / "store", ours, "-c", str(config)) as running,
         ThreadPoolExecutor(2) as pool,
     ):
-        from_apache = pool.submit(outputs_of, apache_kit, pair.namesrv_addr, pair.broker_addr, theirs)
-        from_us = pool.submit(outputs_of, apache_kit, running.namesrv_addr, running.broker_addr, ours)
+        from_apache = pool.submit(named_outputs, apache_kit, COMMANDS, pair.namesrv_addr, pair.broker_addr, theirs)
+        from_us = pool.submit(named_outputs, apache_kit, COMMANDS, running.namesrv_addr, running.broker_addr, ours)
         yield (
             Outputs(from_apache.result(), theirs / "namesrv" / "kvConfig.json"),
             Outputs(from_us.result(), ours / "store" / "config" / "kvConfig.json"),
         )
-
-
-def outputs_of(kit: ApacheKit, namesrv: str, broker: str, work_dir: Path) -> dict[str, str]:
-    commands = [[*command.split(), "-n", namesrv] for command in COMMANDS.values()]
-    commands[-1] += ["-b", broker]
-    outputs = run_mqadmin(kit, commands, work_dir)
-    return {
-        name: output.replace(namesrv, "NAMESRV").replace(broker, "BROKER")
-        for name, output in zip(COMMANDS, outputs, strict=True)
-    }
 
 
 def without_numbers(text: str) -> str:

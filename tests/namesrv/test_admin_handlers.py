@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
 
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import decode_command, decode_fields, encode_command, request
-from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.headers.namesrv import (
     BrokerNameRequest,
     ClusterRequest,
@@ -19,6 +17,7 @@ from rmqkit.protocol.headers.namesrv import (
     KVPut,
 )
 from rmqkit.remoting.admission import AdminAddresses
+from tests.elsewhere import ask_from_elsewhere
 from tests.namesrv.running import register_header, registration_body, run
 
 OK = ResponseCode.SUCCESS
@@ -237,24 +236,12 @@ def test_settings_that_cannot_be_changed_leave_the_others_alone(tmp_path, body, 
 # -- who may
 
 
-async def ask_from_elsewhere(server, command):
-    """One request over a connection that a balancer opened for a client on another machine."""
-    reader, writer = await asyncio.open_connection(*server.address.rsplit(":", 1))
-    writer.writelines([b"PROXY TCP4 10.1.2.3 10.0.0.1 5000 9876\r\n", *encode_command(command)])
-    splitter, frames = FrameSplitter(), []
-    while not frames:
-        frames = splitter.feed(await reader.read(65536))
-    writer.close()
-    await writer.wait_closed()
-    return decode_command(frames[0])
-
-
 @pytest.mark.parametrize(("code", "header", "body"), GUARDED)
 def test_a_peer_on_another_machine_changes_nothing(tmp_path, code, header, body):
     async def scenario(ask, server):
         await ask.register()
         before = (await ask(RequestCode.GET_NAMESRV_CONFIG)).body
-        answer = await ask_from_elsewhere(server, request(code, header, body))
+        answer = await ask_from_elsewhere(server.address, request(code, header, body))
         assert answer.code == ResponseCode.NO_PERMISSION
         assert answer.remark == (
             "10.1.2.3:5000 may not change this server: adminAllowedAddresses=loopback; "
@@ -263,7 +250,7 @@ def test_a_peer_on_another_machine_changes_nothing(tmp_path, code, header, body)
         assert (await ask(RequestCode.GET_NAMESRV_CONFIG)).body == before
         assert {queue.perm for queue in server.routes.route("T").queue_datas} == {6}
         assert not (tmp_path / "kvConfig.json").exists()
-        assert (await ask_from_elsewhere(server, request(RequestCode.GET_NAMESRV_CONFIG))).code == OK
+        assert (await ask_from_elsewhere(server.address, request(RequestCode.GET_NAMESRV_CONFIG))).code == OK
 
     run(scenario, tmp_path)
 
@@ -272,6 +259,6 @@ def test_a_peer_on_another_machine_changes_nothing(tmp_path, code, header, body)
 @pytest.mark.parametrize(("code", "header", "body"), GUARDED)
 def test_an_operator_lets_others_change_it(tmp_path, code, header, body, addresses):
     async def scenario(ask, server):
-        assert (await ask_from_elsewhere(server, request(code, header, body))).code == OK
+        assert (await ask_from_elsewhere(server.address, request(code, header, body))).code == OK
 
     run(scenario, tmp_path, admin_addresses=AdminAddresses(addresses))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import struct
 
@@ -417,3 +418,42 @@ def test_a_large_frame_in_small_pieces_is_joined_once():
     frames = [f for at in range(0, len(frame), 1024) for f in splitter.feed(frame[at : at + 1024])]
     assert [len(f.body) for f in frames] == [8 << 20]
     assert splitter.buffered_bytes == 0
+
+
+def test_requests_of_one_read_are_handled_together():
+    seen = []
+
+    @contextlib.contextmanager
+    def together():
+        seen.append("begin")
+        yield
+        seen.append("end")
+
+    def handler(connection, command):
+        seen.append(command.opaque)
+        return b"ready" if command.opaque else reply(command)
+
+    class Transport(asyncio.Transport):
+        def is_closing(self):
+            return False
+
+        def set_write_buffer_limits(self, high=None, low=None):
+            pass
+
+        def write(self, data):
+            seen.append(data[-5:])
+
+    async def main():
+        dispatch = Dispatch()
+        dispatch.together = together
+        dispatch.register(7, handler)
+        connection = Connection(dispatch)
+        connection.connection_made(Transport())
+        frames = [b"".join(encode_command(Command(7, opaque))) for opaque in (1, 2, 3)]
+        connection.data_received(b"".join(frames[:2]) + frames[2][:9])
+        connection.data_received(frames[2][9:])
+        one_way = Command(7, 4, flag=2)
+        connection.data_received(b"".join(encode_command(one_way)))
+
+    asyncio.run(main())
+    assert seen == ["begin", 1, 2, "end", b"ready", 3, b"ready", 4]

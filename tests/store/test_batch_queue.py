@@ -98,7 +98,9 @@ def test_physical_cut(tmp_path: Path, end: int, max_offset: int) -> None:
     queue.close()
 
 
-@pytest.mark.parametrize(("min_physical_offset", "min_offset"), [(0, 0), (1, 3), (900, 27), (901, 30), (2400, 72), (9999, 75)])
+@pytest.mark.parametrize(
+    ("min_physical_offset", "min_offset"), [(0, 0), (1, 3), (900, 27), (901, 30), (2400, 72), (9999, 75)]
+)
 def test_min_offset_follows_the_log(tmp_path: Path, min_physical_offset: int, min_offset: int) -> None:
     queue = fill(new_queue(tmp_path), 25)
     queue.correct_min_offset(min_physical_offset)

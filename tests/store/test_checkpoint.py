@@ -57,3 +57,16 @@ def test_unchanged_numbers_are_not_written_again(tmp_path: Path, monkeypatch: py
     checkpoint.logics_timestamp = 6
     checkpoint.save()
     assert len(synced) == 2
+
+
+def test_clock_set_back_lowers_what_counts_as_flushed_until_it_is_past_that_time(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    checkpoint.reach(physic=9000, logics=8000, index=8600)
+    checkpoint.step_back(9500, 8500)
+    checkpoint.reach(physic=9500, logics=8600, index=9500)
+    again = Checkpoint(checkpoint.path)
+    again.load()
+    for one in (checkpoint, again):
+        assert (one.physic_timestamp, one.logics_timestamp, one.index_timestamp) == (8500, 8000, 8500)
+    checkpoint.reach(physic=9501, logics=9502)
+    assert (checkpoint.physic_timestamp, checkpoint.logics_timestamp) == (9501, 9502)

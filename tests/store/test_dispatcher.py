@@ -23,7 +23,7 @@ from rmqkit.store.message_store import MessageStore
 from rmqkit.store.queue_ext import QueueExt, is_address
 from rmqkit.store.settings import StoreSettings
 from tests.golden_stores import GoldenStore, unpack_golden
-from tests.store.stores import golden_settings, message, opened, put_all, small_settings
+from tests.store.stores import StepClock, golden_settings, message, opened, put_all, small_settings, tree
 
 DELAYS = parse_delay_levels(StoreSettings().message_delay_level)
 
@@ -248,3 +248,56 @@ def test_every_put_is_told_once_and_a_batch_together(tmp_path: Path) -> None:
         put_all(store, message(TAGS="TagA"), message())
     assert [[one.queue_offset for one in arrivals] for arrivals in seen] == [[0], [1]]
     assert seen[0][0].tags_code == 2598919
+
+
+# ---- several puts together
+
+
+def test_what_is_put_together_costs_one_write_per_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived: list[int] = []
+    with opened(tmp_path / "s", on_arrival=lambda arrivals: arrived.append(len(arrivals))) as store:
+        put_all(store, message(queue_id=0), message(queue_id=1))
+        writes: list[int] = []
+        real = os.pwrite
+        monkeypatch.setattr(
+            "rmqkit.store.consume_queue._pwrite", lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1]
+        )
+        with store.together():
+            put_all(store, *(message(queue_id=i % 2) for i in range(6)))
+            assert writes == [] and arrived == [1, 1]
+        assert writes == [60, 60] and arrived == [1, 1, 6]
+        assert store.max_offset("TopicTest", 0) == store.max_offset("TopicTest", 1) == 4
+
+
+def test_a_read_among_what_is_put_together_sees_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as store, store.together():
+        put_all(store, message(), message())
+        assert store.max_offset("TopicTest", 0) == 2
+        put_all(store, message())
+        assert store.max_offset("TopicTest", 0) == 3
+
+
+@hypothesis.settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 0x4, 0x8, 0xC])), max_size=30), st.integers(0, 30))
+def test_together_leaves_the_files_that_one_by_one_leaves(tmp_path_factory, puts, cut):
+    folder = tmp_path_factory.mktemp("together")
+    messages = [message(queue_id=i, sys_flag=flag, TAGS=f"t{i}", KEYS="k") for i, flag in puts]
+    with opened(folder / "single", clock=StepClock()) as store:
+        put_all(store, *messages)
+    with opened(folder / "together", clock=StepClock()) as store:
+        for part in (messages[:cut], messages[cut:]):
+            with store.together():
+                put_all(store, *part)
+    single, together = (
+        {
+            name: digest
+            for name, digest in tree(folder / name_of).items()
+            if "index" not in name and name != "checkpoint"
+        }
+        for name_of in ("single", "together")
+    )
+    assert single == together
+    indexes = [
+        [path.read_bytes() for path in sorted((folder / name / "index").glob("*"))] for name in ("single", "together")
+    ]
+    assert indexes[0] == indexes[1]

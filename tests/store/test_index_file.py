@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -18,6 +19,7 @@ from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_property
 from rmqkit.protocol.record import decode_record
+from rmqkit.store import index_file
 from rmqkit.store.index_file import _KEYS, MessageIndex, key_hash, key_hashes
 from rmqkit.store.message_store import MessageStore
 from tests.golden_stores import golden_manifest, unpack_golden
@@ -183,16 +185,45 @@ def test_keys_wait_for_those_of_the_next_messages(index: MessageIndex, monkeypat
         index.put("T", 100 + i, NOW, b"KEYS\x01k\x02")
     assert writes == []
     index.enter()
-    assert writes == [3 * 20, 4, 40]
+    assert writes == [3 * 20, 40], "entries and header; slots go through a mapping"
     assert find(index, "k") == [100, 101, 102]
 
 
-def test_many_keys_do_not_wait(tmp_path: Path) -> None:
+def test_many_keys_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_file, "_WAITING_MAX", 32)
     index = MessageIndex(tmp_path / "index", 64, 400)
     for i in range(40):
         index.put("T", i, NOW, b"KEYS\x01k\x02")
     assert index.files[0].index_count == 33
     index.close()
+
+
+def test_keys_wait_a_second_at_most_when_messages_come(index: MessageIndex) -> None:
+    for i, milliseconds in enumerate((0, 1000, 1001, 1002)):
+        index.put("T", i, NOW + milliseconds, b"KEYS\x01k\x02")
+    assert index.files[0].index_count == 4
+
+
+def test_disk_without_room_for_the_slots(index: MessageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, position: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        put(index, "a", 100)
+    monkeypatch.undo()
+    put(index, "a", 200)
+    assert find(index, "a") == [100, 200]
+
+
+def test_chains_are_whole_for_who_reads_beside_the_broker(index: MessageIndex, tmp_path: Path) -> None:
+    for i in range(3):
+        put(index, "a", i * 100)
+    index.put("T", 300, NOW, b"KEYS\x01a\x02")
+    beside = new_index(tmp_path)
+    beside.load(clean=True, durable_timestamp=0)
+    assert find(beside, "a") == [0, 100, 200]
+    beside.close()
 
 
 @given(st.lists(st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"XKEYS", b"\x01", b"\x02", b"v", b""]), max_size=12))
@@ -419,3 +450,46 @@ def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, 
     assert [path.name for path in sorted((folder / "single").glob("*"))] == [
         path.name for path in sorted((folder / "mixed").glob("*"))
     ]
+
+
+_VALUES = st.sampled_from(["a", "b", "a b", "é", "x" * 70, "7F0000010C9D18B4AAC2" + "0" * 12, "T#t"])
+_PROPERTIES = st.dictionaries(st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "other"]), _VALUES, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    messages=st.lists(st.tuples(st.sampled_from(["T", "U"]), _PROPERTIES, st.integers(0, 900)), max_size=25),
+    room=st.integers(0, 3),
+)
+def test_numpy_leaves_the_files_that_the_plain_code_leaves(tmp_path_factory, messages, room):
+    """Also when the disk refuses a new file now and then and the index tries again."""
+    folder = tmp_path_factory.mktemp("columns")
+    plain, columns = (MessageIndex(folder / name, 3, 8) for name in ("plain", "columns"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_file, "_COLUMNS_MIN", 0)
+        for index, has_columns in ((plain, False), (columns, True)):
+            patch.setattr(index, "_has_columns", lambda has_columns=has_columns: has_columns)
+            patch.setattr(index, "_create", _refusing(index._create, room))
+            now = 1_700_000_000_000
+            for row, (topic, properties, milliseconds) in enumerate(messages):
+                now += milliseconds
+                with contextlib.suppress(OSError):
+                    index.put(topic, row * 100, now, encode_properties(properties))
+            for _ in range(60):
+                with contextlib.suppress(OSError):
+                    index.enter()
+            index.close()
+    contents = [[path.read_bytes() for path in sorted((folder / name).glob("*"))] for name in ("plain", "columns")]
+    assert contents[0] == contents[1]
+
+
+def _refusing(create, room):
+    """Lets so many files be made, refuses one, and so on."""
+    calls = itertools.count(1)
+
+    def refuse(now_ms):
+        if room and next(calls) % (room + 1) == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(now_ms)
+
+    return refuse

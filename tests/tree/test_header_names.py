@@ -39,8 +39,6 @@ REQUESTS = {
     37: "topic producerGroup tranStateTableOffset* commitLogOffset* commitOrRollback* fromTransactionCheck msgId "
         "transactionId bname",
     39: "topic tranStateTableOffset* commitLogOffset* msgId transactionId offsetMsgId bname",
-    50: "accessKey* secretKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm topicPerms groupPerms",
-    51: "accessKey*", 53: "globalWhiteAddrs* aclFileFullPath",
     100: "namespace key value*", 101: "namespace* key*", 102: "namespace* key*", 219: "namespace*",
     103: "brokerName* brokerAddr* clusterName* brokerId* haServerAddr heartbeatTimeoutMillis enableActingMaster "
          "compressed bodyCrc32 __ZONE_NAME",
@@ -79,7 +77,7 @@ RESPONSES = {
     12: "indexLastUpdateTimestamp* indexLastUpdatePhyoffset*", 14: "offset*", 29: "offset*", 30: "offset*",
     31: "offset*", 32: "timestamp*", 21: "totalTopicNum", 26: "version",
     34: "IS_SUPPORT_HEART_BEAT_V2 IS_SUB_CHANGE",
-    52: "version allAclFileVersion brokerName brokerAddr clusterName", 101: "value*",
+    101: "value*",
     103: "haServerAddr masterAddr", 201: "totalGroupNum", 205: "wipeTopicCount*", 322: "changed*",
     327: "addTopicCount*", 370: "msgId*", 906: "masterHaAddress masterFlushOffset masterAddress",
     200050: POPPED, 200052: POPPED, 200053: "popTime invisibleTime reviveQid", 200054: "hasMsg pollingFull",

@@ -31,14 +31,10 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from rmqkit.broker.clients import ClientTable
 from rmqkit.broker.copies import copy_of, with_changes
-from rmqkit.broker.durability import Durability, Outcome
-from rmqkit.broker.offsets import OffsetTable
-from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
-from rmqkit.broker.transaction import TRANSACTION_GROUP, OpMessages, immunity_ms, number, op_offsets, real_place
-from rmqkit.clock import Clock
+from rmqkit.broker.durability import Outcome
+from rmqkit.broker.parts import Parts
+from rmqkit.broker.transaction import TRANSACTION_GROUP, immunity_ms, number, op_offsets, real_place
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
@@ -50,7 +46,6 @@ from rmqkit.protocol.properties import decode_properties, in_stored_order
 from rmqkit.protocol.record import Record, decode_record, encode_record
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import GetStatus, MessageStore, PutMessage, PutResult, PutStatus
-from rmqkit.store.settings import StoreSettings
 
 __all__ = ["CheckBack"]
 
@@ -68,28 +63,16 @@ _log = logging.getLogger(__name__)
 class CheckBack:
     """Asks producers about half messages; `round` has to be called every ``transactionCheckInterval``."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        store_settings: StoreSettings,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        clients: ClientTable,
-        ops: OpMessages,
-        clock: Clock,
-        durability: Durability | None,
-    ) -> None:
-        self._settings = settings
-        self._store_settings = store_settings
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
-        self._clients = clients
-        self._ops = ops
-        self._clock = clock
-        self._durability = durability
+    def __init__(self, parts: Parts) -> None:
+        self._settings = parts.settings
+        self._store_settings = parts.store_settings
+        self._store = parts.store
+        self._topics = parts.topics
+        self._offsets = parts.offsets
+        self._clients = parts.clients
+        self._ops = parts.ops
+        self._clock = parts.clock
+        self._durability = parts.durability
         self._producer_turn = 0
         self._is_stopping = False
 

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from rmqkit.broker.lazy_table import LazyTable
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
 from rmqkit.filter.bloom import BloomFilter
@@ -25,7 +27,6 @@ from rmqkit.filter.subscription import SQL92, codes_of, is_tag_type, subscriptio
 from rmqkit.protocol.bodies.clients import SubscriptionData
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import record_properties
-from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import Arrival
 from rmqkit.store.queue_ext import ExtUnit
 from rmqkit.store.reader import EntryTest
@@ -128,16 +129,15 @@ def inline_filter(expression: str | None, expression_type: str | None) -> PullFi
     return _by_properties(_compiled(expression or "", expression_type).matches)
 
 
-class FilterTable:
+class FilterTable(LazyTable):
     """Registered expressions by topic and group."""
 
     def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock) -> None:
-        self._file = JsonFile(folder / "consumerFilter.json")
+        super().__init__(folder / "consumerFilter.json")
         self._settings = settings
         self._clock = clock
         self._bloom = BloomFilter.of(settings.bloom_error_percent, settings.bloom_group_count)
         self._topics: dict[str, dict[str, GroupFilter]] = {}
-        self._is_dirty = False
 
     # ---- the file
 
@@ -163,16 +163,10 @@ class FilterTable:
         bloom = self._bloom
         return stored is not None and (stored.bit_num, len(stored.bit_pos)) == (bloom.bit_count, bloom.position_count)
 
-    def persist(self) -> None:
-        """Write the table."""
-        self.write(self.snapshot())
-
     @property
     def is_dirty(self) -> bool:
         """Whether the table changed since the last `snapshot`, or has a filter that is dead for too long."""
-        return self._is_dirty or any(
-            self._is_expired(one) for groups in self._topics.values() for one in groups.values()
-        )
+        return self._is_dirty or any(self._is_expired(one) for topic in self._topics.values() for one in topic.values())
 
     def snapshot(self) -> FilterFile:
         """A copy of the table as it is now, to be written elsewhere; what is dead for too long is forgotten."""
@@ -184,16 +178,9 @@ class FilterTable:
             if not groups:
                 del self._topics[topic]
                 continue
-            topics[topic] = TopicFilters({group: _stored(one.data) for group, one in groups.items()}, topic)
+            stored = {group: replace(one.data, dead=_is_dead(one.data)) for group, one in groups.items()}
+            topics[topic] = TopicFilters(stored, topic)
         return FilterFile(topics)
-
-    def write(self, snapshot: FilterFile) -> None:
-        """Write a snapshot; may be called from another thread, one call at a time. Raises StoreUnavailable."""
-        try:
-            self._file.save(snapshot)
-        except BaseException:
-            self._is_dirty = True
-            raise
 
     def _is_expired(self, one: GroupFilter) -> bool:
         return _is_dead(one.data) and self._clock.now_ms() - one.data.dead_time >= self._settings.filter_keep_ms
@@ -305,9 +292,3 @@ def _is_dead(data: FilterData) -> bool:
 
 def _is_same(data: FilterData, wanted: SubscriptionData) -> bool:
     return data.expression == wanted.sub_string and data.expression_type == wanted.expression_type
-
-
-def _stored(data: FilterData) -> FilterData:
-    return FilterData(
-        **{name: getattr(data, name) for name in FilterData.__struct_fields__ if name != "dead"}, dead=_is_dead(data)
-    )

@@ -91,6 +91,8 @@ class LongPolling:
 
     def arrived(self, arrivals: list[Arrival]) -> None:
         """Answer the pulls that wait for one of these messages."""
+        if not self._queues:
+            return
         for arrival in arrivals:
             waiting = self._queues.get((arrival.topic, arrival.queue_id))
             if waiting is None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from rmqkit.broker.lazy_table import LazyTable
 from rmqkit.clock import Clock
 from rmqkit.protocol.bodies.queues import ConsumerOffsets
 from rmqkit.protocol.bodies.topics import DataVersion
-from rmqkit.store.json_files import JsonFile
 
 __all__ = ["OffsetTable"]
 
@@ -24,18 +24,17 @@ _VERSION_STEP = 500
 _SEPARATOR = "@"
 
 
-class OffsetTable:
+class OffsetTable(LazyTable):
     """``topic@group`` → queue id → next offset."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        self._file = JsonFile(folder / "consumerOffset.json")
+        super().__init__(folder / "consumerOffset.json")
         self._clock = clock
         self._table: dict[str, dict[int, int]] = {}
         self._resets: dict[tuple[str, str, int], int] = {}
         self._pulled: dict[tuple[str, str, int], int] = {}
         self._data_version = DataVersion()
         self._commits = 0
-        self._is_dirty = False
 
     def load(self) -> None:
         """Read the file."""
@@ -52,6 +51,11 @@ class OffsetTable:
         """The topics on which a group has offsets."""
         end = _SEPARATOR + group
         return [key.removesuffix(end) for key in self._table if key.endswith(end)]
+
+    @property
+    def all_topics(self) -> set[str]:
+        """The topics on which some group has offsets."""
+        return {key.partition(_SEPARATOR)[0] for key in self._table}
 
     def groups(self, topic: str) -> list[str]:
         """The groups that have offsets on a topic."""
@@ -104,17 +108,8 @@ class OffsetTable:
         self._remove([topic + _SEPARATOR + group for group in self.groups(topic)])
         self._forget(lambda key: key[1] == topic)
 
-    def persist(self) -> None:
-        """Write the table."""
-        self.write(self.snapshot())
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether something was committed since the last `snapshot`."""
-        return self._is_dirty
-
     def snapshot(self) -> ConsumerOffsets:
-        """A copy of the table as it is now, to be written elsewhere."""
+        """`contents`, to be written elsewhere."""
         self._is_dirty = False
         return self.contents
 
@@ -137,15 +132,3 @@ class OffsetTable:
         for table in (self._resets, self._pulled):
             for key in list(filter(is_gone, table)):
                 del table[key]
-
-    def write(self, snapshot: ConsumerOffsets) -> None:
-        """Write a snapshot; may be called from another thread, one call at a time.
-
-        Raises:
-            OSError: the file could not be written; the next snapshot is written in its place.
-        """
-        try:
-            self._file.save(snapshot)
-        except OSError:
-            self._is_dirty = True
-            raise

@@ -52,6 +52,16 @@ class QueueLocks:
         if not locks:
             self._groups.pop(group, None)
 
+    def drop_expired(self) -> None:
+        """Forget the locks that nobody renewed."""
+        now_ms = self._clock.monotonic_ms()
+        for group, locks in list(self._groups.items()):
+            kept = {queue: held for queue, held in locks.items() if not _is_expired(held, now_ms)}
+            if kept:
+                self._groups[group] = kept
+            else:
+                del self._groups[group]
+
     def is_any_held(self, group: str) -> bool:
         """Whether a group holds a lock that is not expired: then it consumes in order."""
         locks = self._groups.get(group)

@@ -22,8 +22,8 @@ from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.namesrv import KVTable, compress_registration
 from rmqkit.protocol.bodies.topics import Permission, RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
-from rmqkit.protocol.command import Command, request
-from rmqkit.protocol.headers.registration import BrokerIdentity, RegisterBrokerRequest
+from rmqkit.protocol.command import Command, decode_header_leniently, request
+from rmqkit.protocol.headers.registration import BrokerIdentity, DataVersionResponse, RegisterBrokerRequest
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 
@@ -31,8 +31,10 @@ __all__ = ["Registration"]
 
 _MakeCommand = Callable[[], Command]
 
+_SETTLED_SECONDS = 3.0
 _FIRST_REPEAT_SECONDS = 10.0
 _GOODBYE_TIMEOUT_MS = 3000
+_CHANGED = {"changed": "true"}
 _READ_WRITE = Permission.READ | Permission.WRITE
 
 _log = logging.getLogger(__name__)
@@ -72,13 +74,7 @@ class Registration:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        header = BrokerIdentity(
-            broker_name=self._settings.broker_name,
-            broker_addr=self._address,
-            cluster_name=self._settings.cluster_name,
-            broker_id=self._settings.broker_id,
-        )
-        await self._tell_all(lambda: request(RequestCode.UNREGISTER_BROKER, header), _GOODBYE_TIMEOUT_MS)
+        await self._tell_all(lambda: request(RequestCode.UNREGISTER_BROKER, self._identity), _GOODBYE_TIMEOUT_MS)
 
     async def register(self, topics: list[TopicConfig] | None = None) -> int:
         """Send all topics, or some; returns how many name servers took them."""
@@ -89,10 +85,7 @@ class Registration:
             compress_registration(content, version=CURRENT_VERSION) if is_compressed else msgspec.json.encode(content)
         )
         header = RegisterBrokerRequest(
-            broker_name=self._settings.broker_name,
-            broker_addr=self._address,
-            cluster_name=self._settings.cluster_name,
-            broker_id=self._settings.broker_id,
+            **msgspec.structs.asdict(self._identity),
             ha_server_addr=self._ha_address,
             enable_acting_master=False,
             compressed=is_compressed,
@@ -117,6 +110,29 @@ class Registration:
             self._single.add(task)
             task.add_done_callback(self._single.discard)
 
+    async def settled(self) -> None:
+        """Wait until the name servers were told of every change so far, or for 3 s."""
+        if self._single:
+            await asyncio.wait(self._single, timeout=_SETTLED_SECONDS)
+
+    @property
+    def _identity(self) -> BrokerIdentity:
+        return BrokerIdentity(
+            broker_name=self._settings.broker_name,
+            broker_addr=self._address,
+            cluster_name=self._settings.cluster_name,
+            broker_id=self._settings.broker_id,
+        )
+
+    async def is_outdated(self) -> bool:
+        """Whether a name server does not have the topics as they are now, or does not answer."""
+        body = msgspec.json.encode(self._topics.data_version)
+        answers = await self._tell_all(
+            lambda: request(RequestCode.QUERY_DATA_VERSION, self._identity, body), self._settings.register_timeout_ms
+        )
+        headers = [decode_header_leniently(answer, DataVersionResponse, missing=_CHANGED) for answer in answers]
+        return len(headers) < len(self._name_servers) or any(header.changed for header in headers)
+
     def _with_broker_permission(self, table: TopicConfigTable) -> TopicConfigTable:
         perm = self._settings.broker_permission
         if perm & _READ_WRITE != _READ_WRITE:
@@ -129,7 +145,8 @@ class Registration:
     async def _keep_registered(self) -> None:
         await asyncio.sleep(_FIRST_REPEAT_SECONDS)
         while True:
-            await self.register()
+            if self._settings.force_register or await self.is_outdated():
+                await self.register()
             await asyncio.sleep(self._settings.register_interval_ms / 1000)
 
     async def _tell_all(self, command: _MakeCommand, timeout_ms: int) -> list[Command]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
-import os
-import random
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +24,6 @@ from rmqkit.broker.handlers.clients import ClientHandlers
 from rmqkit.broker.handlers.connections import ConnectionHandlers
 from rmqkit.broker.handlers.groups import GroupHandlers
 from rmqkit.broker.handlers.offsets import OffsetHandlers
-from rmqkit.broker.handlers.progress import ProgressHandlers
 from rmqkit.broker.handlers.pull import PullHandlers
 from rmqkit.broker.handlers.query import QueryHandlers
 from rmqkit.broker.handlers.reply import ReplyHandlers
@@ -39,6 +36,7 @@ from rmqkit.broker.handlers.transactions import TransactionHandlers
 from rmqkit.broker.long_polling import LongPolling
 from rmqkit.broker.offsets import OffsetTable
 from rmqkit.broker.own_address import OwnAddress
+from rmqkit.broker.parts import Parts
 from rmqkit.broker.queue_locks import QueueLocks
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.schedule import Schedule
@@ -47,7 +45,6 @@ from rmqkit.broker.topics import TopicTable
 from rmqkit.broker.transaction import OpMessages
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.protocol.bodies.topics import TopicConfig
-from rmqkit.protocol.ids import UniqueKeys
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, inner_credentials
@@ -67,6 +64,13 @@ _FILTER_PERSIST_SECONDS = 10.0
 _FIRST_RETENTION_SECONDS = 60.0
 _VIP_BELOW = 2
 _GRACE_MS = 30_000
+
+_MORE_HANDLERS = (ClientHandlers, TopicHandlers, GroupHandlers, ConnectionHandlers, ResetHandlers, RuntimeInfoHandlers)
+_HANDLERS = (SendHandlers, SendBackHandlers, ReplyHandlers, TransactionHandlers, OffsetHandlers, QueryHandlers)
+"""What every port answers; pulls are answered by one port only."""
+
+_Work = Callable[[], object]
+"""A function or a coroutine function."""
 
 _log = logging.getLogger(__name__)
 
@@ -104,8 +108,8 @@ class Broker:
         self._tls = tls
         self._client_tls = client_tls
         self._authentication = authentication or AuthenticationSettings()
-        self._stops: list[Callable[[], Awaitable[None]]] = []
-        self._parts: _Parts | None = None
+        self._stops: list[_Work] = []
+        self._parts: Parts | None = None
         self._registration: Registration | None = None
         self.address = ""
 
@@ -126,7 +130,7 @@ class Broker:
         failures: list[Exception] = []
         while self._stops:
             try:
-                await self._stops.pop()()
+                await _do(self._stops.pop())
             except Exception as error:  # noqa: BLE001 - every step has its turn; the first failure is told
                 failures.append(error)
         if failures:
@@ -146,29 +150,31 @@ class Broker:
         if settings.listen_port > _VIP_BELOW:
             servers.append(self._server(vip_dispatch))
             await self._bind(servers[1], settings.listen_port - _VIP_BELOW)
-        parts = self._parts = self._open()
-        # After the ports have closed; delay offsets come last, when the copies before them are on the disk.
-        self._stops[:0] = [_as_async(parts.schedule.persist), _as_async(parts.store.close), _as_async(parts.persist)]
-        self._stops.append(_as_async(parts.long_polling.close))
         self.address = join_address(settings.broker_ip1, port)
-        identity = OwnAddress(settings.broker_ip1, pack_host(settings.broker_ip1, port))
-        self._add_handlers(parts, identity, dispatch, vip_dispatch)
-        self._start_transactions(parts, identity, dispatch, vip_dispatch)
+        parts = self._parts = self._open(port)
+        # After the ports have closed; delay offsets come last, when the copies before them are on the disk.
+        self._stops[:0] = [parts.schedule.persist, parts.store.close, parts.persist]
+        self._stops.append(parts.long_polling.close)
+        self._add_handlers(parts, dispatch, vip_dispatch)
+        if settings.broker_role is not BrokerRole.SLAVE:
+            self._start_check_back(parts)
+        dispatch.together = vip_dispatch.together = parts.store.together
         parts.persist()
         for server in servers:
             await server.serve()
         if settings.graceful_shutdown:
             self._stops += [partial(server.drain, _GRACE_MS) for server in servers]
         await self._register(parts, port)
-        self._run("filter table", parts.persist_filters, _FILTER_PERSIST_SECONDS)
-        self._run("offset table", parts.persist_offsets, settings.offset_persist_interval_ms / 1000)
+        self._run("filter table", parts.filters.persist_round, _FILTER_PERSIST_SECONDS)
+        self._run("offset table", parts.offsets.persist_round, settings.offset_persist_interval_ms / 1000)
         self._run("delay offsets", parts.schedule.persist_round, settings.delay_offset_persist_interval_ms / 1000)
         if settings.broker_role is not BrokerRole.SLAVE:
             parts.schedule.start()
-            self._stops.append(_as_async(parts.schedule.stop))
-        self._run("silent clients", _as_async(parts.clients.close_silent), _CLIENT_SWEEP_SECONDS)
+            self._stops.append(parts.schedule.stop)
+        self._run("silent clients", parts.clients.close_silent, _CLIENT_SWEEP_SECONDS)
+        self._run("expired queue locks", parts.queue_locks.drop_expired, _CLIENT_SWEEP_SECONDS)
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
-        self._run("retention", _as_async(parts.store.retention_round), retention_seconds, _FIRST_RETENTION_SECONDS)
+        self._run("retention", parts.store.retention_round, retention_seconds, _FIRST_RETENTION_SECONDS)
 
     def _server(self, dispatch: Dispatch) -> RemotingServer:
         return RemotingServer(
@@ -188,20 +194,21 @@ class Broker:
             self._parts.clients.connection_closed(connection)
             self._parts.long_polling.connection_closed(connection)
 
-    def _open(self) -> _Parts:
+    def _open(self, port: int) -> Parts:
         """Read the tables and recover the store; nothing is written when that fails."""
-        settings, clock, folder = self._settings, self._clock, self._store_root / "config"
-        is_sync = self._store_settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        settings, store_settings, clock = self._settings, self._store_settings, self._clock
+        folder = self._store_root / "config"
+        is_sync = store_settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         loop = asyncio.get_running_loop()
-        timeout_ms = self._store_settings.sync_flush_timeout_ms
-        durability = Durability(clock, timeout_ms, lambda: store.dispatch()) if is_sync else None
+        durability = (
+            Durability(clock, store_settings.sync_flush_timeout_ms, lambda: store.dispatch()) if is_sync else None
+        )
         long_polling = LongPolling(clock)
-        delays_ms = parse_delay_levels(self._store_settings.message_delay_level)
         topics = TopicTable(folder, settings, clock, self._topics_changed)
         filters = FilterTable(folder, settings, clock)
         store = MessageStore(
             self._store_root,
-            self._store_settings,
+            store_settings,
             clock=clock,
             is_batch_topic=topics.is_batch_topic,
             on_arrival=long_polling.arrived,
@@ -209,7 +216,14 @@ class Broker:
             on_committed=lambda: loop.call_soon_threadsafe(store.dispatch),
             bitmap_of=filters.bitmap_of if settings.filter_bitmaps else None,
         )
-        parts = _Parts(
+        identity = OwnAddress(settings.broker_ip1, pack_host(settings.broker_ip1, port))
+        delays_ms = parse_delay_levels(store_settings.message_delay_level)
+        parts = Parts(
+            settings=settings,
+            store_settings=store_settings,
+            address=self.address,
+            identity=identity,
+            clock=clock,
             store=store,
             topics=topics,
             groups=GroupTable(folder, settings, clock),
@@ -220,144 +234,31 @@ class Broker:
             durability=durability,
             queue_locks=QueueLocks(clock),
             schedule=Schedule(folder, store, delays_ms, long_polling, clock, flushes=is_sync),
+            ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
+            told=self._told,
         )
         for table in (parts.topics, parts.groups, parts.offsets, parts.filters, parts.schedule):
             table.load()
         store.open()
         return parts
 
-    def _add_handlers(self, parts: _Parts, identity: OwnAddress, dispatch: Dispatch, vip_dispatch: Dispatch) -> None:
+    def _add_handlers(self, parts: Parts, dispatch: Dispatch, vip_dispatch: Dispatch) -> None:
         """The VIP port serves everything but pulls."""
-        settings, clock = self._settings, self._clock
-        send = SendHandlers(
-            settings,
-            identity,
-            store=parts.store,
-            topics=parts.topics,
-            groups=parts.groups,
-            schedule=parts.schedule,
-            is_orderly=parts.queue_locks.is_any_held,
-            unique_keys=UniqueKeys(identity.store_host[:-4], os.getpid(), random.getrandbits(32)),
-            clock=clock,
-            durability=parts.durability,
-            body_bytes_max=self._store_settings.message_bytes_max,
-        )
-        pull = PullHandlers(
-            settings,
-            identity,
-            store=parts.store,
-            topics=parts.topics,
-            groups=parts.groups,
-            clients=parts.clients,
-            filters=parts.filters,
-            offsets=parts.offsets,
-            long_polling=parts.long_polling,
-            clock=clock,
-        )
-        others = (
-            SendBackHandlers(
-                settings,
-                identity,
-                store=parts.store,
-                topics=parts.topics,
-                groups=parts.groups,
-                schedule=parts.schedule,
-                durability=parts.durability,
-            ),
-            ReplyHandlers(
-                settings,
-                identity,
-                store=parts.store,
-                topics=parts.topics,
-                clients=parts.clients,
-                durability=parts.durability,
-                clock=clock,
-            ),
-            OffsetHandlers(store=parts.store, topics=parts.topics, groups=parts.groups, offsets=parts.offsets),
-            QueryHandlers(settings, store=parts.store),
-            ClientHandlers(
-                settings,
-                clients=parts.clients,
-                groups=parts.groups,
-                topics=parts.topics,
-                queue_locks=parts.queue_locks,
-                clock=clock,
-            ),
-            TopicHandlers(
-                topics=parts.topics,
-                offsets=parts.offsets,
-                store=parts.store,
-                admin_addresses=settings.admin_addresses,
-            ),
-            GroupHandlers(
-                groups=parts.groups,
-                clients=parts.clients,
-                offsets=parts.offsets,
-                admin_addresses=settings.admin_addresses,
-                address=self.address,
-            ),
-            ConnectionHandlers(
-                settings,
-                clients=parts.clients,
-                groups=parts.groups,
-                topics=parts.topics,
-                store=parts.store,
-                clock=clock,
-            ),
-            ResetHandlers(
-                settings,
-                store=parts.store,
-                topics=parts.topics,
-                groups=parts.groups,
-                clients=parts.clients,
-                offsets=parts.offsets,
-            ),
-            ProgressHandlers(
-                settings, store=parts.store, topics=parts.topics, clients=parts.clients, offsets=parts.offsets
-            ),
-            RuntimeInfoHandlers(
-                store=parts.store, settings=self._store_settings, store_root=self._store_root, clock=clock
-            ),
-        )
-        for handlers in (send, *others):
+        for handlers in (kind(parts) for kind in (*_HANDLERS, *_MORE_HANDLERS)):
             handlers.register(dispatch)
             handlers.register(vip_dispatch)
-        pull.register(dispatch)
+        PullHandlers(parts).register(dispatch)
 
-    def _start_transactions(self, parts: _Parts, identity: OwnAddress, *dispatches: Dispatch) -> None:
-        """Answer those who decide; on a master also ask those who should."""
-        settings, store_settings, clock = self._settings, self._store_settings, self._clock
-        ops = OpMessages(parts.store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max)
-        handlers = TransactionHandlers(
-            settings,
-            store=parts.store,
-            schedule=parts.schedule,
-            ops=ops,
-            clock=clock,
-            durability=parts.durability,
-            body_bytes_max=store_settings.message_bytes_max,
-        )
-        for dispatch in dispatches:
-            handlers.register(dispatch)
-        if settings.broker_role is BrokerRole.SLAVE:
-            return
-        check_back = CheckBack(
-            settings,
-            store_settings,
-            store=parts.store,
-            topics=parts.topics,
-            offsets=parts.offsets,
-            clients=parts.clients,
-            ops=ops,
-            clock=clock,
-            durability=parts.durability,
-        )
-        self._stops.insert(2, _as_async(ops.write))  # after the ports have closed, before the store does
-        self._run("op messages", _as_async(ops.write), settings.transaction_op_interval_ms / 1000)
+    def _start_check_back(self, parts: Parts) -> None:
+        """Write down what is decided, and ask about what is not."""
+        settings = self._settings
+        check_back = CheckBack(parts)
+        self._stops.insert(2, parts.ops.write)  # after the ports have closed, before the store does
+        self._run("op messages", parts.ops.write, settings.transaction_op_interval_ms / 1000)
         self._run("transaction check", check_back.round, settings.transaction_check_interval_ms / 1000)
-        self._stops.append(_as_async(check_back.stop))
+        self._stops.append(check_back.stop)
 
-    async def _register(self, parts: _Parts, port: int) -> None:
+    async def _register(self, parts: Parts, port: int) -> None:
         settings = self._settings
         if not settings.namesrv_addr:
             _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
@@ -381,9 +282,11 @@ class Broker:
         if self._registration is not None:
             self._registration.topics_changed(topics)
 
-    def _run(
-        self, name: str, work: Callable[[], Awaitable[None]], seconds: float, first_seconds: float | None = None
-    ) -> None:
+    async def _told(self) -> None:
+        if self._registration is not None:
+            await self._registration.settled()
+
+    def _run(self, name: str, work: _Work, seconds: float, first_seconds: float | None = None) -> None:
         """Do some work regularly, first after ``first_seconds``; the broker's stop lets a round under way end."""
         stopping = asyncio.Event()
         task = asyncio.create_task(_repeat(name, work, seconds, first_seconds, stopping), name=name)
@@ -395,40 +298,7 @@ class Broker:
         self._stops.append(stop)
 
 
-@dataclass(slots=True)
-class _Parts:
-    """What an open broker is made of."""
-
-    store: MessageStore
-    topics: TopicTable
-    groups: GroupTable
-    offsets: OffsetTable
-    clients: ClientTable
-    filters: FilterTable
-    long_polling: LongPolling
-    durability: Durability | None
-    queue_locks: QueueLocks
-    schedule: Schedule
-
-    def persist(self) -> None:
-        """Write every table."""
-        for table in (self.topics, self.groups, self.offsets, self.filters):
-            table.persist()
-
-    async def persist_filters(self) -> None:
-        """Write the filter table when it changed."""
-        if self.filters.is_dirty:
-            await asyncio.to_thread(self.filters.write, self.filters.snapshot())
-
-    async def persist_offsets(self) -> None:
-        """Write the offset table when it changed; the disk is waited for in a thread."""
-        if self.offsets.is_dirty:
-            await asyncio.to_thread(self.offsets.write, self.offsets.snapshot())
-
-
-async def _repeat(
-    name: str, work: Callable[[], Awaitable[None]], seconds: float, first_seconds: float | None, stopping: asyncio.Event
-) -> None:
+async def _repeat(name: str, work: _Work, seconds: float, first_seconds: float | None, stopping: asyncio.Event) -> None:
     pause_seconds = seconds if first_seconds is None else first_seconds
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):
@@ -436,13 +306,12 @@ async def _repeat(
             return
         pause_seconds = seconds
         try:
-            await work()
+            await _do(work)
         except Exception:  # noqa: BLE001 - the outer edge of a periodic task: told once, tried again next time
             _log.exception("%s: a round failed", name)
 
 
-def _as_async(function: Callable[[], object]) -> Callable[[], Awaitable[None]]:
-    async def call() -> None:
-        function()
-
-    return call
+async def _do(work: _Work) -> None:
+    done = work()
+    if inspect.isawaitable(done):
+        await done

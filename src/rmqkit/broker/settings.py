@@ -142,8 +142,10 @@ class BrokerSettings(Struct, kw_only=True):
         Setting("channelExpiredTimeout", "ms without a heartbeat after which a client is sent away", low=1, hot=True),
     ] = 120_000
     server_side_reset: Annotated[
-        bool,
-        Setting("useServerSideResetOffset", "move a group's offsets here; false: by asking its clients", hot=True),
+        bool, Setting("useServerSideResetOffset", "move a group's offsets here; false: by asking its clients", hot=True)
+    ] = True
+    force_register: Annotated[
+        bool, Setting("forceRegister", "register regularly even when nothing changed", hot=True)
     ] = True
     compressed_register: Annotated[bool, Setting("compressedRegister", "send registrations compressed", hot=True)] = (
         False
@@ -190,7 +192,7 @@ NOT_BUILT = frozenset(
     controllerAddr delayOffsetUpdateVersionStep disableConsumeIfConsumerReadSlowly
     disappearTimeAfterStart enableAutoInSyncReplicas enableCompaction enableLmq
     enableMultiDispatch enableScheduleAsyncDeliver enableSlaveActingMaster
-    flushCommitLogTimed forceRegister
+    flushCommitLogTimed
     haFlowControlEnable haHousekeepingInterval haMasterAddress haMaxGapNotInSync haSendHeartbeatInterval
     haSlaveFallbehindMax haTransferBatchSize mappedFileSizeTimerLog
     maxHaTransferByteInSecond minInSyncReplicas recallMessageEnable reviveQueueNum

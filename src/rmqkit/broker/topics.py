@@ -31,11 +31,7 @@ class TopicTable:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        settings: BrokerSettings,
-        clock: Clock,
-        on_change: Callable[[list[TopicConfig]], None],
+        self, folder: Path, settings: BrokerSettings, clock: Clock, on_change: Callable[[list[TopicConfig]], None]
     ) -> None:
         self._file = JsonFile(folder / "topics.json")
         self._settings = settings

@@ -14,11 +14,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from rmqkit.errors import RmqError
 
-__all__ = ["start"]
+__all__ = ["app"]
 
 _READY_SECONDS_MAX = 30.0
 _IDLE_SECONDS = 1.0
@@ -28,13 +30,25 @@ BUDGETS = {"standalone": (500, 80), "broker": (400, 80), "namesrv": (400, 80)}
 """Process → ms until ready, MiB resident when idle. Source: design.md §1, promise 7."""
 
 
-def start(*, runs: int, as_json: bool) -> None:
-    """Start each kind of server several times and print how it went."""
+app = typer.Typer(name="bench", help="Measure; every figure also as JSON.", no_args_is_help=True, add_completion=False)
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command()
+def start(
+    runs: Annotated[int, typer.Option(min=1, help="Starts of each process.")] = 5, as_json: _Json = False
+) -> None:
+    """How long standalone, broker and name server take until ready, and their memory when idle."""
     _report("start", {"runs": runs}, [_measure(kind, runs) for kind in BUDGETS], as_json)
 
 
-def wire(*, connections: int, requests: int, as_json: bool) -> None:
-    """Measure the wire and print how it went."""
+@app.command()
+def wire(
+    connections: Annotated[int, typer.Option(min=1, help="Idle connections to hold.")] = 10_000,
+    requests: Annotated[int, typer.Option(min=1, help="Requests through sockets.")] = 100_000,
+    as_json: _Json = False,
+) -> None:
+    """What commands cost to read and write, and requests through sockets; server CPU, not wall time."""
     from rmqkit.cli import wire_figures
 
     wire_figures.allow_connections()
@@ -42,8 +56,14 @@ def wire(*, connections: int, requests: int, as_json: bool) -> None:
     _report("wire", {"connections": connections, "requests": requests}, figures, as_json)
 
 
-def store(*, messages: int, body_bytes: int, directory: Path | None, as_json: bool) -> None:
-    """Measure the store beside the naive way to do the same and print how it went."""
+@app.command()
+def store(
+    messages: Annotated[int, typer.Option(min=256, help="Messages of a round.")] = 50_000,
+    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
+    directory: Annotated[Path | None, typer.Option(help="Where the files lie meanwhile. [default: $TMPDIR]")] = None,
+    as_json: _Json = False,
+) -> None:
+    """What the store puts, dispatches, reads and recovers in a second, beside the naive way to do the same."""
     from rmqkit.cli import store_figures
 
     logging.getLogger("rmqkit").setLevel(logging.ERROR)  # what recovery and the pool warn of is wanted here

@@ -102,20 +102,12 @@ def _encode(message: PutMessage, queue_offset: int, physical_offset: int) -> byt
     topic = message.topic.encode()
     tail = struct.pack(">i", len(message.body)) + message.body + struct.pack(">b", len(topic)) + topic
     tail += struct.pack(">h", len(message.properties)) + message.properties
-    record = struct.pack(">i", 84 + len(tail))
-    record += struct.pack(">i", MAGIC_V1)
-    record += struct.pack(">i", zlib.crc32(message.body) & 0x7FFFFFFF)
-    record += struct.pack(">i", message.queue_id)
-    record += struct.pack(">i", message.flag)
-    record += struct.pack(">q", queue_offset)
-    record += struct.pack(">q", physical_offset)
-    record += struct.pack(">i", message.sys_flag)
-    record += struct.pack(">q", message.born_timestamp)
-    record += message.born_host
-    record += struct.pack(">q", int(time.time() * 1000))
-    record += message.store_host
-    record += struct.pack(">i", message.reconsume_times)
-    record += struct.pack(">q", message.prepared_transaction_offset)
+    crc, now_ms = zlib.crc32(message.body) & 0x7FFFFFFF, int(time.time() * 1000)
+    record = b"".join(struct.pack(">i", n) for n in (84 + len(tail), MAGIC_V1, crc, message.queue_id, message.flag))
+    record += struct.pack(">q", queue_offset) + struct.pack(">q", physical_offset)
+    record += struct.pack(">i", message.sys_flag) + struct.pack(">q", message.born_timestamp) + message.born_host
+    record += struct.pack(">q", now_ms) + message.store_host
+    record += struct.pack(">i", message.reconsume_times) + struct.pack(">q", message.prepared_transaction_offset)
     return record + tail
 
 

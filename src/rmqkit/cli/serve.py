@@ -12,9 +12,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
+import typer
 
 from rmqkit import settings as configuration
 from rmqkit.broker import settings as broker_keys
@@ -25,12 +26,13 @@ from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["broker", "namesrv", "standalone"]
+__all__ = ["app"]
 
 PROMISES = {**broker_keys.PROMISES, **namesrv_keys.PROMISES}
 WITHOUT_EFFECT = broker_keys.WITHOUT_EFFECT | namesrv_keys.WITHOUT_EFFECT
 _TLS: tuple[type[msgspec.Struct], ...] = (ServerTlsSettings, ClientTlsSettings)
 _BROKER: tuple[type[msgspec.Struct], ...] = (BrokerSettings, StoreSettings, AuthenticationSettings, *_TLS)
+_BOTH: tuple[type[msgspec.Struct], ...] = (NamesrvSettings, *_BROKER)
 
 _log = logging.getLogger("rmqkit")
 
@@ -43,91 +45,111 @@ class _Server(Protocol):
 S = TypeVar("S", bound=_Server)
 
 
+app = typer.Typer()
+
+_Config = Annotated[
+    Path | None, typer.Option("-c", "--config", help="Properties file, as Java's broker.conf.", show_default=False)
+]
+_NameServers = Annotated[
+    str | None,
+    typer.Option(
+        "-n",
+        "--name-servers",
+        envvar="NAMESRV_ADDR",
+        help="host:port;host:port of the name servers.",
+        show_default=False,
+    ),
+]
+_Host = Annotated[str | None, typer.Option(help="Address to listen on. [default: 0.0.0.0]")]
+_BrokerPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Broker port; 0 picks a free one. [default: 10911]")
+]
+_StoreFolder = Annotated[Path | None, typer.Option(help="Store directory. [default: ~/store]")]
+_Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Log what happens, not only what goes wrong.")]
+_PrintConfig = Annotated[bool, typer.Option("-p", "--print-config", help="Print the settings and exit.")]
+
+
+@app.command()
 def standalone(
-    *,
-    namesrv_port: int,
-    port: int | None,
-    store: Path | None,
-    host: str,
-    config: Path | None,
-    verbose: bool,
-    print_config: bool,
+    namesrv_port: Annotated[int, typer.Option(min=0, max=65535, help="Name server port; 0 picks a free one.")] = 9876,
+    port: _BrokerPort = None,
+    store: _StoreFolder = None,
+    host: Annotated[str, typer.Option(help="Address to listen on and to tell clients.")] = "127.0.0.1",
+    config: _Config = None,
+    verbose: _Verbose = False,
+    print_config: _PrintConfig = False,
 ) -> None:
-    """Run both until SIGTERM or SIGINT."""
-    _log_to_stderr(verbose)
-    namesrv_settings, broker_settings, store_settings, users, *tls = _load([NamesrvSettings, *_BROKER], config)
+    """Run a name server and a broker in one process, for development."""
+    loaded = namesrv_settings, broker_settings, store_settings, users, *tls = _load(_BOTH, config, verbose=verbose)
     _override(broker_settings, bind_address=host, listen_port=port)
     _override(namesrv_settings, bind_address=host, listen_port=namesrv_port)
     if print_config:
-        _print_settings(namesrv_settings, broker_settings, store_settings, users, *tls)
+        _print_settings(*loaded)
         return
     from rmqkit.standalone import Standalone
 
-    root = _store_root(store, store_settings)
-    server_tls, client_tls = _tls(*tls)
-
-    def make() -> Standalone:
-        return Standalone(
-            root,
-            namesrv=namesrv_settings,
-            broker=broker_settings,
-            store=store_settings,
-            tls=server_tls,
-            client_tls=client_tls,
-            authentication=users,
-        )
-
-    _run(make, lambda both: f"ready namesrv={both.namesrv_address} broker={both.broker_address} store={root}")
+    root, sides = _store_root(store, store_settings), _tls(*tls)
+    settings = {"namesrv": namesrv_settings, "broker": broker_settings, "store": store_settings}
+    _run(
+        lambda: Standalone(root, **settings, authentication=users, **sides),
+        lambda both: f"ready namesrv={both.namesrv_address} broker={both.broker_address} store={root}",
+    )
 
 
+@app.command()
 def broker(
-    *,
-    name_servers: str | None,
-    port: int | None,
-    store: Path | None,
-    host: str | None,
-    config: Path | None,
-    verbose: bool,
-    print_config: bool,
+    name_servers: _NameServers = None,
+    port: _BrokerPort = None,
+    store: _StoreFolder = None,
+    host: _Host = None,
+    config: _Config = None,
+    verbose: _Verbose = False,
+    print_config: _PrintConfig = False,
 ) -> None:
-    """Run a broker until SIGTERM or SIGINT."""
-    _log_to_stderr(verbose)
-    broker_settings, store_settings, users, *tls = _load(_BROKER, config)
+    """Run a broker."""
+    loaded = broker_settings, store_settings, users, *tls = _load(_BROKER, config, verbose=verbose)
     _override(broker_settings, bind_address=host, listen_port=port, namesrv_addr=name_servers)
     if print_config:
-        _print_settings(broker_settings, store_settings, users, *tls)
+        _print_settings(*loaded)
         return
     from rmqkit.broker.server import Broker
 
-    root = _store_root(store, store_settings)
-    server_tls, client_tls = _tls(*tls)
+    root, sides = _store_root(store, store_settings), _tls(*tls)
     _run(
-        lambda: Broker(
-            broker_settings, store_settings, root, tls=server_tls, client_tls=client_tls, authentication=users
-        ),
+        lambda: Broker(broker_settings, store_settings, root, authentication=users, **sides),
         lambda server: f"ready broker={server.address} store={root}",
     )
 
 
-def namesrv(*, port: int | None, host: str | None, config: Path | None, verbose: bool, print_config: bool) -> None:
-    """Run a name server until SIGTERM or SIGINT."""
-    _log_to_stderr(verbose)
-    namesrv_settings, *tls = _load([NamesrvSettings, *_TLS], config)
+@app.command()
+def namesrv(
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one. [default: 9876]")
+    ] = None,
+    host: _Host = None,
+    config: _Config = None,
+    verbose: _Verbose = False,
+    print_config: _PrintConfig = False,
+) -> None:
+    """Run a name server."""
+    loaded = namesrv_settings, *tls = _load((NamesrvSettings, *_TLS), config, verbose=verbose)
     _override(namesrv_settings, bind_address=host, listen_port=port)
     if print_config:
-        _print_settings(namesrv_settings, *tls)
+        _print_settings(*loaded)
         return
     from rmqkit.namesrv.server import NameServer
 
-    server_tls, client_tls = _tls(*tls)
-    _run(
-        lambda: NameServer(namesrv_settings, tls=server_tls, client_tls=client_tls),
-        lambda server: f"ready namesrv={server.address}",
+    sides = _tls(*tls)
+    _run(lambda: NameServer(namesrv_settings, **sides), lambda server: f"ready namesrv={server.address}")
+
+
+def _load(types: Sequence[type[msgspec.Struct]], config: Path | None, *, verbose: bool) -> tuple[Any, ...]:
+    """Settings from a file or the defaults; what the file has and nobody uses is told in the log, which begins here."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-
-
-def _load(types: Sequence[type[msgspec.Struct]], config: Path | None) -> tuple[Any, ...]:
-    """Settings from a file or the defaults; what the file has and nobody uses is told in the log."""
     if config is None:
         return tuple(settings_type() for settings_type in types)
     properties = configuration.read_properties(config)
@@ -147,9 +169,9 @@ def _load(types: Sequence[type[msgspec.Struct]], config: Path | None) -> tuple[A
     return loaded.values
 
 
-def _tls(server: ServerTlsSettings, client: ClientTlsSettings) -> tuple[ServerTls, ClientTls | None]:
+def _tls(server: ServerTlsSettings, client: ClientTlsSettings) -> dict[str, Any]:
     """The TLS sides of listening ports and of connections to name servers."""
-    return ServerTls(server), ClientTls(client) if client.tls_enable else None
+    return {"tls": ServerTls(server), "client_tls": ClientTls(client) if client.tls_enable else None}
 
 
 def _override(settings: msgspec.Struct, **values: Any) -> None:
@@ -163,19 +185,9 @@ def _store_root(option: Path | None, settings: StoreSettings) -> Path:
 
 
 def _print_settings(*settings: msgspec.Struct) -> None:
-    merged: dict[str, str] = {}
-    for one in settings:
-        merged.update(configuration.to_properties(one))
+    merged = {key: text for one in settings for key, text in configuration.to_properties(one).items()}
     for key in sorted(merged):
         print(f"{key}={merged[key]}")
-
-
-def _log_to_stderr(verbose: bool) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
 
 
 def _run(make: Callable[[], S], ready: Callable[[S], str]) -> None:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -25,7 +26,7 @@ from rmqkit.store.findings import Finding, Progress
 from rmqkit.store.scan import need_numpy
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["dump", "rebuild", "repair", "stat", "verify"]
+__all__ = ["app"]
 
 _ROWS = 50
 _BODY_CHARS = 40
@@ -33,8 +34,21 @@ _FILE_WIDTH = 160
 _READ_ONLY_HINT = ", or look at it as it is now with --read-only"
 
 
-def verify(root: Path, *, config: Path | None, read_only: bool, as_json: bool) -> None:
-    """Print what is wrong; exit code 1 when anything is."""
+_HELP = "Look into a store directory without a broker, and repair it."
+app = typer.Typer(name="store", help=_HELP, no_args_is_help=True, add_completion=False)
+_Root = Annotated[Path, typer.Argument(metavar="DIR", help="Store directory (storePathRootDir).")]
+_Config = Annotated[
+    Path | None,
+    typer.Option("-c", "--config", help="broker.conf of the store, for its file sizes.", show_default=False),
+]
+_ReadOnly = Annotated[bool, typer.Option("--read-only", help="Look at a store that a broker holds, as it is now.")]
+_only: Any = partial(typer.Option, show_default=False)
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command()
+def verify(root: _Root, config: _Config = None, read_only: _ReadOnly = False, as_json: _Json = False) -> None:
+    """Check every record, queue entry, extension unit and index chain; exit code 1 when something is damaged."""
     with _one_line_errors(_READ_ONLY_HINT), _progress_bar("verify") as progress:
         report = fsck.verify(root, _settings(config), read_only=read_only, progress=progress)
     if as_json:
@@ -51,8 +65,15 @@ def verify(root: Path, *, config: Path | None, read_only: bool, as_json: bool) -
     _exit(is_sound=report.is_sound)
 
 
-def rebuild(root: Path, *, config: Path | None, queues: bool, index: bool, as_json: bool) -> None:
-    """Make queues or index files anew; prints what was made."""
+@app.command()
+def rebuild(
+    root: _Root,
+    queues: Annotated[bool, typer.Option("--queues", help="Consume queues, with batch and extension files.")] = False,
+    index: Annotated[bool, typer.Option("--index", help="Index files.")] = False,
+    config: _Config = None,
+    as_json: _Json = False,
+) -> None:
+    """Make queues or index files anew from the commit log; a running broker's store is refused."""
     if not (queues or index):
         raise RmqError("nothing to rebuild: say --queues, --index or both")
     with _one_line_errors(), _progress_bar("rebuild") as progress:
@@ -66,8 +87,14 @@ def rebuild(root: Path, *, config: Path | None, queues: bool, index: bool, as_js
         print(f"{root}: {made.records} records, {made.queues} queues and {made.index_files} index files made anew")
 
 
-def repair(root: Path, *, config: Path | None, is_dry_run: bool, as_json: bool) -> None:
-    """Repair a store; prints what was done and what stays, exit code 1 when anything does."""
+@app.command()
+def repair(
+    root: _Root,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    config: _Config = None,
+    as_json: _Json = False,
+) -> None:
+    """Repair what the commit log determines, and name the rest; exit code 1 when something stays damaged."""
     with _one_line_errors(), _progress_bar("repair") as progress:
         need_numpy("repair")
         from rmqkit.store.repair import repair as repair_store
@@ -85,8 +112,9 @@ def repair(root: Path, *, config: Path | None, is_dry_run: bool, as_json: bool) 
     _exit(is_sound=not repaired.remaining)
 
 
-def stat(root: Path, *, config: Path | None, read_only: bool, as_json: bool) -> None:
-    """Print what the log holds; exit code 1 when a part of it cannot be read."""
+@app.command()
+def stat(root: _Root, config: _Config = None, read_only: _ReadOnly = False, as_json: _Json = False) -> None:
+    """Count what the log holds, in all and for each queue."""
     with _one_line_errors(_READ_ONLY_HINT), _progress_bar("stat") as progress:
         found = fsck.stat(root, _settings(config), read_only=read_only, progress=progress)
     if as_json:
@@ -102,20 +130,20 @@ def stat(root: Path, *, config: Path | None, read_only: bool, as_json: bool) -> 
     _exit(is_sound=not found.damaged_bytes)
 
 
+@app.command()
 def dump(
-    root: Path,
-    *,
-    config: Path | None,
-    topic: str | None,
-    queue_id: int | None,
-    begin: str | None,
-    end: str | None,
-    key: str | None,
-    limit: int | None,
-    read_only: bool,
-    as_json: bool,
+    root: _Root,
+    topic: Annotated[str | None, _only(help="Only this topic.")] = None,
+    queue_id: Annotated[int | None, _only("--queue", help="Only this queue id.", min=0)] = None,
+    begin: Annotated[str | None, _only("--from", help="Stored at or after: ms or ISO time.")] = None,
+    end: Annotated[str | None, _only("--to", help="Stored at or before: ms or ISO time.")] = None,
+    key: Annotated[str | None, _only(help="Only messages with this key or unique key.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Most messages. [default: 50; all with --json]")] = None,
+    config: _Config = None,
+    read_only: _ReadOnly = False,
+    as_json: _Json = False,
 ) -> None:
-    """Print messages, one JSON object a line or as a table; exit code 1 when a part of the log cannot be read."""
+    """Print the messages of the log in its order."""
     damage: list[Finding] = []
     count_max = limit if limit is not None or as_json else _ROWS
     shown: list[list[str]] = []

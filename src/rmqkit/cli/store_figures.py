@@ -14,8 +14,9 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rmqkit.protocol.record import pack_host
 from rmqkit.store.consume_queues import ConsumeQueues
 from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
 from rmqkit.store.index_file import MessageIndex
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.scan import Records, crc_matches, walk
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
@@ -44,6 +45,7 @@ _WAIT_SECONDS = 30.0
 
 Work = Callable[[], int]
 """Does something and returns how many times."""
+Figures = Iterator[dict[str, Any]]
 
 
 def measure(*, messages: int, body_bytes: int, directory: Path | None) -> list[dict[str, Any]]:
@@ -60,7 +62,6 @@ def measure(*, messages: int, body_bytes: int, directory: Path | None) -> list[d
 
 class _Bench:
     def __init__(self, root: Path, count: int, body_bytes: int) -> None:
-        self._root = root
         self._count = count
         body = random.Random(_SEED).randbytes(body_bytes)
         keys = (b"%08X%04X" % (0x1234_0000 + i // 16, i & 0xFFFF) for i in range(count))
@@ -73,83 +74,43 @@ class _Bench:
         self._names = (root / str(number) for number in range(1 << 30))
 
     @contextmanager
-    def _store(self, **settings: Any) -> Iterator[MessageStore]:
-        store = MessageStore(next(self._names), StoreSettings(**({"message_index_enable": False} | settings)))
-        store.open()
-        try:
+    def _store(self, on_durable: Any = None, **settings: Any) -> Iterator[MessageStore]:
+        store_settings = StoreSettings(message_index_enable=False, **settings)
+        with closing(MessageStore(next(self._names), store_settings, on_durable=on_durable)) as store:
+            store.open()
             yield store
-        finally:
-            store.close()
 
-    @contextmanager
-    def _naive(self) -> Iterator[NaiveStore]:
-        store = NaiveStore(next(self._names))
-        try:
-            yield store
-        finally:
-            store.close()
+    def _naive(self) -> closing[NaiveStore]:
+        return closing(NaiveStore(next(self._names)))
 
-    # ---- puts
-
-    def _put_all(self, store: MessageStore) -> int:
-        for message in self._messages:
-            assert store.put(message).status is PutStatus.OK
+    def _put(self, put: Callable[[PutMessage], PutResult | None], messages: Sequence[PutMessage]) -> int:
+        for message in messages:
+            done = put(message)
+            assert done is None or done.status is PutStatus.OK
         return self._count
 
-    def puts(self) -> Iterator[dict[str, Any]]:
-        def put_batches(store: MessageStore) -> int:
-            for batch in self._batches:
-                assert store.put_batch(batch).status is PutStatus.OK
-            return self._count
+    def puts(self) -> Figures:
+        def put_all(store: MessageStore | NaiveStore) -> Work:
+            return partial(self._put, store.put, self._messages)
 
-        def put_naively(store: NaiveStore) -> int:
-            for message in self._messages:
-                store.put(message)
-            return self._count
-
-        def put_batches_naively(store: NaiveStore) -> int:
-            for batch in self._batches:
-                store.put_batch(batch)
-            return self._count
+        def put_batches(store: MessageStore | NaiveStore) -> Work:
+            return partial(self._put, store.put_batch, self._batches)
 
         with self._store() as ours, self._naive() as naive:
-            yield _figure("put", "messages/s", lambda: self._put_all(ours), lambda: put_naively(naive), 120_000)
-            yield _figure(
-                f"put in batches of {_BATCH}",
-                "messages/s",
-                lambda: put_batches(ours),
-                lambda: put_batches_naively(naive),
-                400_000,
-            )
+            yield _figure("put", put_all(ours), put_all(naive), 120_000)
+            yield _figure(f"put in batches of {_BATCH}", put_batches(ours), put_batches(naive), 400_000)
         with self._store(transient_store_pool=True) as ours, self._naive() as naive:
-            yield _figure(
-                "put, transient store pool",
-                "messages/s",
-                lambda: self._put_all(ours),
-                lambda: put_naively(naive),
-                120_000,
-            )
+            yield _figure("put, transient store pool", put_all(ours), put_all(naive), 120_000)
 
-    def synchronous_puts(self) -> Iterator[dict[str, Any]]:
+    def synchronous_puts(self) -> Figures:
         """Puts that wait for the disk: many waiters share a flush, one has each to itself."""
-        alone = min(self._count, _ALONE_MAX)
-
-        def put_alone(store: NaiveStore) -> int:
-            for message in self._messages[:alone]:
-                store.put(message, sync=True)
-            return alone
-
+        alone = self._messages[:_ALONE_MAX]
         is_durable = threading.Event()
-        store = MessageStore(
-            next(self._names),
-            StoreSettings(message_index_enable=False, flush_disk_type=FlushDiskType.SYNC_FLUSH),
-            on_durable=lambda offset, error: is_durable.set(),
-        )
 
-        def put_waiting(waiters: int, count: int) -> int:
+        def put_waiting(store: MessageStore, waiters: int, messages: Sequence[PutMessage]) -> int:
             """Puts of so many producers, each of which waits for its message before it sends the next."""
             waiting: deque[int] = deque()
-            for message in self._messages[:count]:
+            for message in messages:
                 waiting.append(store.put(message).end_offset)
                 store.request_flush()
                 while len(waiting) >= waiters:
@@ -159,40 +120,29 @@ class _Bench:
                     while waiting and waiting[0] <= store.durable_offset:
                         waiting.popleft()
                     store.dispatch()
-            return count
+            return len(messages)
 
-        store.open()
-        try:
-            with self._naive() as naive:
-                figure = _figure(
-                    f"put, SYNC_FLUSH, {_WAITERS} waiters",
-                    "messages/s",
-                    lambda: put_waiting(_WAITERS, min(self._count, _WAITERS * 40)),
-                    lambda: put_alone(naive),
-                    clock=time.perf_counter_ns,
-                )
-                with self._store() as unhurried:
-                    start = time.perf_counter()
-                    put_rate = self._put_all(unhurried) / (time.perf_counter() - start)
-                figure["target"] = round(min(20 * figure["naive"], 0.6 * put_rate))
-                yield figure
-                yield _figure(
-                    "put, SYNC_FLUSH, one waiter",
-                    "messages/s",
-                    lambda: put_waiting(1, alone),
-                    lambda: put_alone(naive),
-                    clock=time.perf_counter_ns,
-                )
-        finally:
-            store.close()
+        def put_naively(naive: NaiveStore) -> int:
+            for message in alone:
+                naive.put(message, sync=True)
+            return len(alone)
 
-    # ---- dispatch
+        with self._store() as unhurried:
+            start = time.perf_counter()
+            put_rate = self._put(unhurried.put, self._messages) / (time.perf_counter() - start)
+        sync = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "on_durable": lambda offset, error: is_durable.set()}
+        with self._store(**sync) as ours, self._naive() as naive:
+            many = partial(put_waiting, ours, _WAITERS, self._messages[: _WAITERS * 40])
+            one, naively = partial(put_waiting, ours, 1, alone), partial(put_naively, naive)
+            figure = _figure(f"put, SYNC_FLUSH, {_WAITERS} waiters", many, naively, waits=True)
+            yield figure | {"target": round(min(20 * figure["naive"], 0.6 * put_rate))}
+            yield _figure("put, SYNC_FLUSH, one waiter", one, naively, waits=True)
 
-    def dispatch(self) -> Iterator[dict[str, Any]]:
+    def dispatch(self) -> Figures:
         """From the facts of a stored record to its queue entry, and to the index."""
         size = 200 + len(self._messages[0].body)
 
-        def dispatch_all(*, index: bool) -> int:
+        def dispatch_all(index: bool) -> int:
             root = next(self._names)
             keys = MessageIndex(root / "index", 5_000_000, 20_000_000, tags_as_keys=False) if index else None
             queues = ConsumeQueues(root, StoreSettings())
@@ -211,30 +161,21 @@ class _Bench:
             queues.close()
             return self._count
 
-        def dispatch_naively(*, index: bool) -> int:
+        def dispatch_naively(index: bool) -> int:
             with self._naive() as naive:
                 for i, message in enumerate(self._messages):
                     naive.dispatch(message.topic, message.queue_id, i * size, size, message.properties, index=index)
             return self._count
 
         for what, index, target in (("queue only", False, 300_000), ("queue and unique key", True, 120_000)):
-            yield _figure(
-                f"dispatch, {what}",
-                "messages/s",
-                lambda index=index: dispatch_all(index=index),  # type: ignore[misc]
-                lambda index=index: dispatch_naively(index=index),  # type: ignore[misc]
-                target,
-            )
+            works = partial(dispatch_all, index), partial(dispatch_naively, index)
+            yield _figure(f"dispatch, {what}", *works, target)
 
-    # ---- reads
-
-    def reads(self) -> Iterator[dict[str, Any]]:
-        in_queue = self._count // _QUEUES
-        starts = range(0, in_queue - _PULL, _PULL // 2)
+    def reads(self) -> Figures:
+        starts = range(0, self._count // _QUEUES - _PULL, _PULL // 2)
         with self._store() as ours, self._naive() as naive:
-            for message in self._messages:
-                ours.put(message)
-                naive.put(message)
+            self._put(ours.put, self._messages)
+            self._put(naive.put, self._messages)
 
             def get() -> int:
                 for start in starts:
@@ -246,46 +187,24 @@ class _Bench:
                     assert len(naive.get(_TOPIC, 0, start, _PULL)) == _PULL
                 return len(starts) * _PULL
 
-            yield _figure(f"get {_PULL} by queue offset", "messages/s", get, get_naively, 1_000_000)
+            yield _figure(f"get {_PULL} by queue offset", get, get_naively, 1_000_000)
 
-    # ---- whole logs
-
-    def walks(self) -> Iterator[dict[str, Any]]:
+    def walks(self) -> Figures:
         """Walks over a whole log, and the recovery of a store that was not closed in order."""
         with self._store() as store:
-            root = store.root
-            for message in self._messages:
-                store.put(message)
-            end = store.max_physical_offset
-        path = root / "commitlog" / f"{0:020d}"
+            self._put(store.put, self._messages)
+            root, end = store.root, store.max_physical_offset
         with (
-            path.open("rb") as file,
+            (root / "commitlog" / f"{0:020d}").open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log,
             memoryview(log) as view,
         ):
-            yield from self._walks(log, view, end)
+            verify = partial(_verify, log, end)
+            naively = partial(naive_walk, view, end)
+            yield _figure("verify walker", verify, lambda: naively()[0], 1_000_000, unit="records/s")
+            works = partial(verify, check_crc=True), lambda: naively(check_crc=True)[1]
+            yield _figure("verify walker with CRC", *works, 1_000_000_000, unit="body bytes/s")
             yield self._recovery(root, view, end)
-
-    def _walks(self, log: mmap.mmap, view: memoryview, end: int) -> Iterator[dict[str, Any]]:
-        def verify(*, check_crc: bool) -> int:
-            count = body_bytes = 0
-            for records in walk(log, 0, 0, end):
-                assert isinstance(records, Records), "nothing is damaged"
-                assert not check_crc or crc_matches(records).all()
-                count += len(records)
-                body_bytes += int(records.body_bytes.sum())
-            return body_bytes if check_crc else count
-
-        yield _figure(
-            "verify walker", "records/s", lambda: verify(check_crc=False), lambda: naive_walk(view, end)[0], 1_000_000
-        )
-        yield _figure(
-            "verify walker with CRC",
-            "body bytes/s",
-            lambda: verify(check_crc=True),
-            lambda: naive_walk(view, end, check_crc=True)[1],
-            1_000_000_000,
-        )
 
     def _recovery(self, root: Path, view: memoryview, end: int) -> dict[str, Any]:
         """A start after a crash that left no checkpoint: the whole log is checked and dispatched again."""
@@ -293,10 +212,9 @@ class _Bench:
         def recover() -> int:
             (root / "abort").touch()
             (root / "checkpoint").unlink(missing_ok=True)
-            store = MessageStore(root, StoreSettings(message_index_enable=False))
-            store.open()
-            assert store.max_physical_offset == end
-            store.close()
+            with closing(MessageStore(root, StoreSettings(message_index_enable=False))) as store:
+                store.open()
+                assert store.max_physical_offset == end
             return end
 
         def recover_naively() -> int:
@@ -305,7 +223,18 @@ class _Bench:
             return end
 
         what = "recovery without checkpoint"
-        return _figure(what, "bytes/s", recover, recover_naively, 1_000_000_000, clock=time.perf_counter_ns)
+        return _figure(what, recover, recover_naively, 1_000_000_000, unit="bytes/s", waits=True)
+
+
+def _verify(log: mmap.mmap, end: int, *, check_crc: bool = False) -> int:
+    """The records of a log, or the bytes of their bodies when these are checked."""
+    count = body_bytes = 0
+    for records in walk(log, 0, 0, end):
+        assert isinstance(records, Records), "nothing is damaged"
+        assert not check_crc or crc_matches(records).all()
+        count += len(records)
+        body_bytes += int(records.body_bytes.sum())
+    return body_bytes if check_crc else count
 
 
 def _message(queue_id: int, body: bytes, properties: bytes) -> PutMessage:
@@ -313,9 +242,10 @@ def _message(queue_id: int, body: bytes, properties: bytes) -> PutMessage:
 
 
 def _figure(
-    what: str, unit: str, ours: Work, naive: Work, target: int = 0, *, clock: Callable[[], int] = time.thread_time_ns
+    what: str, ours: Work, naive: Work, target: int = 0, *, unit: str = "messages/s", waits: bool = False
 ) -> dict[str, Any]:
-    """Both rates of a piece of work; ``times`` says how much faster ours is."""
+    """Both rates of a piece of work, of that which waits by the clock; ``times`` says how much faster ours is."""
+    clock = time.perf_counter_ns if waits else time.thread_time_ns
     rates: dict[str, float] = {"ours": 0.0, "naive": 0.0}
     for _ in range(_ROUNDS):
         for name, work in (("ours", ours), ("naive", naive)):
@@ -329,5 +259,5 @@ def _figure(
         "times": round(rates["ours"] / rates["naive"], 1),
         "target": target,
         "unit": unit,
-        "clock": "CPU" if clock is time.thread_time_ns else "wall",
+        "clock": "wall" if waits else "CPU",
     }

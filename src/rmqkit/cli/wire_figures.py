@@ -30,8 +30,8 @@ _CHUNK_FRAMES = 64
 _REPEATS = 5
 _ECHO = 1
 _BODY = bytes(128)
-_MIB = 1 << 20
 
+_PROPERTIES = "UNIQ_KEY\x017F00000100002A139A5A0C7D8A7B0001\x02WAIT\x01true\x02TAGS\x01TagA\x02KEYS\x01order-1\x02"
 _SEND = SendMessageV2Request(
     "producer-group",
     "TopicTest",
@@ -41,7 +41,7 @@ _SEND = SendMessageV2Request(
     0,
     1_700_000_000_000,
     0,
-    "UNIQ_KEY\x017F00000100002A139A5A0C7D8A7B0001\x02WAIT\x01true\x02TAGS\x01TagA\x02KEYS\x01order-1\x02",
+    _PROPERTIES,
     0,
     False,
     None,

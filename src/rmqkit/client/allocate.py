@@ -7,16 +7,26 @@ first, second, third client  012, 345, 67  036, 147, 25
 ===========================  ============  ====================
 
 A strategy is a function of sorted queues, sorted client ids and one's own id; all clients of a group must use the
-same one. Source: behaviour.md §8.4, §8.5.
+same one. Some are made by a function that takes what they need to know. Source: behaviour.md §8.4, §8.5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
 
 from rmqkit.protocol.bodies.clients import MessageQueue
 
-__all__ = ["Allocate", "averagely", "averagely_by_circle"]
+__all__ = [
+    "Allocate",
+    "averagely",
+    "averagely_by_circle",
+    "configured",
+    "consistent_hash",
+    "machine_room",
+    "machine_room_nearby",
+]
 
 Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
 
@@ -36,3 +46,71 @@ def averagely_by_circle(queues: Sequence[MessageQueue], client_ids: Sequence[str
     if own_id not in client_ids:
         return []
     return list(queues[client_ids.index(own_id) :: len(client_ids)])
+
+
+def configured(own_queues: Collection[MessageQueue]) -> Allocate:
+    """These queues, whoever else is there (CONFIG); the operator sees to it that every queue has one client."""
+
+    def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
+        return [queue for queue in queues if queue in own_queues]
+
+    return allocate
+
+
+def machine_room(rooms: Collection[str]) -> Allocate:
+    """Only queues of brokers named ``room@broker`` with one of these rooms: equal blocks, then the rest one by one
+    (MACHINE_ROOM)."""
+
+    def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
+        if own_id not in client_ids:
+            return []
+        parted = [(queue, queue.broker_name.split("@")) for queue in queues]
+        eligible = [queue for queue, parts in parted if len(parts) == 2 and parts[0] in rooms]
+        index, each = client_ids.index(own_id), len(eligible) // len(client_ids)
+        rest = eligible[each * len(client_ids) :]
+        return eligible[index * each : (index + 1) * each] + rest[index : index + 1]
+
+    return allocate
+
+
+def machine_room_nearby(
+    inner: Allocate, *, room_of_broker: Callable[[str], str], room_of_client: Callable[[str], str]
+) -> Allocate:
+    """A room's queues among the room's clients, those of rooms without clients among all (MACHINE_ROOM_NEARBY)."""
+
+    def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
+        if own_id not in client_ids:
+            return []
+        own_room = room_of_client(own_id)
+        neighbours = [client_id for client_id in client_ids if room_of_client(client_id) == own_room]
+        inhabited = {room_of_client(client_id) for client_id in client_ids}
+        by_room: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            by_room.setdefault(room_of_broker(queue.broker_name), []).append(queue)
+        allocated = inner(by_room.get(own_room, []), neighbours, own_id)
+        for room in sorted(by_room.keys() - inhabited):
+            allocated += inner(by_room[room], client_ids, own_id)
+        return allocated
+
+    return allocate
+
+
+def consistent_hash(virtual_nodes: int = 10) -> Allocate:
+    """The client whose point on a ring follows the queue's (CONSISTENT_HASH): few queues move when clients come or go.
+    Every client has ``virtual_nodes`` points."""
+
+    def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
+        points = {_ring_hash(f"{one}-{i}"): one for one in client_ids for i in range(virtual_nodes)}
+        ring = sorted(points)
+
+        def owner(queue: MessageQueue) -> str:
+            key = f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+            return points[ring[bisect_left(ring, _ring_hash(key)) % len(ring)]]
+
+        return [queue for queue in queues if owner(queue) == own_id] if own_id in client_ids else []
+
+    return allocate
+
+
+def _ring_hash(key: str) -> int:
+    return int.from_bytes(hashlib.md5(key.encode(), usedforsecurity=False).digest()[:4], "big")

@@ -12,21 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.errors import PeerRefused
-from rmqkit.protocol.bodies.clients import (
-    CheckClientBody,
-    ConsumerIds,
-    HeartbeatData,
-    MessageQueue,
-    SubscriptionData,
-)
+from rmqkit.protocol.bodies.clients import CheckClientBody, ConsumerIds, HeartbeatData, MessageQueue, SubscriptionData
+from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Body, Command, decode_header, request
+from rmqkit.protocol.command import Command, decode_header, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.clients import (
-    ConsumerGroupRequest,
-    ConsumerSendBackRequest,
-    UnregisterClientRequest,
-)
+from rmqkit.protocol.headers.brokers import RecallMessageRequest, RecallMessageResponse
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest, ConsumerSendBackRequest, UnregisterClientRequest
 from rmqkit.protocol.headers.offsets import (
     OffsetResponse,
     QueryConsumerOffsetRequest,
@@ -35,6 +27,7 @@ from rmqkit.protocol.headers.offsets import (
     UpdateConsumerOffsetRequest,
 )
 from rmqkit.protocol.headers.pull import PullMessageRequest, PullMessageResponse
+from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
 
 __all__ = ["OFFSET_TIMEOUT_MS", "SEND_BACK_TIMEOUT_MS", "BrokerCalls", "PullStatus", "Pulled"]
@@ -72,11 +65,7 @@ class Pulled(Struct):
 
 
 class BrokerCalls:
-    """Requests to brokers by address.
-
-    Args:
-        timeout_ms: for requests about groups and queues.
-    """
+    """Requests to brokers by address; ``timeout_ms`` is for those about groups and queues."""
 
     def __init__(self, remoting: RemotingClient, timeout_ms: float) -> None:
         self._remoting = remoting
@@ -103,7 +92,20 @@ class BrokerCalls:
     async def consumer_ids(self, address: str, group: str) -> list[str]:
         """GET_CONSUMER_LIST_BY_GROUP: the client ids of a group. Raises BodyError: the list cannot be read."""
         answer = await self._ask(address, request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequest(group)))
-        return decode_as(_bytes(answer), ConsumerIds).consumer_id_list
+        return decode_as(answer.payload, ConsumerIds).consumer_id_list
+
+    async def lock_queues(
+        self, address: str, group: str, client_id: str, queues: list[MessageQueue]
+    ) -> set[MessageQueue]:
+        """LOCK_BATCH_MQ: have queues for this client alone; which of them it has. Raises BodyError: as above."""
+        body = LockBody(client_id=client_id, consumer_group=group, queues=queues)
+        command = request(RequestCode.LOCK_BATCH_MQ, body=msgspec.json.encode(body))
+        return set(decode_as((await self._ask(address, command)).payload, LockedQueues).queues)
+
+    async def unlock_queues(self, address: str, group: str, client_id: str, queues: list[MessageQueue]) -> None:
+        """UNLOCK_BATCH_MQ: give them back."""
+        body = LockBody(client_id=client_id, consumer_group=group, queues=queues)
+        await self._ask(address, request(RequestCode.UNLOCK_BATCH_MQ, body=msgspec.json.encode(body)))
 
     async def committed_offset(self, address: str, group: str, queue: MessageQueue) -> int | None:
         """QUERY_CONSUMER_OFFSET: where a group is in a queue; None when the broker has no offset of it."""
@@ -144,6 +146,17 @@ class BrokerCalls:
         command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         expect_success(await self._remoting.call(address, command, SEND_BACK_TIMEOUT_MS), address)
 
+    async def end_transaction(self, address: str, header: EndTransactionRequest, remark: str | None) -> None:
+        """END_TRANSACTION: how a transaction ended; not answered. The broker asks again when it gets lost."""
+        command = request(RequestCode.END_TRANSACTION, header, one_way=True)
+        command.remark = remark
+        await self._remoting.send_one_way(address, command, self._timeout_ms)
+
+    async def recall(self, address: str, header: RecallMessageRequest) -> str:
+        """RECALL_MESSAGE: the unique key of the message that will not be delivered."""
+        answer = await self._ask(address, request(RequestCode.RECALL_MESSAGE, header))
+        return decode_header(answer, RecallMessageResponse).msg_id
+
     async def pull(self, address: str, header: PullMessageRequest, timeout_ms: float) -> Pulled:
         """PULL_MESSAGE. Raises HeaderError: the numbers of the answer cannot be read."""
         answer = await self._remoting.call(address, request(RequestCode.PULL_MESSAGE, header), timeout_ms)
@@ -157,7 +170,7 @@ class BrokerCalls:
             numbers.min_offset,
             numbers.max_offset,
             numbers.suggest_which_broker_id,
-            _bytes(answer),
+            answer.payload,
         )
 
     async def _ask(self, address: str, command: Command) -> Command:
@@ -166,9 +179,3 @@ class BrokerCalls:
     async def _offset(self, address: str, code: int, header: Struct) -> int:
         answer = await self._ask(address, request(code, header))
         return decode_header(answer, OffsetResponse).offset
-
-
-def _bytes(answer: Command) -> bytes:
-    body: Body | list[Body] = answer.body
-    assert isinstance(body, bytes), "the splitter gives bodies as bytes"
-    return body

@@ -1,4 +1,4 @@
-"""Running handlers on pulled messages, and what becomes of a message after (``ConsumeMessageConcurrentlyService``).
+"""Running handlers on pulled messages, and what becomes of messages after (``ConsumeMessageConcurrentlyService``).
 
 ==========================  ==================================================================================
 a handler …                 then
@@ -11,39 +11,65 @@ raises                      the broker is asked to deliver it again later (CONSU
 runs longer than 15 min     as if it had raised; its outcome does not matter any more
 ==========================  ==================================================================================
 
-A fixed number of workers takes messages in the order they were pulled; nothing is started per message. A coroutine
-function runs on the loop, a plain function in a thread. Loop only. Source: behaviour.md §8.8, remoting.md §9.5.
+A handler of batches has all of them fail together, unless `ConsumeLater` names those that did. In broadcasting nothing
+comes again: what failed is logged. A fixed number of workers takes messages in the order they were pulled; nothing is
+started per message. A coroutine function runs on the loop, a plain function in a thread.
+Loop only. Source: behaviour.md §8.8, remoting.md §9.5.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
+import itertools
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-from rmqkit.client.offsets import GroupOffsets
+from msgspec import Struct
+
+from rmqkit.client.offsets import Offsets
 from rmqkit.client.outgoing import outgoing_retry
 from rmqkit.client.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.sender import Sender
 from rmqkit.client.settings import ProducerSettings, PushConsumerSettings
 from rmqkit.client.tasks import Tasks
-from rmqkit.errors import RmqError
+from rmqkit.errors import ClientError, RmqError
 from rmqkit.protocol import properties as names
+from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX
 
-__all__ = ["AsyncHandler", "ConsumeLater", "Consuming", "Handler", "HandlerOf"]
+__all__ = [
+    "BatchHandler",
+    "ConsumeLater",
+    "Consuming",
+    "Handler",
+    "Listener",
+    "ListenerOf",
+    "log_failure",
+    "restore_topic",
+]
 
 Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
-AsyncHandler = Callable[[ReceivedMessage], Awaitable[object]]
-HandlerOf = Callable[[str], AsyncHandler | None]
-"""The handler of a topic; None when messages of it are taken by `Consuming.next`."""
+BatchHandler = Callable[[list[ReceivedMessage]], Awaitable[object] | object]
+
+
+class Listener(Struct):
+    """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max``."""
+
+    call: Callable[[Any], Awaitable[object]]
+    batch_max: int | None = None
+
+
+ListenerOf = Callable[[str], Listener | None]
+"""Who listens to a topic; None when messages of it are taken by `Consuming.next`."""
 
 _TO_DEAD_LETTERS = -1
 _RETRIES_MAX = 16
@@ -53,39 +79,42 @@ _INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
 
 _log = logging.getLogger(__name__)
 _Item = tuple[ProcessQueue, ReceivedMessage]
+_at_work: contextvars.ContextVar[Consuming | None] = contextvars.ContextVar("_at_work", default=None)
 
 
 class ConsumeLater(Exception):
-    """A handler raises this to choose when it gets the message again.
+    """A handler raises this to choose when it gets messages again.
+    ``delay_level``: 1 to 18 for the broker's delay levels, 0 lets the broker choose, -1 for the dead letters.
+    ``messages`` are those of a batch that come again, None for all; the others are consumed. In ordered consumption the
+    queue stands still from the first of them on, and only -1 makes a difference."""
 
-    Args:
-        delay_level: 1 to 18 for the broker's delay levels, 0 lets the broker choose, -1 for the dead letters.
-    """
-
-    def __init__(self, delay_level: int = 0) -> None:
-        super().__init__(f"message is to be consumed again at delay level {delay_level}")
+    def __init__(self, delay_level: int = 0, messages: Collection[ReceivedMessage] | None = None) -> None:
+        super().__init__(f"to be consumed again at delay level {delay_level}")
         self.delay_level = delay_level
+        self.messages = messages
 
 
 class Consuming:
     """The workers of one push consumer."""
 
+    _is_ordered = False
+
     def __init__(
         self,
         runtime: ClientRuntime,
         group: str,
-        offsets: GroupOffsets,
+        offsets: Offsets,
         settings: PushConsumerSettings,
-        handler_of: HandlerOf,
+        listener_of: ListenerOf,
     ) -> None:
         self._runtime = runtime
         self._group = group
         self._offsets = offsets
         self._settings = settings
-        self._handler_of = handler_of
+        self._listener_of = listener_of
         self._retries_max = _RETRIES_MAX if settings.retries_max < 0 else settings.retries_max
         self._resend = Sender(runtime, _INNER_PRODUCER, ProducerSettings())
-        self._ready: asyncio.Queue[_Item] = asyncio.Queue()
+        self._ready: asyncio.Queue[tuple[ProcessQueue, list[ReceivedMessage]]] = asyncio.Queue()
         self._taken_by_hand: asyncio.Queue[_Item | None] = asyncio.Queue()
         self._again: set[asyncio.TimerHandle] = set()
         self._tasks = Tasks()
@@ -105,22 +134,40 @@ class Consuming:
         self._taken_by_hand.put_nowait(None)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def on_loop(self, handler: Handler | None) -> AsyncHandler | None:
+    @property
+    def is_at_work_here(self) -> bool:
+        """Whether this is called by one of the handlers, directly or through what it started."""
+        return _at_work.get() is self
+
+    def on_loop(self, handler: Handler | BatchHandler | None, batch_max: int | None = None) -> Listener | None:
         """A handler as the workers call it: a coroutine function as it is, any other callable in a thread."""
         if handler is None:
             return None
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-            return cast("AsyncHandler", handler)
-        return functools.partial(self._in_thread, handler)
+            return Listener(cast("Callable[[Any], Awaitable[object]]", handler), batch_max)
+        return Listener(functools.partial(self._in_thread, handler), batch_max)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Have messages handled that the process queue holds."""
         for message in messages:
-            original = message.properties.get(names.RETRY_TOPIC)
-            if original is not None and message.topic.startswith(RETRY_PREFIX):
-                message.topic = original
-            ready = self._taken_by_hand if self._handler_of(message.topic) is None else self._ready
-            ready.put_nowait((process_queue, message))
+            restore_topic(message)
+        for topic, some in itertools.groupby(messages, key=lambda message: message.topic):
+            listener = self._listener_of(topic)
+            if listener is None:
+                for message in some:
+                    self._taken_by_hand.put_nowait((process_queue, message))
+            else:
+                while batch := list(itertools.islice(some, listener.batch_max or 1)):
+                    self._ready.put_nowait((process_queue, batch))
+
+    def passed(self, process_queue: ProcessQueue, offset: int) -> None:
+        """Nothing is under way and nothing before an offset is wanted."""
+        self._offsets.raise_to(process_queue.queue, offset)
+
+    async def unreadable(self, message: ReceivedMessage) -> None:
+        """A body cannot be unpacked: to the dead letters. Raises RemotingError, PeerRefused: it is not there."""
+        if not self._settings.is_broadcasting:
+            await self._send_back(message, _TO_DEAD_LETTERS)
 
     async def next(self) -> _Item | None:
         """The next message of a topic without handler, for `consumed`; None when this is closed."""
@@ -132,9 +179,11 @@ class Consuming:
             if not item[0].is_dropped:
                 return item
 
-    def consumed(self, process_queue: ProcessQueue, message: ReceivedMessage) -> None:
-        """A message is done with: let the offset advance."""
-        offset = process_queue.remove(message)
+    def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
+        """Messages are done with: let the offset advance."""
+        offset = NOTHING_HELD
+        for message in messages:
+            offset = process_queue.remove(message)
         if offset != NOTHING_HELD and not process_queue.is_released:
             self._offsets.raise_to(process_queue.queue, offset)
 
@@ -147,12 +196,10 @@ class Consuming:
             return await self._send_to_retry_topic(message)
         return True
 
-    async def to_dead_letters(self, message: ReceivedMessage) -> None:
-        """Have the broker put a message to the group's dead letters. Raises RemotingError, PeerRefused: it did not."""
-        await self._send_back(message, _TO_DEAD_LETTERS)
-
     async def expire(self, process_queue: ProcessQueue) -> None:
         """Send back the messages whose handlers take longer than the consume time-out."""
+        if self._settings.is_broadcasting:
+            return
         oldest_ms = self._runtime.clock.now_ms() - self._settings.consume_timeout_minutes * 60_000
         for message in process_queue.lowest(_EXPIRED_PER_ROUND):
             started_ms = int(message.properties.get(names.CONSUME_START_TIME, "0"))
@@ -163,71 +210,102 @@ class Consuming:
                 return
             self.consumed(process_queue, message)
 
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """Run the handler once, at an operator's wish (code 309); nothing is saved or sent back.
+        Raises ClientError: the topic has no handler."""
+        restore_topic(message)
+        listener = self._listener_of(message.topic)
+        if listener is None:
+            raise ClientError(f"topic {message.topic} has no handler: its messages are iterated")
+        begun = time.perf_counter()
+        error = await self._outcome(listener, [message])
+        result = "CR_SUCCESS"
+        if error is not None:
+            result = "CR_LATER" if isinstance(error, ConsumeLater) else "CR_THROW_EXCEPTION"
+        return ConsumeMessageDirectlyResult(
+            order=self._is_ordered,
+            consume_result=result,
+            remark=None if error is None else f"{type(error).__name__}: {error}",
+            spent_time_mills=round((time.perf_counter() - begun) * 1000.0),
+        )
+
     async def _work(self) -> None:
+        _at_work.set(self)
         while True:
-            process_queue, message = await self._ready.get()
+            process_queue, messages = await self._ready.get()
             if process_queue.is_dropped:
                 continue
             process_queue.handler_starts()
             try:
-                await self._handle(process_queue, message)
+                await self._handle(process_queue, messages)
+            except _ThreadsClosed:
+                pass  # the interpreter is ending: the messages are not consumed
             finally:
                 process_queue.handler_ends()
 
-    async def _handle(self, process_queue: ProcessQueue, message: ReceivedMessage) -> None:
-        message.properties[names.CONSUME_START_TIME] = str(self._runtime.clock.now_ms())
-        handler = self._handler_of(message.topic)
+    async def _handle(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        listener = self._listener_of(messages[0].topic)
+        assert listener is not None, f"messages of topic {messages[0].topic} are taken by hand"
+        self._begin(process_queue, messages)
+        error = await self._outcome(listener, messages)
+        if error is None:
+            self.consumed(process_queue, *messages)
+        else:
+            await self._failed(process_queue, messages, error)
+
+    def _begin(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        process_queue.consumed_ms = now_ms = self._runtime.clock.now_ms()
+        for message in messages:
+            message.properties[names.CONSUME_START_TIME] = str(now_ms)
+
+    async def _outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
+        """What the handler raised, None when it returned."""
         try:
-            assert handler is not None, f"messages of topic {message.topic} are taken by hand"
-            await handler(message)
+            await listener.call(messages[0] if listener.batch_max is None else messages)
         except _ThreadsClosed:
-            return  # the interpreter is ending: the message is not consumed
+            raise
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
-            await self._failed(process_queue, message, error)
-        except Exception as error:  # noqa: BLE001 - the outer edge of a handler: the message is delivered again
-            await self._failed(process_queue, message, error)
-        else:
-            self.consumed(process_queue, message)
+            return error
+        except Exception as error:  # noqa: BLE001 - the outer edge of a handler: the messages are delivered again
+            return error
+        return None
 
-    async def _in_thread(self, handler: Handler, message: ReceivedMessage) -> None:
+    async def _in_thread(self, handler: Handler | BatchHandler, argument: Any) -> None:
+        context = contextvars.copy_context()
         try:
-            running = asyncio.get_running_loop().run_in_executor(self._threads, handler, message)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, handler, argument)
         except RuntimeError as error:
             raise _ThreadsClosed from error
         outcome: Any = await running
         if inspect.isawaitable(outcome):
             await outcome
 
-    async def _failed(self, process_queue: ProcessQueue, message: ReceivedMessage, error: BaseException) -> None:
-        if message not in process_queue or process_queue.is_released:
-            return  # it expired and was sent back, or somebody else has the queue
-        delay_level = error.delay_level if isinstance(error, ConsumeLater) else 0
-        chosen = isinstance(error, ConsumeLater)
-        _log.log(
-            logging.DEBUG if chosen else logging.WARNING,
-            "handler failed on message %s of %s, offset %d in queue %d of %s, time %d",
-            message.msg_id,
-            message.topic,
-            message.queue_offset,
-            message.queue_id,
-            message.broker_name,
-            message.reconsume_times + 1,
-            exc_info=None if chosen else error,
-        )
-        if await self.send_back(message, delay_level):
+    async def _failed(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], error: BaseException) -> None:
+        done, failed = _split(messages, error)
+        self.consumed(process_queue, *done)
+        # One that is not here any more expired and was sent back; or somebody else has the queue.
+        failed = [message for message in failed if message in process_queue and not process_queue.is_released]
+        if not failed:
+            return
+        log_failure(failed, error)
+        level = error.delay_level if isinstance(error, ConsumeLater) else 0
+        await asyncio.gather(*(self._come_again(process_queue, message, level) for message in failed))
+
+    async def _come_again(self, process_queue: ProcessQueue, message: ReceivedMessage, level: int) -> None:
+        if self._settings.is_broadcasting or await self.send_back(message, level):
             self.consumed(process_queue, message)
         else:
             message.reconsume_times += 1
-            self._handle_again(process_queue, message)
+            self._later(self._settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
 
-    def _handle_again(self, process_queue: ProcessQueue, message: ReceivedMessage) -> None:
-        def put() -> None:
+    def _later(self, pause_ms: float, action: Callable[[], None]) -> None:
+        def act() -> None:
             self._again.discard(timer)
-            self._ready.put_nowait((process_queue, message))
+            action()
 
-        timer = asyncio.get_running_loop().call_later(self._settings.local_retry_ms / 1000.0, put)
+        timer = asyncio.get_running_loop().call_later(pause_ms / 1000.0, act)
         self._again.add(timer)
 
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
@@ -251,6 +329,42 @@ class Consuming:
             _log.warning("message %s of %s stays here: %s", message.msg_id, message.topic, error)
             return False
         return True
+
+
+def _split(
+    messages: list[ReceivedMessage], error: BaseException
+) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+    """Those of a batch that are consumed, and those that come again."""
+    if not isinstance(error, ConsumeLater) or error.messages is None:
+        return [], messages
+    again = {id(message) for message in error.messages}
+    return (
+        [message for message in messages if id(message) not in again],
+        [message for message in messages if id(message) in again],
+    )
+
+
+def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
+    first, chosen = failed[0], isinstance(error, ConsumeLater)
+    _log.log(
+        logging.DEBUG if chosen else logging.WARNING,
+        "handler failed on message %s of %s, offset %d in queue %d of %s, time %d%s",
+        first.msg_id,
+        first.topic,
+        first.queue_offset,
+        first.queue_id,
+        first.broker_name,
+        first.reconsume_times + 1,
+        f", and {len(failed) - 1} more" if len(failed) > 1 else "",
+        exc_info=None if chosen else error,
+    )
+
+
+def restore_topic(message: ReceivedMessage) -> None:
+    """A message that comes again has its own topic for handlers."""
+    original = message.properties.get(names.RETRY_TOPIC)
+    if original is not None and message.topic.startswith(RETRY_PREFIX):
+        message.topic = original
 
 
 class _ThreadsClosed(Exception):

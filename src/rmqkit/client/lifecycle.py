@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from types import TracebackType
 from typing import Self
@@ -23,16 +24,10 @@ class _State(enum.Enum):
 
 class Client:
     """A member of a group; started and closed once, best by ``async with``.
-    Raises SettingsError: the group's name is not legal, both or neither of name servers and runtime are given.
 
-    Args:
-        group: the group's name.
-        name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
-        runtime: shares the connections of another client instead; its owner starts and closes it.
-
-    Attributes:
-        group: as given.
-    """
+    ``name_servers`` None takes the environment's ``NAMESRV_ADDR``. ``runtime`` shares the connections of another client
+    instead; its owner starts and closes it.
+    Raises SettingsError: the group's name is not legal, both or neither of name servers and runtime are given."""
 
     _kind = "client"
     _reserved_group = ""
@@ -57,6 +52,7 @@ class Client:
         self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)
         self._state = _State.NEW
         self._is_registered = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to work. Raises ClientError: it was started before; a closed client cannot be started again."""
@@ -74,10 +70,16 @@ class Client:
             raise
 
     async def close(self) -> None:
-        """Finish what is under way, leave the group and let go of the connections; nothing happens twice."""
-        if self._state is _State.CLOSED:
-            return
-        self._state = _State.CLOSED
+        """Finish what is under way, leave the group and let go of the connections; nothing happens twice.
+
+        Called by one of the client's own handlers it returns at once: the handler has to end first."""
+        if self._closing is None:
+            self._state = _State.CLOSED
+            self._closing = asyncio.create_task(self._close(), name=f"closing of {self._described}")
+        if not self._is_in_handler:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         try:
             if self._is_registered:
                 await self._finish()
@@ -102,6 +104,11 @@ class Client:
 
     async def _finish(self) -> None:
         """What a kind of client does to end."""
+
+    @property
+    def _is_in_handler(self) -> bool:
+        """Whether a handler calls that the end of the client has to wait for."""
+        return False
 
     @property
     def _is_started(self) -> bool:

@@ -23,15 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class NameServers:
-    """Asks name servers for routes; loop only.
-
-    Args:
-        addresses: at least one ``host:port``.
-        timeout_ms: for each name server asked.
-
-    Attributes:
-        addresses: as given.
-    """
+    """Asks name servers for routes, at least one, each at most ``timeout_ms``; loop only."""
 
     def __init__(self, addresses: Sequence[str], remoting: RemotingClient, timeout_ms: float) -> None:
         assert addresses, "a client needs a name server"
@@ -42,18 +34,15 @@ class NameServers:
 
     async def route(self, topic: str) -> TopicRoute | None:
         """The route of a topic; None when the name server knows no broker with it.
-
-        Raises:
-            NoRoute: no name server answered.
-            PeerRefused: one answered with something else than a route.
-            BodyError: the route cannot be read.
-        """
+        Raises NoRoute: no name server answered.
+        Raises PeerRefused: one answered with something else than a route.
+        Raises BodyError: the route cannot be read."""
         header = RouteRequest(topic, accept_standard_json_only=True)
         answer, address = await self._ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header))
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
-        body = expect_success(answer, address).body
-        if not body or isinstance(body, list):
+        body = expect_success(answer, address).payload
+        if not body:
             raise PeerRefused(answer.code, f"the route of topic {topic} has no body", address)
         return decode_as(body, TopicRoute)
 

@@ -6,7 +6,7 @@ check              rule
 topic              legal characters, at most 127 of them, not a topic only the broker writes to
 body               bytes, at least one, at most ``maxMessageSize`` (of a batch: all entries together)
 properties         names not reserved, no separator characters, at most 32 767 bytes encoded
-batch              one topic, one ``wait_store``, no retry topic; never compressed
+batch              one topic, one ``wait_store``, no retry topic, no delays; never compressed
 =================  ==============================================================================================
 
 Pure: the unique key and the time are given. Source: behaviour.md §7.3, §7.6, §7.8; remoting.md §7.2, §7.3, §7.5.
@@ -15,11 +15,11 @@ Pure: the unique key and the time are given. Source: behaviour.md §7.3, §7.6, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from rmqkit.client.settings import CompressionType, ProducerSettings
+from rmqkit.client.settings import ProducerSettings
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.batch import BatchEntry, encode_batch
@@ -29,13 +29,16 @@ from rmqkit.protocol.names import FORBIDDEN_TO_SEND, RETRY_PREFIX, retry_topic, 
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
 from rmqkit.protocol.record import COMPRESSED
 
-__all__ = ["Outgoing", "check_topic", "outgoing", "outgoing_batch", "outgoing_retry"]
+__all__ = [
+    "Outgoing",
+    "batch_entry",
+    "check_topic",
+    "outgoing",
+    "outgoing_batch",
+    "outgoing_entries",
+    "outgoing_retry",
+]
 
-_COMPRESSION = {
-    CompressionType.ZLIB: Compression.ZLIB,
-    CompressionType.LZ4: Compression.LZ4,
-    CompressionType.ZSTD: Compression.ZSTD,
-}
 _ZLIB_LEVEL_MAX = 9
 _topic_fault = functools.lru_cache(maxsize=1024)(topic_fault)
 _FIRST_RETRY_LEVEL = 3
@@ -43,12 +46,8 @@ _FIRST_RETRY_LEVEL = 3
 
 class Outgoing(Struct, gc=False):
     """A message, or a batch, as send requests carry it.
-
-    Attributes:
-        msg_id: the unique key; of a batch those of its messages, joined by commas.
-        properties: the property string.
-        reconsume_times, retries_max: only for messages sent to a retry topic.
-    """
+    ``msg_id`` is the unique key, of a batch those of its messages, joined by commas; ``properties`` is the property
+    string; ``reconsume_times`` and ``retries_max`` are only for messages sent to a retry topic."""
 
     topic: str
     body: bytes
@@ -57,15 +56,19 @@ class Outgoing(Struct, gc=False):
     flag: int = 0
     sys_flag: int = 0
     is_batch: bool = False
+    is_reply: bool = False
     reconsume_times: int = 0
     retries_max: int | None = None
 
 
-def outgoing(message: Message, unique_key: str, settings: ProducerSettings) -> Outgoing:
-    """Prepare one message. Raises MessageIllegal: it breaks one of the rules above."""
+def outgoing(
+    message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
+) -> Outgoing:
+    """Prepare one message; ``own`` are properties of RocketMQ that ask something of the broker.
+    Raises MessageIllegal: it breaks one of the rules above."""
     check_topic(message.topic)
     body = _checked_body(message, settings.message_bytes_max)
-    properties = _properties(message, unique_key)
+    properties = _properties(message, unique_key, own)
     sys_flag = 0
     if len(body) >= settings.compress_body_bytes:
         body, sys_flag = _compressed(body, settings)
@@ -80,18 +83,36 @@ def outgoing_batch(
     if not messages:
         raise MessageIllegal("a batch has no messages: give at least one")
     first = messages[0]
-    check_topic(first.topic)
-    if first.topic.startswith(RETRY_PREFIX):
-        raise MessageIllegal(f"a batch cannot be sent to retry topic {first.topic}: send its messages one by one")
-    entries: list[BatchEntry] = []
-    for message, unique_key in zip(messages, unique_keys, strict=True):
+    for message in messages:
         if message.topic != first.topic or message.wait_store != first.wait_store:
             raise MessageIllegal(
                 f"a batch has one topic and one wait_store: found {message.topic}, {message.wait_store} "
                 f"besides {first.topic}, {first.wait_store}"
             )
-        body = _checked_body(message, settings.message_bytes_max)
-        entries.append(BatchEntry(body, _properties(message, unique_key), message.flag))
+    entries = [batch_entry(message, key, settings) for message, key in zip(messages, unique_keys, strict=True)]
+    return outgoing_entries(first, entries, unique_keys, batch_key, settings)
+
+
+def batch_entry(message: Message, unique_key: str, settings: ProducerSettings) -> BatchEntry:
+    """Prepare one message of a batch. Raises MessageIllegal: as `outgoing`, or a batch cannot hold it."""
+    check_topic(message.topic)
+    if message.topic.startswith(RETRY_PREFIX):
+        raise MessageIllegal(f"a batch cannot be sent to retry topic {message.topic}: send its messages one by one")
+    if message.is_delayed:
+        raise MessageIllegal(f"a batch for topic {message.topic} cannot hold delayed messages: send them one by one")
+    body = _checked_body(message, settings.message_bytes_max)
+    return BatchEntry(body, _properties(message, unique_key), message.flag)
+
+
+def outgoing_entries(
+    first: Message,
+    entries: Sequence[BatchEntry],
+    unique_keys: Sequence[str],
+    batch_key: str,
+    settings: ProducerSettings,
+) -> Outgoing:
+    """Prepare the batch of some entries, which go where their first message goes.
+    Raises MessageIllegal: they are too large together."""
     body = encode_batch(entries)
     if len(body) > settings.message_bytes_max:
         over = len(body) - settings.message_bytes_max
@@ -149,9 +170,11 @@ def _checked_body(message: Message, bytes_max: int) -> bytes:
     return body
 
 
-def _properties(message: Message, unique_key: str) -> bytes:
+def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None = None) -> bytes:
     try:
         merged = message.wire_properties()
+        if own is not None:
+            merged.update(own)
         merged[names.UNIQ_KEY] = unique_key
         encoded = encode_properties(merged)
     except ValueError as error:
@@ -166,7 +189,7 @@ def _properties(message: Message, unique_key: str) -> bytes:
 
 def _compressed(body: bytes, settings: ProducerSettings) -> tuple[bytes, int]:
     """The body and sysFlag; a body that would not get smaller stays as it is."""
-    compression = _COMPRESSION[settings.compression]
+    compression = Compression[settings.compression.name]
     level = settings.compression_level
     smaller = compress(body, compression, min(level, _ZLIB_LEVEL_MAX) if compression is Compression.ZLIB else level)
     return (smaller, COMPRESSED | compression) if len(smaller) < len(body) else (body, 0)

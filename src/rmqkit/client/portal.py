@@ -28,11 +28,7 @@ class _Closable(Protocol):
 
 
 class Portal:
-    """A loop thread; every method may be called from any other thread.
-
-    Attributes:
-        process_id: of the process whose thread it is.
-    """
+    """A loop thread of one process; every method may be called from any other thread."""
 
     def __init__(self) -> None:
         self.process_id = os.getpid()

@@ -32,16 +32,10 @@ NOTHING_HELD = -1
 
 
 class ProcessQueue:
-    """One queue's messages under way.
-
-    Args:
-        messages_max, bytes_max, span_max: from which numbers of messages, body bytes and offsets on there is no room.
-
-    Attributes:
-        body_bytes: of all messages here.
-        broker_id: which broker of the name to pull from, as the last answer suggested.
-        is_dropped, is_released: see above.
-    """
+    """One queue's messages under way; ``body_bytes`` is of all of them.
+    From ``messages_max``, ``bytes_max`` or ``span_max`` offsets on there is no room. ``broker_id`` says which broker of
+    the name to pull from, as the last answer suggested; ``is_scheduled`` that a worker has it in hand or soon will
+    (ordered consumption); ``pulled_ms`` and ``consumed_ms`` when it last was, in ms since the epoch, 0 for never."""
 
     def __init__(self, queue: MessageQueue, *, messages_max: int, bytes_max: int, span_max: int) -> None:
         self.queue = queue
@@ -49,8 +43,11 @@ class ProcessQueue:
         self.broker_id = 0
         self.is_dropped = False
         self.is_released = False
-        self._messages_max = messages_max
-        self._bytes_max = bytes_max
+        self.is_scheduled = False
+        self.pulled_ms = self.consumed_ms = 0
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self._is_paused = False
         self._span_max = span_max
         self._messages: dict[int, ReceivedMessage] = {}
         self._offsets: list[int] = []  # a heap; offsets that were removed stay until they come to the top
@@ -68,8 +65,8 @@ class ProcessQueue:
     def has_room(self) -> bool:
         """Whether more may be pulled."""
         return (
-            len(self._messages) < self._messages_max
-            and self.body_bytes < self._bytes_max
+            len(self._messages) < self.messages_max
+            and self.body_bytes < self.bytes_max
             and (not self._offsets or self._last_offset - self._offsets[0] < self._span_max)
         )
 
@@ -100,7 +97,24 @@ class ProcessQueue:
 
     def lowest(self, count: int) -> list[ReceivedMessage]:
         """The messages that hold the offset back, at most ``count``."""
+        if count == 1:
+            return [self._messages[self._offsets[0]]] if self._messages else []
         return [self._messages[offset] for offset in heapq.nsmallest(count, self._messages)]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The lowest offset that is here and the highest that ever was; 0 without any."""
+        return (self._offsets[0], self._last_offset) if self._messages else (0, 0)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is to be pulled or taken in for now."""
+        return self._is_paused
+
+    @is_paused.setter
+    def is_paused(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
+        self._changed.set()
 
     def drop(self) -> None:
         """Start no handler any more."""
@@ -123,7 +137,13 @@ class ProcessQueue:
 
     async def wait_for_room(self) -> None:
         """Until more may be pulled or the queue is dropped."""
-        while not self.has_room and not self.is_dropped:
+        while (self._is_paused or not self.has_room) and not self.is_dropped:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_until_resumed(self) -> None:
+        """Until the queue is not paused, or dropped."""
+        while self._is_paused and not self.is_dropped:
             self._changed.clear()
             await self._changed.wait()
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 
+from rmqkit.client.batching import Batching
 from rmqkit.client.lifecycle import Client
 from rmqkit.client.outgoing import Outgoing, check_topic, outgoing, outgoing_batch
+from rmqkit.client.request_reply import Reply, reply_address
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.selectors import Selector
 from rmqkit.client.sender import Sender, SendResult
 from rmqkit.client.settings import ProducerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import ClientError, MessageIllegal
+from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, ReplyTimedOut
 from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.message import Message
+from rmqkit.protocol.headers.brokers import RecallMessageRequest
+from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.recall import decode_recall_handle
 
 __all__ = ["Producer"]
 
@@ -51,6 +56,7 @@ class Producer(Client):
         self._keys = self._runtime.keys
         self._clock = self._runtime.clock
         self._sender = Sender(self._runtime, group, self.settings)
+        self._announced: set[str] = set()
 
     async def send(
         self,
@@ -63,7 +69,6 @@ class Producer(Client):
         """Send a message and wait until a broker has stored it.
 
         Args:
-            message: what to send.
             timeout_ms: for all tries together; the setting ``send_timeout_ms`` otherwise.
             queue: send there, once.
             selector: chooses the queue (see `rmqkit.client.selectors`), then as above.
@@ -76,7 +81,7 @@ class Producer(Client):
             ClientError: the producer is not started, or the selector chose nothing.
         """
         self._check_started()
-        prepared = outgoing(message, self._keys.next(self._clock.now_ms()), self.settings)
+        prepared = self._prepare(message)
         queue = await self._chosen(prepared, message, queue, selector)
         return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
 
@@ -92,27 +97,114 @@ class Producer(Client):
         Raises MessageIllegal, NoRoute, ClientError: as `send`.
         Raises ConnectFailed: the broker cannot be reached."""
         self._check_started()
-        prepared = outgoing(message, self._keys.next(self._clock.now_ms()), self.settings)
+        prepared = self._prepare(message)
         queue = await self._chosen(prepared, message, queue, selector)
         await self._sender.send_one_way(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
 
     async def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        timeout_ms: float | None = None,
-        queue: MessageQueue | None = None,
+        self, messages: Sequence[Message], *, timeout_ms: float | None = None, queue: MessageQueue | None = None
     ) -> SendResult:
         """Send messages of one topic in one request; they lie one after the other in one queue.
         Raises MessageIllegal: a message breaks a rule, they differ in topic or ``wait_store``, or are too large
         together.
         Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
         self._check_started()
-        now_ms = self._clock.now_ms()
-        unique_keys = [self._keys.next(now_ms) for _ in messages]
-        prepared = outgoing_batch(messages, unique_keys, self._keys.next(now_ms), self.settings)
+        unique_keys = [message.msg_id or self._next_key() for message in messages]
+        prepared = outgoing_batch(messages, unique_keys, self._next_key(), self.settings)
         queue = await self._chosen(prepared, messages[0], queue, None)
         return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
+
+    async def send_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        timeout_ms: float | None = None,
+        selector: Selector | None = None,
+    ) -> list[SendResult]:
+        """Send any number of messages, of any topics, in batches; the results are in the order of the messages.
+
+        Batches are as large as the setting ``batch_bytes`` and go out several at a time; those of a source to be
+        iterated with ``async for`` wait no longer than ``batch_delay_ms`` for their next message. With a selector the
+        messages of a queue keep their order. While too many are under way, no further message is taken.
+        ``timeout_ms`` is for each batch.
+
+        Raises SendManyFailed: some were not sent; it has the result or error of each. Raises ClientError: as `send`.
+        What the source raises ends it: batches under way may or may not be stored then."""
+        self._check_started()
+        timeout_ms = timeout_ms or self.settings.send_timeout_ms
+
+        async def send(prepared: Outgoing, queue: MessageQueue | None) -> SendResult:
+            return await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
+
+        async def choose(message: Message) -> MessageQueue | None:
+            check_topic(message.topic)
+            return await self._chosen(message, message, None, selector)
+
+        chosen = None if selector is None else choose
+        return await Batching(self.settings, send=send, choose=chosen, next_key=self._next_key).send_all(messages)
+
+    async def request(
+        self,
+        message: Message,
+        *,
+        timeout_ms: float | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+    ) -> Reply:
+        """Send a message and wait until a consumer has replied to it.
+
+        ``timeout_ms`` is for both together; other arguments as for `send`.
+        Raises ReplyTimedOut: the message is stored, and nobody has replied.
+        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
+        self._check_started()
+        timeout_ms = timeout_ms or self.settings.send_timeout_ms
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
+            prepared = self._prepare(message, own)
+            queue = await self._chosen(prepared, message, queue, selector)
+            await self._announce(message.topic)
+            await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
+            try:
+                async with asyncio.timeout((deadline_ms - self._clock.monotonic_ms()) / 1000):
+                    return await reply
+            except TimeoutError:
+                raise ReplyTimedOut(message.topic, timeout_ms) from None
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_ms: float | None = None,
+    ) -> SendResult:
+        """Reply to a message that was sent with `request`; call it in a consumer's handler.
+        Raises NotARequest: the message was sent otherwise.
+        Raises SendFailed: who asked is gone, or every try failed otherwise.
+        Raises MessageIllegal, NoRoute, PeerRefused, ClientError: as `send`."""
+        self._check_started()
+        topic, own = reply_address(request)
+        prepared = self._prepare(Message(topic=topic, body=body, properties=dict(properties or {})), own)
+        prepared.is_reply = True
+        return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms)
+
+    async def recall(self, recall_handle: str) -> str:
+        """Call back a message whose time of delivery has not come; returns its ``msg_id``.
+        Raises MessageIllegal: the text is no handle that a `SendResult` had.
+        Raises NoRoute: the broker that has the message is not known.
+        Raises PeerRefused: it refused; it must have ``recallMessageEnable=true``.
+        Raises RemotingError: it did not answer."""
+        self._check_started()
+        try:
+            handle = decode_recall_handle(recall_handle)
+        except HeaderError as error:
+            raise MessageIllegal(str(error)) from None
+        await self._sender.queues(handle.topic)
+        address = self._runtime.routes.address(handle.broker_name)
+        if address is None:
+            raise NoRoute(f"broker {handle.broker_name}, which has the message to recall, is in no route")
+        header = RecallMessageRequest(producer_group=self.group, topic=handle.topic, recall_handle=recall_handle)
+        return await self._runtime.calls.recall(address, header)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues a topic may be sent to.
@@ -128,8 +220,21 @@ class Producer(Client):
     async def _finish(self) -> None:
         await self._runtime.unregister_producer(self.group)
 
+    def _next_key(self) -> str:
+        return self._keys.next(self._clock.now_ms())
+
+    def _prepare(self, message: Message, own: Mapping[str, str] | None = None) -> Outgoing:
+        return outgoing(message, message.msg_id or self._next_key(), self.settings, own)
+
+    async def _announce(self, topic: str) -> None:
+        """Have the brokers of a topic know this client before they have to find it to push a reply."""
+        if topic not in self._announced:
+            await self._sender.queues(topic)
+            await self._runtime.heartbeat()
+            self._announced.add(topic)
+
     async def _chosen(
-        self, prepared: Outgoing, message: Message, queue: MessageQueue | None, selector: Selector | None
+        self, prepared: Outgoing | Message, message: Message, queue: MessageQueue | None, selector: Selector | None
     ) -> MessageQueue | None:
         if queue is not None:
             if queue.topic != prepared.topic:

@@ -1,15 +1,29 @@
-"""The pull consumer (``DefaultMQPullConsumer``): programs read queues themselves and save offsets themselves.
+"""The pull consumer: programs ask for messages (``DefaultLitePullConsumer`` and ``DefaultMQPullConsumer``).
 
-It is not a member of a group that shares queues: it announces no subscription, so each pull carries its own.
-Source: behaviour.md §8.1; remoting.md §4.3.2, §4.3.3.
+===============  ===============================================================================================
+a program calls  and the consumer
+===============  ===============================================================================================
+`subscribe`      is a member of its group: queues are shared, pulled in the background, given out by `poll`
+`assign`         reads these queues, pulled in the background, given out by `poll`; nobody is told
+only `pull`      does nothing by itself: the program says which queue and offset, and saves offsets
+===============  ===============================================================================================
+
+Source: behaviour.md §8.1, §8.14; remoting.md §4.3.2, §4.3.3.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
+from types import TracebackType
+
 from msgspec import Struct
 
+from rmqkit.client.allocate import Allocate, averagely
 from rmqkit.client.calls import PullStatus
 from rmqkit.client.lifecycle import Client
+from rmqkit.client.membership import Membership, offsets_of
+from rmqkit.client.polling import MessageStream, Polling
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import PullConsumerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
@@ -24,13 +38,8 @@ __all__ = ["PullConsumer", "PullResult"]
 
 
 class PullResult(Struct):
-    """What a pull found.
-
-    Attributes:
-        next_begin_offset: where to pull next, whatever the status.
-        min_offset, max_offset: of the queue; the maximum is one past the last message.
-        messages: those that match the expression.
-    """
+    """What a pull found: the messages that match the expression, and where to pull next, whatever the status.
+    ``min_offset`` and ``max_offset`` are the queue's; the maximum is one past the last message."""
 
     status: PullStatus
     next_begin_offset: int
@@ -40,7 +49,15 @@ class PullResult(Struct):
 
 
 class PullConsumer(Client):
-    """Reads queues::
+    """Gives messages to a program that asks for them::
+
+        consumer = PullConsumer("audit", name_servers="127.0.0.1:9876")
+        consumer.subscribe("Orders", "new || changed")
+        async with consumer:
+            while messages := await consumer.poll(timeout_ms=10_000):
+                ...                                  # consumed with the next poll, or by commit()
+
+    or queue by queue, with offsets of the program's own::
 
         async with PullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
             for queue in await consumer.queues("Orders"):
@@ -49,15 +66,9 @@ class PullConsumer(Client):
                 ...
                 await consumer.commit(queue, result.next_begin_offset)
 
-    Every method raises RemotingError when a broker does not answer and PeerRefused when it refuses.
-    Raises SettingsError: a name or a setting is not legal, or no name server is known.
-
-    Args:
-        group: whose offsets `committed` and `commit` are about.
-        name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
-        settings: time-outs.
-        runtime: shares another client's connections instead of having its own.
-    """
+    Every coroutine method raises RemotingError when a broker does not answer and PeerRefused when it refuses. The group
+    is whose offsets are read and saved; arguments are otherwise those of a `PushConsumer`.
+    Raises SettingsError: a name or a setting is not legal, or no name server is known."""
 
     _kind = "pull consumer"
     _reserved_group = "DEFAULT_CONSUMER"
@@ -68,6 +79,7 @@ class PullConsumer(Client):
         name_servers: str | None = None,
         *,
         settings: PullConsumerSettings | None = None,
+        allocate: Allocate = averagely,
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -75,6 +87,100 @@ class PullConsumer(Client):
         super().__init__(group, name_servers, self.settings, runtime, clock)
         self._clock = self._runtime.clock
         self._suggested: dict[MessageQueue, int] = {}
+        self._offsets = offsets_of(self._runtime, group, self.settings)
+        self._polling = Polling(self._offsets, auto_commit=self.settings.auto_commit)
+        self._membership = Membership(
+            self._runtime,
+            group,
+            self.settings,
+            offsets=self._offsets,
+            sink=self._polling,
+            allocate=allocate,
+            consume_type="CONSUME_ACTIVELY",
+        )
+        self._opening: asyncio.Task[None] | None = None
+        self._streams: list[MessageStream] = []
+
+    # -- pulled in the background
+
+    def subscribe(self, topic: str, expression: str = "*", *, expression_type: str = TAG) -> None:
+        """Read a topic together with the other members of the group; before or after the start.
+
+        ``expression`` is ``*`` for everything, ``A || B`` for some tags, an SQL92 text with that ``expression_type``.
+        Raises SettingsError: topic or expression are not legal.
+        Raises ClientError: queues were assigned."""
+        if self._membership.is_manual:
+            raise ClientError("Subscribe and assign are mutually exclusive.")
+        self._membership.subscribe(topic, expression, expression_type)
+        self._open_later()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give up a topic; its queues go with the next rebalance, at once."""
+        self._membership.unsubscribe(topic)
+
+    def assign(self, queues: Collection[MessageQueue], expression: str = "*", *, expression_type: str = TAG) -> None:
+        """Read these queues and no others, whatever other members of the group read; before or after the start.
+        Raises SettingsError, ClientError: as `subscribe`, the latter when a topic was subscribed."""
+        if self._membership.subscriptions and not self._membership.is_manual:
+            raise ClientError("Subscribe and assign are mutually exclusive.")
+        self._membership.assign(queues, expression, expression_type)
+        self._open_later()
+
+    def held_queues(self) -> set[MessageQueue]:
+        """The queues that are assigned, or that this consumer has of its group's."""
+        return self._membership.held_queues()
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Take in nothing more of some queues, or of all now and later; what was pulled before is still given out."""
+        self._membership.pause(queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Go on with queues that were paused by name, or end every pause."""
+        self._membership.resume(queues)
+
+    async def poll(self, timeout_ms: float = 5000, *, max_count: int | None = None) -> list[ReceivedMessage]:
+        """The next messages, all of one queue and at most ``max_count``; an empty list when there is none in time.
+
+        Those of the poll before are consumed now: their offsets are saved within seconds, or by `commit` when
+        ``auto_commit`` is off.
+        Raises ClientError: nothing is subscribed or assigned."""
+        self._check_polling()
+        return await self._polling.poll(timeout_ms, max_count)
+
+    def messages(self) -> MessageStream:
+        """The messages, for ``async for``, as long as the consumer is open; not together with `poll`.
+
+        A message counts as consumed when the next one is asked for, or when the consumer is closed without an
+        exception. Raises ClientError: nothing is subscribed or assigned."""
+        self._check_polling()
+        stream = MessageStream(self._polling)
+        self._streams.append(stream)
+        return stream
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at an offset of a queue.
+        Raises ClientError: the queue is not held, or the offset is not within the queue."""
+        low, high = await asyncio.gather(self.min_offset(queue), self.max_offset(queue))
+        if not low <= offset <= high:
+            raise ClientError(
+                f"Seek offset illegal, seek offset = {offset}, min offset = {low}, max offset = {high} in {queue}"
+            )
+        await self._membership.start_at(queue, offset)
+        self._polling.seek(queue, offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on at the first message that is still stored. Raises ClientError: the queue is not held."""
+        await self.seek(queue, await self.min_offset(queue))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on with what is stored from now on. Raises ClientError: the queue is not held."""
+        await self.seek(queue, await self.max_offset(queue))
+
+    async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
+        """Go on at the first message stored at or after a time. Raises ClientError: the queue is not held."""
+        await self.seek(queue, await self.search_offset(queue, timestamp_ms))
+
+    # -- queue by queue
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic, sorted.
@@ -101,15 +207,10 @@ class PullConsumer(Client):
         suspend_ms: int = 0,
         expression_type: str = TAG,
     ) -> PullResult:
-        """Read a queue from an offset on.
+        """Read a queue from an offset on: at most ``max_count`` messages; a broker may give fewer.
+        The broker may wait ``suspend_ms`` for the first one. ``expression`` says which tags, ``*`` for everything.
         Raises ClientError: the expression names no tag.
-        Raises BodyError: a message's body is damaged.
-
-        Args:
-            expression: which tags; ``*`` for everything.
-            max_count: how many messages at most; a broker may give fewer.
-            suspend_ms: how long the broker may wait for a message when there is none.
-        """
+        Raises BodyError: a message's body is damaged."""
         address = await self._address(queue, self._suggested.get(queue, 0))
         try:
             wanted = subscription(queue.topic, expression, expression_type=expression_type)
@@ -129,7 +230,7 @@ class PullConsumer(Client):
             expression_type=wanted.expression_type,
             bname=queue.broker_name,
         )
-        pulled = await self._runtime.calls.pull(address, header, self.settings.pull_timeout_ms + suspend_ms)
+        pulled = await self._runtime.calls.pull(address, header, self.settings.request_timeout_ms + suspend_ms)
         self._suggested[queue] = pulled.suggested_broker_id
         messages = read_messages(pulled.body, queue.broker_name) if pulled.status is PullStatus.FOUND else []
         return PullResult(
@@ -156,11 +257,68 @@ class PullConsumer(Client):
         """Where the group is, None when the broker has no offset of it."""
         return await self._runtime.calls.committed_offset(await self._address(queue), self.group, queue)
 
-    async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Save where the group is: the next message it wants; it may go back.
+    async def commit(self, queue: MessageQueue | None = None, offset: int | None = None) -> None:
+        """Save where the group is: in all queues behind what was polled; in one queue; or there at an offset, that of
+        the next message the group wants, which may go back.
 
-        A broker refuses it for a group it does not know; the group's first pull makes it known.
-        """
+        A broker refuses it for a group it does not know; the group's first pull makes it known."""
+        self._check_started()
+        if queue is not None and offset is not None:
+            positions = {queue: offset}
+        else:
+            self._polling.settle()
+            positions = {one: at for one, at in self._polling.positions().items() if queue in (None, one)}
+        for one, at in positions.items():
+            self._offsets.set_to(one, at)
+        if self.settings.is_broadcasting:
+            await self._offsets.save_all()
+        else:
+            await asyncio.gather(*(self._commit(one, at) for one, at in positions.items()))
+
+    # -- inside
+
+    def _check_polling(self) -> None:
+        self._check_started()
+        if not self._membership.subscriptions:
+            raise ClientError(f"{self._described} has no queues to poll: subscribe to a topic or assign queues")
+
+    def _open_later(self) -> None:
+        """Begin to pull in the background when this is started, once there is something to pull."""
+        if self._is_started and self._opening is None:
+            self._opening = asyncio.create_task(self._begin(), name=f"opening of {self._described}")
+
+    async def _begin(self) -> None:
+        if not self._membership.is_manual:
+            self._runtime.register_consumer(self.group, self._membership)
+        await self._membership.open()
+
+    async def _open(self) -> None:
+        if self._membership.subscriptions:
+            self._open_later()
+            assert self._opening is not None, "this is started"
+            await self._opening
+
+    async def _finish(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+            await self._membership.stop()
+            self._polling.settle()
+            for stream in self._streams:
+                stream.settle()
+            self._polling.close()
+            await self._membership.leave()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._polling.abandon()
+            for stream in self._streams:
+                stream.abandon()
+        await self.close()
+
+    async def _commit(self, queue: MessageQueue, offset: int) -> None:
         await self._runtime.calls.commit_offset(await self._address(queue), self.group, queue, offset)
 
     async def _address(self, queue: MessageQueue, broker_id: int = 0) -> str:

@@ -23,25 +23,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from rmqkit.client.calls import Pulled, PullStatus
-from rmqkit.client.consuming import Consuming
-from rmqkit.client.offsets import GroupOffsets
+from rmqkit.client.offsets import Offsets
 from rmqkit.client.process_queue import ProcessQueue
 from rmqkit.client.routes import MASTER_ID
 from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.settings import ConsumerSettings, StartFrom
 from rmqkit.errors import BodyError, ConnectFailed, PeerRefused, RmqError
 from rmqkit.filter.subscription import matches_tags
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies.clients import SubscriptionData
+from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP, iter_records
 
-__all__ = ["PullLoop", "SubscriptionOf"]
+__all__ = ["PullLoop", "Sink", "SubscriptionOf"]
 
 SubscriptionOf = Callable[[str], SubscriptionData | None]
 
@@ -52,12 +53,29 @@ _NOT_KNOWN_THERE = frozenset((ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.
 _log = logging.getLogger(__name__)
 
 
-class PullLoop:
-    """Keeps one process queue filled.
+class Sink(Protocol):
+    """Where pulled messages go."""
 
-    Args:
-        on_illegal: gives the queue up; told the offset that the broker wants instead.
-    """
+    def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        """Messages that the process queue holds now are to be consumed."""
+        ...
+
+    def passed(self, process_queue: ProcessQueue, offset: int) -> None:
+        """Nothing is under way and nothing before an offset is wanted."""
+        ...
+
+    async def unreadable(self, message: ReceivedMessage) -> None:
+        """A body cannot be unpacked. Raises RemotingError, PeerRefused: it could not be put elsewhere, try again."""
+        ...
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """Consume a message that an operator chose. Raises ClientError: there is no handler."""
+        ...
+
+
+class PullLoop:
+    """Keeps one process queue filled; ``on_illegal`` gives it up, told the offset that the broker wants instead.
+    ``start_offset`` None begins where the group is. ``is_member`` False has each pull carry its own subscription."""
 
     def __init__(
         self,
@@ -66,10 +84,12 @@ class PullLoop:
         process_queue: ProcessQueue,
         *,
         subscription_of: SubscriptionOf,
-        offsets: GroupOffsets,
-        consuming: Consuming,
-        settings: PushConsumerSettings,
+        offsets: Offsets,
+        sink: Sink,
+        settings: ConsumerSettings,
         on_illegal: Callable[[ProcessQueue, int], Awaitable[None]],
+        start_offset: int | None = None,
+        is_member: bool = True,
     ) -> None:
         self._runtime = runtime
         self._group = group
@@ -77,10 +97,11 @@ class PullLoop:
         self._queue = process_queue.queue
         self._subscription_of = subscription_of
         self._offsets = offsets
-        self._consuming = consuming
+        self._sink = sink
         self._settings = settings
         self._on_illegal = on_illegal
-        self._next_offset: int | None = None
+        self._next_offset = start_offset
+        self._is_member = is_member
 
     async def run(self, pause_ms: float) -> None:
         """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
@@ -102,9 +123,14 @@ class PullLoop:
             return self._settings.error_pause_ms
         if self._next_offset is None:
             self._next_offset = await self._start_offset()
+            if self._offsets.known(self._queue) is None:
+                # Saved, so that a group which began at the end misses nothing that is sent while it is away.
+                self._sink.passed(self._process_queue, self._next_offset)
         await self._process_queue.wait_for_room()
         if not self._process_queue.is_dropped:
             pulled = await self._pull(subscription, self._next_offset)
+            self._process_queue.pulled_ms = self._runtime.clock.now_ms()
+            await self._process_queue.wait_until_resumed()
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
                 _log.warning("offset %d of %s is illegal: %s", self._next_offset, self._queue, pulled)
                 await self._on_illegal(self._process_queue, pulled.next_begin_offset)
@@ -120,8 +146,10 @@ class PullLoop:
         broker_id, address = found
         commit_offset = self._offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
-        if commit_offset > 0 and broker_id == MASTER_ID:
+        if commit_offset > 0 and broker_id == MASTER_ID and not self._settings.is_broadcasting:
             flags |= PullFlag.COMMIT_OFFSET
+        if not self._is_member:
+            flags |= PullFlag.SUBSCRIPTION
         settings = self._settings
         header = PullMessageRequest(
             consumer_group=self._group,
@@ -133,6 +161,7 @@ class PullLoop:
             commit_offset=commit_offset,
             suspend_timeout_millis=settings.suspend_ms,
             sub_version=subscription.sub_version,
+            subscription=None if self._is_member else subscription.sub_string,
             expression_type=subscription.expression_type,
             max_msg_bytes=settings.pull_bytes_max,
             bname=self._queue.broker_name,
@@ -145,11 +174,11 @@ class PullLoop:
         if pulled.status is PullStatus.FOUND:
             messages, unreadable = self._unpack(subscription, pulled)
             for message in unreadable:
-                await self._consuming.to_dead_letters(message)
-            self._consuming.put(self._process_queue, self._process_queue.put(messages))
+                await self._sink.unreadable(message)
+            self._sink.put(self._process_queue, self._process_queue.put(messages))
         self._next_offset = pulled.next_begin_offset
         if not len(self._process_queue):
-            self._offsets.raise_to(self._queue, pulled.next_begin_offset)
+            self._sink.passed(self._process_queue, pulled.next_begin_offset)
 
     def _unpack(
         self, subscription: SubscriptionData, pulled: Pulled
@@ -161,7 +190,7 @@ class PullLoop:
             try:
                 messages += list(messages_of_record(record, self._queue.broker_name))
             except BodyError as error:
-                _log.error("offset %d of %s goes to the dead letters: %s", record.queue_offset, self._queue, error)
+                _log.error("offset %d of %s cannot be unpacked: %s", record.queue_offset, self._queue, error)
                 record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
                 unreadable += messages_of_record(record, self._queue.broker_name)
         unreadable = [message for message in unreadable if matches_tags(subscription, message.tags)]

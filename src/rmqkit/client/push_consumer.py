@@ -1,12 +1,12 @@
-"""The push consumer (``DefaultMQPushConsumer``, clustering, concurrent): what is pushed is pulled in the background.
+"""The push consumer (``DefaultMQPushConsumer``): what is pushed is pulled in the background.
 
 ::
 
-    routes, members change ──> rebalance ──> one PullLoop per queue ──> ProcessQueue ──> workers ──> handler
-                                                    └── GroupOffsets <── lowest message left ──┘
+    Membership ──> ProcessQueue ──> workers (Consuming, OrderedConsuming) ──> handler
+                                       └── Offsets <── lowest message left
 
 Closing goes the other way round: pulling stops, handlers finish, offsets are saved, the group is left.
-Source: behaviour.md §8.3, §8.4, §8.6–8.9; remoting.md §9.5, §9.6.
+Source: behaviour.md §8.3, §8.8, §8.10, §8.12; remoting.md §9.5, §9.6.
 """
 
 from __future__ import annotations
@@ -16,40 +16,28 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from rmqkit.client.allocate import Allocate, averagely
-from rmqkit.client.consuming import AsyncHandler, Consuming, Handler
+from rmqkit.client.consuming import BatchHandler, Consuming, Handler, Listener
 from rmqkit.client.lifecycle import Client
-from rmqkit.client.offsets import GroupOffsets
-from rmqkit.client.process_queue import ProcessQueue
-from rmqkit.client.pulling import PullLoop
-from rmqkit.client.rebalance import Rebalance
+from rmqkit.client.locks import QueueLocks
+from rmqkit.client.membership import Membership, offsets_of
+from rmqkit.client.ordered import OrderedConsuming
+from rmqkit.client.polling import MessageStream
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import PushConsumerSettings, check
-from rmqkit.client.tasks import Tasks, keep_doing
+from rmqkit.client.tasks import Tasks
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, SettingsError
-from rmqkit.filter.subscription import TAG, is_tag_type, subscription
-from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue, SubscriptionData
+from rmqkit.filter.subscription import TAG
+from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.names import retry_topic, topic_fault
+from rmqkit.protocol.names import retry_topic
 
-__all__ = ["MessageStream", "PushConsumer"]
+__all__ = ["PushConsumer"]
 
-H = TypeVar("H", bound=Handler)
+H = TypeVar("H", bound="Handler | BatchHandler")
 
-_INCOMPLETE_PAUSE_MS = 1000.0
-_HAND_OVER_MS = 300.0
-"""How long running handlers may hold up giving a queue away; its next owner waits 500 ms."""
-
-_MIB = 1 << 20
-
-
-class _Subscription(Struct):
-    data: SubscriptionData
-    handler: AsyncHandler | None
+_BATCH_MAX = 1024
 
 
 class PushConsumer(Client):
@@ -64,16 +52,12 @@ class PushConsumer(Client):
         async with consumer:
             await stop_signal.wait()
 
-    Args:
-        group: the consumer group; its members share the queues and must have equal subscriptions.
-        name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
-        settings: where to begin, flow control, number of handlers at work.
-        allocate: how queues are shared out (see `rmqkit.client.allocate`); equal in all members.
-        runtime: shares another client's connections instead of having its own.
-
-    Raises:
-        SettingsError: a name or a setting is not legal, or no name server is known.
-    """
+    The members of a group share the queues and must have equal subscriptions and ``allocate`` functions (see
+    `rmqkit.client.allocate`). ``ordered`` handles the messages of a queue one after the other: no other member has the
+    queue meanwhile, and one whose handler raises comes again before any that follow. With ``message_model``
+    BROADCASTING in the settings every member gets every message, at most one time, and keeps its own offsets.
+    Arguments are otherwise those of a `Producer`.
+    Raises SettingsError: a name or a setting is not legal, or no name server is known."""
 
     _kind = "consumer"
     _reserved_group = "DEFAULT_CONSUMER"
@@ -84,31 +68,54 @@ class PushConsumer(Client):
         name_servers: str | None = None,
         *,
         settings: PushConsumerSettings | None = None,
+        ordered: bool = False,
         allocate: Allocate = averagely,
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.settings = check(settings or PushConsumerSettings())
-        super().__init__(group, name_servers, self.settings, runtime, clock)
-        self._clock = self._runtime.clock
-        self._offsets = GroupOffsets(self._runtime, group)
-        self._consuming = Consuming(self._runtime, group, self._offsets, self.settings, self._handler_of)
-        self._rebalance = Rebalance(self._runtime, group, allocate, self)
-        self._subscriptions: dict[str, _Subscription] = {}
-        self._process_queues: dict[MessageQueue, ProcessQueue] = {}
-        self._pulls: dict[MessageQueue, asyncio.Task[None]] = {}
+        self.settings = settings = check(settings or PushConsumerSettings())
+        super().__init__(group, name_servers, settings, runtime, clock)
+        runtime = self._runtime
+        self._is_ordered = ordered
+        self._listeners: dict[str, Listener | None] = {}
+        offsets = offsets_of(runtime, group, settings)
+        locks = QueueLocks(runtime, group) if ordered and not settings.is_broadcasting else None
+        self._consuming = (
+            OrderedConsuming(runtime, group, offsets, settings, self._listener_of, locks)
+            if ordered
+            else Consuming(runtime, group, offsets, settings, self._listener_of)
+        )
+        self._membership = Membership(
+            runtime,
+            group,
+            settings,
+            offsets=offsets,
+            sink=self._consuming,
+            allocate=allocate,
+            consume_type="CONSUME_PASSIVELY",
+            locks=locks,
+            is_ordered=ordered,
+        )
         self._tasks = Tasks()
-        self._wake = asyncio.Event()
         self._streams: list[MessageStream] = []
-        self._put_subscription(retry_topic(group), "*", None, TAG)
+        if not settings.is_broadcasting:
+            self._membership.subscribe(retry_topic(group), "*", TAG)
+            self._listeners[retry_topic(group)] = None
 
     # -- what programs call
 
     def subscribe(
-        self, topic: str, expression: str = "*", handler: Handler | None = None, *, expression_type: str = TAG
+        self,
+        topic: str,
+        expression: str = "*",
+        handler: Handler | BatchHandler | None = None,
+        *,
+        expression_type: str = TAG,
+        batch_max: int | None = None,
     ) -> None:
         """Subscribe to a topic, or replace its subscription; before or after the start.
-        Raises SettingsError: topic or expression are not legal.
+        Raises SettingsError: topic or expression are not legal, ``batch_max`` is out of bounds, or ordered consumption
+        has no handler.
 
         Args:
             topic: it need not exist yet.
@@ -117,32 +124,39 @@ class PushConsumer(Client):
                 may be called twice for a message. Without a handler messages come through `messages`.
             expression_type: ``TAG`` or ``SQL92``. A broker that cannot filter by an SQL92 expression makes `start`
                 fail; one that is subscribed later is only logged.
+            batch_max: the handler gets a list of messages, of one queue and at most so many, 1 to 1024. When it raises,
+                all of them come again, or those that `ConsumeLater` names.
         """
-        fault = topic_fault(topic)
-        if fault is not None:
-            raise SettingsError(fault)
-        self._put_subscription(topic, expression, handler, expression_type)
-        if self._is_started:
-            self._runtime.routes.watch(topic)
-            self._runtime.refresh_routes_soon()
-            self._runtime.heartbeat_soon()
-            self.rebalance_soon()
+        if batch_max is not None and not 1 <= batch_max <= _BATCH_MAX:
+            raise SettingsError(f"batch_max is {batch_max}: it must be at least 1 and at most {_BATCH_MAX}")
+        if self._is_ordered and handler is None:
+            raise SettingsError(f"ordered consumption of topic {topic} has no handler: give one")
+        self._membership.subscribe(topic, expression, expression_type)
+        self._listeners[topic] = self._consuming.on_loop(handler, batch_max)
 
-    def on(self, topic: str, expression: str = "*", *, expression_type: str = TAG) -> Callable[[H], H]:
-        """`subscribe` as a decorator of the handler. Raises SettingsError: topic or expression are not legal."""
+    def on(
+        self, topic: str, expression: str = "*", *, expression_type: str = TAG, batch_max: int | None = None
+    ) -> Callable[[H], H]:
+        """`subscribe` as a decorator of the handler. Raises SettingsError: as `subscribe`."""
 
         def decorate(handler: H) -> H:
-            self.subscribe(topic, expression, handler, expression_type=expression_type)
+            self.subscribe(topic, expression, handler, expression_type=expression_type, batch_max=batch_max)
             return handler
 
         return decorate
 
     def unsubscribe(self, topic: str) -> None:
         """Give up a topic; its queues go with the next rebalance, at once."""
-        if self._subscriptions.pop(topic, None) is not None and self._is_started:
-            self._runtime.routes.unwatch(topic)
-            self._runtime.heartbeat_soon()
-            self.rebalance_soon()
+        self._listeners.pop(topic, None)
+        self._membership.unsubscribe(topic)
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Take in nothing more of some queues, or of all now and later; what was pulled before is still handled."""
+        self._membership.pause(queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Go on with queues that were paused by name, or end every pause."""
+        self._membership.resume(queues)
 
     def messages(self) -> MessageStream:
         """The messages of topics subscribed without a handler, for ``async for``.
@@ -156,63 +170,35 @@ class PushConsumer(Client):
 
     def held_queues(self) -> set[MessageQueue]:
         """The queues this consumer has of its group's."""
-        return set(self._process_queues)
-
-    # -- what the runtime and the rebalance call
-
-    def consumer_data(self) -> ConsumerData:
-        """The group and its subscriptions, as heartbeats say them."""
-        return ConsumerData(
-            group_name=self.group,
-            consume_from_where=self.settings.start_from.value,
-            subscription_data_set=[one.data for one in self._subscriptions.values()],
-        )
-
-    def rebalance_soon(self) -> None:
-        """Look at who owns which queue with the next turn of the loop."""
-        self._wake.set()
-
-    async def change_queues(self, taken: list[MessageQueue], given_up: list[MessageQueue], *, is_shared: bool) -> None:
-        """Give up queues, tell the brokers about the newest subscriptions, then begin to pull the new queues."""
-        await asyncio.gather(*(self._give_up(queue) for queue in given_up))
-        self._renew_versions({queue.topic for queue in (*taken, *given_up)})
-        await self._runtime.heartbeat()
-        pause_ms = float(self.settings.take_over_pause_ms) if is_shared else 0.0
-        for queue in taken:
-            self._take(queue, pause_ms)
+        return self._membership.held_queues()
 
     # -- inside
 
     def _register(self) -> None:
-        self._runtime.register_consumer(self.group, self)
+        self._runtime.register_consumer(self.group, self._membership)
 
     async def _open(self) -> None:
-        for topic in list(self._subscriptions):
-            self._runtime.routes.watch(topic)
-            await self._runtime.routes.refresh(topic)
-        await self._check_expressions()
-        await self._runtime.heartbeat()
+        await self._membership.open()
         self._consuming.start()
-        self._tasks.start(
-            keep_doing(self._share_out, wake=self._wake, name=f"rebalance of group {self.group}"),
-            f"rebalance of group {self.group}",
-        )
-        self._tasks.start(self._save_offsets(), f"offsets of group {self.group}")
         self._tasks.start(self._expire(), f"consume time-outs of group {self.group}")
+        if self._is_ordered:
+            self._tasks.start(self._renew_locks(), f"locks of group {self.group}")
 
     async def _finish(self) -> None:
         await self._tasks.close()
-        process_queues = list(self._process_queues.values())
-        for process_queue in process_queues:
-            process_queue.drop()
-        await asyncio.gather(*(one.wait_for_handlers(self.settings.drain_ms) for one in process_queues))
+        await self._membership.stop()
+        process_queues = list(self._membership.process_queues.values())
+        idle = await asyncio.gather(*(one.wait_for_handlers(self.settings.drain_ms) for one in process_queues))
         for stream in self._streams:
             stream.settle()
         await self._consuming.close()
-        await self._offsets.save_all()
-        for topic in self._subscriptions:
-            self._runtime.routes.unwatch(topic)
-        await self._runtime.unregister_consumer(self.group)
+        await self._membership.leave(
+            [one.queue for one, is_idle in zip(process_queues, idle, strict=True) if not is_idle]
+        )
+
+    @property
+    def _is_in_handler(self) -> bool:
+        return self._consuming.is_at_work_here
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -222,98 +208,19 @@ class PushConsumer(Client):
                 stream.abandon()
         await self.close()
 
-    def _put_subscription(self, topic: str, expression: str, handler: Handler | None, expression_type: str) -> None:
-        try:
-            data = subscription(topic, expression, expression_type=expression_type, version=self._clock.now_ms())
-        except ValueError as error:
-            raise SettingsError(f"subscription to topic {topic}: {error}") from None
-        self._subscriptions[topic] = _Subscription(data, self._consuming.on_loop(handler))
-
-    async def _check_expressions(self) -> None:
-        """Have a broker say whether it can filter by the expressions that are not tags."""
-        for topic, one in self._subscriptions.items():
-            brokers = self._runtime.routes.brokers_of(topic)
-            if not is_tag_type(one.data.expression_type) and brokers:
-                address = self._runtime.routes.any_address(brokers[0])
-                assert address is not None, "a broker of a route has an address"
-                await self._runtime.calls.check_subscription(address[1], self._runtime.client_id, self.group, one.data)
-
-    def _handler_of(self, topic: str) -> AsyncHandler | None:
-        one = self._subscriptions.get(topic)
-        return _not_subscribed if one is None else one.handler
-
-    def _subscription_of(self, topic: str) -> SubscriptionData | None:
-        one = self._subscriptions.get(topic)
-        return None if one is None else one.data
-
-    async def _share_out(self) -> float:
-        for queue in [queue for queue, pull in self._pulls.items() if pull.done()]:
-            await self._give_up(queue)  # its loop ended by an error: the queue begins anew
-        is_complete = await self._rebalance.share_out(sorted(self._subscriptions))
-        return self.settings.rebalance_interval_ms if is_complete else _INCOMPLETE_PAUSE_MS
-
-    def _take(self, queue: MessageQueue, pause_ms: float) -> None:
-        settings = self.settings
-        process_queue = ProcessQueue(
-            queue,
-            messages_max=settings.held_messages_max,
-            bytes_max=settings.held_mib_max * _MIB,
-            span_max=settings.span_max,
-        )
-        loop = PullLoop(
-            self._runtime,
-            self.group,
-            process_queue,
-            subscription_of=self._subscription_of,
-            offsets=self._offsets,
-            consuming=self._consuming,
-            settings=settings,
-            on_illegal=self._offset_illegal,
-        )
-        self._process_queues[queue] = process_queue
-        self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self.group}")
-
-    async def _give_up(self, queue: MessageQueue) -> None:
-        """Stop pulling, let handlers finish for a moment, save the offset so that the next owner starts there."""
-        process_queue = self._process_queues.get(queue)
-        if process_queue is None:
-            return  # its offset was illegal, just now
-        process_queue.drop()
-        pull = self._pulls[queue]
-        pull.cancel()
-        await asyncio.wait([pull])
-        await process_queue.wait_for_handlers(_HAND_OVER_MS)
-        await self._let_go(process_queue)
-
-    async def _offset_illegal(self, process_queue: ProcessQueue, offset: int) -> None:
-        process_queue.drop()
-        self._offsets.freeze(process_queue.queue, offset)
-        await self._let_go(process_queue)
-        self.rebalance_soon()
-
-    async def _let_go(self, process_queue: ProcessQueue) -> None:
-        process_queue.release()
-        await self._offsets.save(process_queue.queue)
-        self._offsets.forget(process_queue.queue)
-        self._process_queues.pop(process_queue.queue, None)
-        self._pulls.pop(process_queue.queue, None)
-
-    def _renew_versions(self, topics: set[str]) -> None:
-        now_ms = self._clock.now_ms()
-        for topic in topics & self._subscriptions.keys():
-            one = self._subscriptions[topic]
-            one.data = replace(one.data, sub_version=max(now_ms, one.data.sub_version + 1))
-
-    async def _save_offsets(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.persist_interval_ms / 1000.0)
-            await self._offsets.send_changed()
+    def _listener_of(self, topic: str) -> Listener | None:
+        return self._listeners.get(topic, _NOT_SUBSCRIBED)
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(self.settings.consume_timeout_minutes * 60.0)
-            for process_queue in list(self._process_queues.values()):
+            for process_queue in list(self._membership.process_queues.values()):
                 await self._consuming.expire(process_queue)
+
+    async def _renew_locks(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.lock_interval_ms / 1000.0)
+            await self._membership.renew_locks()
 
 
 async def _not_subscribed(message: ReceivedMessage) -> None:
@@ -321,29 +228,4 @@ async def _not_subscribed(message: ReceivedMessage) -> None:
     raise ClientError(f"topic {message.topic} is not subscribed any more")
 
 
-class MessageStream:
-    """The messages of a consumer, one after the other; see `PushConsumer.messages`."""
-
-    def __init__(self, consuming: Consuming) -> None:
-        self._consuming = consuming
-        self._given: tuple[ProcessQueue, ReceivedMessage] | None = None
-
-    def __aiter__(self) -> MessageStream:
-        return self
-
-    async def __anext__(self) -> ReceivedMessage:
-        self.settle()
-        self._given = await self._consuming.next()
-        if self._given is None:
-            raise StopAsyncIteration
-        return self._given[1]
-
-    def settle(self) -> None:
-        """The message given last is consumed."""
-        given, self._given = self._given, None
-        if given is not None:
-            self._consuming.consumed(*given)
-
-    def abandon(self) -> None:
-        """The message given last is not consumed."""
-        self._given = None
+_NOT_SUBSCRIBED = Listener(_not_subscribed)

@@ -1,4 +1,4 @@
-"""Sharing a topic's queues among a group's clients (``RebalanceImpl``, clustering).
+"""Sharing a topic's queues among a group's clients (``RebalanceImpl``).
 
 Per topic: the queues of its route and the client ids of the group, from one broker, both sorted, go through the
 allocation strategy; every client computes the same answer for itself. Queues that are not in it are given up, new
@@ -39,9 +39,9 @@ class QueueOwner(Protocol):
 
 
 class Rebalance:
-    """Computes who gets what."""
+    """Computes who gets what; everybody gets everything where ``allocate`` is None (broadcasting)."""
 
-    def __init__(self, runtime: ClientRuntime, group: str, allocate: Allocate, owner: QueueOwner) -> None:
+    def __init__(self, runtime: ClientRuntime, group: str, allocate: Allocate | None, owner: QueueOwner) -> None:
         self._runtime = runtime
         self._group = group
         self._allocate = allocate
@@ -71,8 +71,8 @@ class Rebalance:
     async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
         """Our queues of a topic and how many clients the group has; a topic that does not exist has none."""
         queues = self._runtime.routes.subscribe_queues(topic)
-        if not queues:
-            return set(), 1
+        if not queues or self._allocate is None:
+            return set(queues), 1
         client_ids = await self._client_ids(topic)
         own_id = self._runtime.client_id
         if own_id not in client_ids:  # the broker forgot us, or has never seen us

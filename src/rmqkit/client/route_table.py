@@ -31,14 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 class RouteTable:
-    """Topics, their queues, and where brokers are.
-
-    Args:
-        on_change: told the topic whose route is new or different.
-
-    Attributes:
-        brokers: broker name → broker id → address, of all routes together.
-    """
+    """Topics, their queues, and where brokers are; ``on_change`` is told the topic whose route is new or different.
+    ``brokers`` is broker name → broker id → address, of all routes together."""
 
     def __init__(self, name_servers: NameServers, on_change: Callable[[str], None]) -> None:
         self._name_servers = name_servers

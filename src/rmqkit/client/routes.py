@@ -11,32 +11,21 @@ Pure functions and one counter. Who asks the name servers: `runtime`. Source: be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.topics import Permission, QueueData, TopicRoute
+from rmqkit.protocol.bodies.topics import Permission, TopicRoute
 
-__all__ = [
-    "MASTER_ID",
-    "PublishQueues",
-    "broker_addresses",
-    "from_template",
-    "publish_queues",
-    "subscribe_queues",
-]
+__all__ = ["MASTER_ID", "PublishQueues", "broker_addresses", "from_template", "publish_queues", "subscribe_queues"]
 
 MASTER_ID = 0
 
 
 class PublishQueues:
     """The queues a topic is sent to, handed out in turn (``TopicPublishInfo``, ``sendWhichQueue``).
-
-    Args:
-        queues: at least one.
-        start: where the turn begins; a random number spreads producers.
-    """
+    ``start`` is where the turn begins: a random number spreads producers."""
 
     __slots__ = ("_next", "queues")
 
@@ -47,15 +36,18 @@ class PublishQueues:
 
     def pick(self, avoid_broker: str | None = None) -> MessageQueue:
         """The next queue, on another broker than ``avoid_broker`` where there is one."""
-        queues = self.queues
-        for _ in queues:
-            queue = queues[self._next % len(queues)]
+        chosen = self.first(lambda queue: queue.broker_name != avoid_broker) or self.first(lambda _: True)
+        assert chosen is not None, "there is at least one queue"
+        return chosen
+
+    def first(self, is_wanted: Callable[[MessageQueue], bool]) -> MessageQueue | None:
+        """The next queue that is wanted; the turn moves past those that are not."""
+        for _ in self.queues:
+            queue = self.queues[self._next % len(self.queues)]
             self._next += 1
-            if queue.broker_name != avoid_broker:
+            if is_wanted(queue):
                 return queue
-        queue = queues[self._next % len(queues)]
-        self._next += 1
-        return queue
+        return None
 
 
 def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
@@ -66,7 +58,7 @@ def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
     with_master = {broker.broker_name for broker in route.broker_datas if MASTER_ID in broker.broker_addrs}
     return [
         MessageQueue(topic, data.broker_name, queue_id)
-        for data in sorted(route.queue_datas, key=_broker_name)
+        for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
         if data.perm & Permission.WRITE and data.broker_name in with_master
         for queue_id in range(data.write_queue_nums)
     ]
@@ -103,10 +95,6 @@ def from_template(template: TopicRoute, queue_count: int) -> TopicRoute:
 def broker_addresses(route: TopicRoute) -> dict[str, dict[int, str]]:
     """Broker name → broker id → address."""
     return {broker.broker_name: dict(broker.broker_addrs) for broker in route.broker_datas}
-
-
-def _broker_name(data: QueueData) -> str:
-    return data.broker_name
 
 
 def _ordered_queues(topic: str, order: str) -> list[MessageQueue]:

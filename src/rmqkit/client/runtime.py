@@ -9,7 +9,7 @@ heartbeat             every 30 s to every broker of the routes (to masters only,
                       a subscription changed, or a broker's connection was lost or forgot us
 ====================  ==========================================================================================
 
-Brokers send their own requests over our connections; `dispatch` answers them. Loop only.
+Brokers send their own requests over our connections; `dispatch` answers them (`inquiries`). Loop only.
 Source: behaviour.md §7.1, §8.15; remoting.md §4.5, §9.1–9.3.
 """
 
@@ -21,21 +21,24 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from rmqkit.client.calls import BrokerCalls
+from rmqkit.client.inquiries import GroupConsumer, Inquiries
 from rmqkit.client.name_servers import NameServers
+from rmqkit.client.request_reply import PendingReplies
 from rmqkit.client.route_table import RouteTable
 from rmqkit.client.routes import MASTER_ID
 from rmqkit.client.settings import ClientSettings, name_server_list
 from rmqkit.client.tasks import Tasks, keep_doing
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, RmqError
-from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, ProducerData
+from rmqkit.protocol.bodies.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.headers.transactions import CheckTransactionRequest
 from rmqkit.protocol.ids import UniqueKeys
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.properties import PRODUCER_GROUP
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import advertised_ip
 from rmqkit.remoting.authentication import Credentials
@@ -44,7 +47,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.tls import ClientTls
 
-__all__ = ["ClientRuntime", "GroupConsumer"]
+__all__ = ["ClientRuntime"]
 
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
@@ -56,24 +59,13 @@ _log = logging.getLogger(__name__)
 _instances = itertools.count()
 
 
-class GroupConsumer(Protocol):
-    """What the runtime has to know of a consumer."""
-
-    def consumer_data(self) -> ConsumerData:
-        """Its group and subscriptions, as heartbeats say them."""
-        ...
-
-    def rebalance_soon(self) -> None:
-        """Its queues have to be shared out again: members, routes or subscriptions changed."""
-        ...
+AnswerCheck = Callable[[str, CheckTransactionRequest, ReceivedMessage], None]
+"""Takes a broker's question what became of a transaction: its address, the header, the half message."""
 
 
 class ClientRuntime:
     """What producers and consumers with one client id share.
     Raises SettingsError: no name server is given, or an address is not ``host:port``.
-
-    Args:
-        name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
 
     Attributes:
         client_id: ``<ip>@<pid>#<nanoseconds>``, with the unit name behind it if there is one.
@@ -92,8 +84,10 @@ class ClientRuntime:
         ip = settings.client_ip or advertised_ip("")
         self.client_id = _client_id(ip, settings, clock.now_ms())
         self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
+        self.replies = PendingReplies(clock)
         self.dispatch = Dispatch()
-        self.dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._consumer_ids_changed)
+        self.dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
+        self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.take)
         self.remoting = RemotingClient(
             self.dispatch,
             clock=clock,
@@ -103,8 +97,9 @@ class ClientRuntime:
         )
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
         self.routes = RouteTable(NameServers(addresses, self.remoting, settings.api_timeout_ms), self._route_changed)
-        self._producers: set[str] = set()
+        self._producers: dict[str, AnswerCheck | None] = {}
         self._consumers: dict[str, GroupConsumer] = {}
+        Inquiries(self._consumers).register(self.dispatch)
         self._tasks = Tasks()
         self._refresh = asyncio.Event()
         self._beat = asyncio.Event()
@@ -131,11 +126,12 @@ class ClientRuntime:
 
     # -- groups
 
-    def register_producer(self, group: str) -> None:
-        """Announce a producer group in heartbeats. Raises ClientError: the instance has a producer of that group."""
+    def register_producer(self, group: str, answer_check: AnswerCheck | None = None) -> None:
+        """Announce a producer group in heartbeats; transactions of the group are asked of ``answer_check``.
+        Raises ClientError: the instance has a producer of that group."""
         if group in self._producers:
             raise ClientError(f"producer group {group} exists in client {self.client_id}: choose another group")
-        self._producers.add(group)
+        self._producers[group] = answer_check
         self.heartbeat_soon()
 
     def register_consumer(self, group: str, consumer: GroupConsumer) -> None:
@@ -147,7 +143,7 @@ class ClientRuntime:
 
     async def unregister_producer(self, group: str) -> None:
         """Leave a producer group at all brokers; a broker that does not answer finds out by itself."""
-        self._producers.discard(group)
+        self._producers.pop(group, None)
         await self._everywhere(
             lambda address: self.calls.unregister(address, self.client_id, producer_group=group), "unregistering"
         )
@@ -226,17 +222,21 @@ class ClientRuntime:
             self.heartbeat_soon()
             self.refresh_routes_soon()
 
-    def _consumer_ids_changed(self, connection: Connection, command: Command) -> None:
-        group = decode_header(command, ConsumerGroupRequest).consumer_group
-        consumer = self._consumers.get(group)
-        if consumer is not None:
-            consumer.rebalance_soon()
+    def _check_transaction(self, connection: Connection, command: Command) -> None:
+        header = decode_header(command, CheckTransactionRequest)
+        for message in read_messages(command.payload, header.bname):
+            group = message.properties.get(PRODUCER_GROUP, "")
+            answer_check = self._producers.get(group)
+            if answer_check is None:
+                _log.warning("transaction %s of group %r: no transaction producer here", message.msg_id, group)
+            else:
+                answer_check(connection.peer, header, message)
 
 
 def _client_id(ip: str, settings: ClientSettings, now_ms: int) -> str:
     """Two instances of one process differ, also when they are made in the same millisecond."""
     name = settings.instance_name
-    if name == "DEFAULT":
+    if name == "DEFAULT" and not settings.keeps_instance_name:
         name = f"{os.getpid()}#{now_ms * 1_000_000 + next(_instances)}"
     return "@".join(part for part in (ip, name, settings.unit_name) if part)
 
@@ -245,7 +245,5 @@ def _credentials(settings: ClientSettings) -> Credentials | None:
     if not settings.access_key:
         return None
     return Credentials(
-        access_key=settings.access_key,
-        secret_key=settings.secret_key,
-        security_token=settings.security_token or None,
+        access_key=settings.access_key, secret_key=settings.secret_key, security_token=settings.security_token or None
     )

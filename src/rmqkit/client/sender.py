@@ -11,8 +11,9 @@ refused with any other code                 raise PeerRefused at once
 ==========================================  ========================================================================
 
 All tries share one budget of time. A queue chosen by the caller gets one try. A message may be stored twice when an
-answer was lost; consumers tell by its unique key. Not here: checks and compression (`outgoing`), the latency fault
-table. Loop only. Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
+answer was lost; consumers tell by its unique key. Beyond ``sends_max`` sends wait in line, at the cost of their own
+time. Not here: checks and compression (`outgoing`), which brokers are avoided (`faults`). Loop only.
+Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ import enum
 
 from msgspec import Struct
 
+from rmqkit.client.faults import FaultTable
 from rmqkit.client.outgoing import Outgoing
 from rmqkit.client.routes import PublishQueues
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import ProducerSettings
-from rmqkit.errors import ConnectFailed, PeerRefused, RemotingError, SendFailed
+from rmqkit.errors import ClientError, ConnectFailed, PeerRefused, RemotingError, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, request
 from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.remoting.permits import Permits
 
 __all__ = ["RETRYABLE", "SendResult", "SendStatus", "Sender"]
 
@@ -73,6 +76,7 @@ class SendResult(Struct, gc=False):
         offset_msg_id: the id the broker gave: its address and the place in its log; of a batch joined by commas.
         queue_offset: position in the queue; of a batch that of its first message.
         transaction_id: as the broker answered it.
+        recall_handle: what `Producer.recall` takes; only of messages with a time of delivery.
     """
 
     status: SendStatus
@@ -81,6 +85,7 @@ class SendResult(Struct, gc=False):
     queue: MessageQueue
     queue_offset: int
     transaction_id: str | None = None
+    recall_handle: str | None = None
 
 
 class Sender:
@@ -92,6 +97,8 @@ class Sender:
         self._clock = runtime.clock
         self._group = group
         self._settings = settings
+        self._permits = Permits(settings.sends_max)
+        self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
 
     async def queues(self, topic: str) -> PublishQueues:
         """The queues of a topic. Raises NoRoute: there are none, or no name server answered."""
@@ -103,34 +110,44 @@ class Sender:
 
     async def send(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> SendResult:
         """Send until a broker has stored the message; to one queue only if it is given.
-
-        Raises:
-            NoRoute: the topic has no queues.
-            PeerRefused: a broker refused it in a way that no other broker would change.
-            SendFailed: every try failed, or the time is over.
-        """
+        Raises NoRoute: the topic has no queues.
+        Raises PeerRefused: a broker refused it in a way that no other broker would change.
+        Raises SendFailed: every try failed, or the time is over."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        queues = await self.queues(message.topic) if queue is None else None
-        tries = 1 if queues is None else 1 + self._settings.retries
+        if not await self._permits.take(timeout_ms):
+            limit = f"{self._settings.sends_max} sends (backPressureForAsyncSendNum)"
+            raise SendFailed(message.topic, [], ClientError(f"{timeout_ms:.0f} ms in line behind {limit}: slow down"))
+        try:
+            return await self._send(message, deadline_ms, queue)
+        finally:
+            self._permits.give_back()
+
+    async def _send(self, message: Outgoing, deadline_ms: float, queue: MessageQueue | None) -> SendResult:
+        queues = await self.queues(message.topic) if queue is None else PublishQueues([queue])
+        tries = 1 + self._settings.retries if queue is None else 1
         brokers: list[str] = []
         failure: RemotingError | PeerRefused | None = None
         not_safe: SendResult | None = None
         for tries_left in range(tries - 1, -1, -1):
-            left_ms = deadline_ms - self._clock.monotonic_ms()
+            started_ms = self._clock.monotonic_ms()
+            left_ms = deadline_ms - started_ms
             if left_ms <= 0 and brokers:
                 break
-            chosen = queue or _of(queues).pick(brokers[-1] if brokers else None)
+            chosen = self._pick(queues, brokers[-1] if brokers else None)
             brokers.append(chosen.broker_name)
             try:
                 result = await self._try(message, chosen, self._try_timeout_ms(left_ms, tries_left))
             except RemotingError as error:
                 failure = error
+                self._note(chosen, started_ms, is_isolated=True)
                 self._runtime.refresh_routes_soon()
             except PeerRefused as error:
+                self._note(chosen, started_ms, is_isolated=True, is_reachable=error.code not in RETRYABLE)
                 if error.code not in RETRYABLE:
                     raise
                 failure = error
             else:
+                self._note(chosen, started_ms)
                 if result.status is SendStatus.SEND_OK or not self._settings.retry_not_stored:
                     return result
                 not_safe = result
@@ -143,7 +160,7 @@ class Sender:
         """Write the message to a connection; nobody tells whether it was stored.
         Raises NoRoute: the topic has no queues.
         Raises ConnectFailed: the broker cannot be reached."""
-        chosen = queue or (await self.queues(message.topic)).pick()
+        chosen = queue or self._pick(await self.queues(message.topic))
         command = self._command(message, chosen, one_way=True)
         await self._remoting.send_one_way(self._master_address(chosen), command, timeout_ms)
 
@@ -156,7 +173,15 @@ class Sender:
         stored = decode_header(answer, SendMessageResponse)
         if stored.queue_id != queue.queue_id:
             queue = MessageQueue(queue.topic, queue.broker_name, stored.queue_id)
-        return SendResult(status, message.msg_id, stored.msg_id, queue, stored.queue_offset, stored.transaction_id)
+        return SendResult(
+            status,
+            message.msg_id,
+            stored.msg_id,
+            queue,
+            stored.queue_offset,
+            stored.transaction_id,
+            stored.recall_handle,
+        )
 
     def _command(self, message: Outgoing, queue: MessageQueue, *, one_way: bool = False) -> Command:
         settings = self._settings
@@ -176,7 +201,19 @@ class Sender:
             bname=queue.broker_name,
         )
         code = RequestCode.SEND_BATCH_MESSAGE if message.is_batch else RequestCode.SEND_MESSAGE_V2
+        if message.is_reply:
+            code = RequestCode.SEND_REPLY_MESSAGE_V2
         return request(code, header, message.body, one_way=one_way)
+
+    def _pick(self, queues: PublishQueues, last_broker: str | None = None) -> MessageQueue:
+        return queues.pick(last_broker) if self._faults is None else self._faults.pick(queues, last_broker)
+
+    def _note(
+        self, queue: MessageQueue, started_ms: float, *, is_isolated: bool = False, is_reachable: bool = True
+    ) -> None:
+        if self._faults is not None:
+            latency_ms = self._clock.monotonic_ms() - started_ms
+            self._faults.note(queue.broker_name, latency_ms, is_isolated=is_isolated, is_reachable=is_reachable)
 
     def _master_address(self, queue: MessageQueue) -> str:
         address = self._runtime.routes.address(queue.broker_name)
@@ -188,8 +225,3 @@ class Sender:
         """What one try may take; the last one all that is left."""
         limit_ms = self._settings.try_timeout_ms
         return max(1.0, min(left_ms, limit_ms) if limit_ms > 0 and tries_left else left_ms)
-
-
-def _of(queues: PublishQueues | None) -> PublishQueues:
-    assert queues is not None, "without a chosen queue there are queues to choose from"
-    return queues

@@ -22,6 +22,8 @@ from rmqkit.settings import Setting, setting_table
 __all__ = [
     "ClientSettings",
     "CompressionType",
+    "ConsumerSettings",
+    "MessageModel",
     "ProducerSettings",
     "PullConsumerSettings",
     "PushConsumerSettings",
@@ -31,7 +33,6 @@ __all__ = [
 ]
 
 S = TypeVar("S", bound=Struct)
-_FLOW_MESSAGES_MAX = 65535
 
 
 class CompressionType(enum.Enum):
@@ -50,6 +51,15 @@ class StartFrom(enum.Enum):
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
+class MessageModel(enum.Enum):
+    """Who of a group gets a message."""
+
+    CLUSTERING = "CLUSTERING"
+    """One member."""
+    BROADCASTING = "BROADCASTING"
+    """Every member."""
+
+
 class ClientSettings(ClientTlsSettings, kw_only=True):
     """What every client has."""
 
@@ -64,12 +74,13 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
     route_interval_ms: Annotated[
         int, Setting("pollNameServerInterval", "ms between two looks at the routes of the topics in use", low=10)
     ] = 30_000
-    heartbeat_interval_ms: Annotated[
-        int, Setting("heartbeatBrokerInterval", "ms between two heartbeats to every broker", low=10)
-    ] = 30_000
-    api_timeout_ms: Annotated[
-        int, Setting("mqClientApiTimeout", "ms a request to a name server or about a group may take", low=1)
-    ] = 3000
+    heartbeat_interval_ms: Annotated[int, Setting("heartbeatBrokerInterval", "ms between heartbeats", low=10)] = 30_000
+    api_timeout_ms: Annotated[int, Setting("mqClientApiTimeout", "ms per request about routes or groups", low=1)] = 3000
+
+    @property
+    def keeps_instance_name(self) -> bool:
+        """Whether the client id keeps the name DEFAULT."""
+        return False
 
 
 class ProducerSettings(ClientSettings, kw_only=True):
@@ -79,9 +90,7 @@ class ProducerSettings(ClientSettings, kw_only=True):
     try_timeout_ms: Annotated[
         int, Setting("sendMsgMaxTimeoutPerRequest", "ms one try may take, the last one excepted; -1: no such limit")
     ] = -1
-    retries: Annotated[
-        int, Setting("retryTimesWhenSendFailed", "further tries after a failed one", low=0, high=100)
-    ] = 2
+    retries: Annotated[int, Setting("retryTimesWhenSendFailed", "more tries after a failed one", low=0, high=100)] = 2
     retry_not_stored: Annotated[
         bool,
         Setting("retryAnotherBrokerWhenNotStoreOK", "whether a flush or replication time-out is sent again elsewhere"),
@@ -98,77 +107,114 @@ class ProducerSettings(ClientSettings, kw_only=True):
     template_queue_count: Annotated[
         int, Setting("defaultTopicQueueNums", "queues per broker of a topic that is created by sending", low=1)
     ] = 4
+    sends_max: Annotated[
+        int, Setting("backPressureForAsyncSendNum", "sends under way at a time; further ones wait in line", low=10)
+    ] = 1024
+    avoid_slow_brokers: Annotated[
+        bool, Setting("sendLatencyEnable", "whether brokers that were slow or failed get no messages for a while")
+    ] = False
+    batch_bytes: Annotated[
+        int, Setting("batchMaxBytes", "bytes at which send_many closes a batch", low=1, high=2 << 20)
+    ] = 32 << 10
+    batch_delay_ms: Annotated[
+        int, Setting("batchMaxDelayMs", "ms send_many keeps a batch open for further messages", low=1, high=30_000)
+    ] = 10
 
 
-class PullConsumerSettings(ClientSettings, kw_only=True):
-    """How a pull consumer asks."""
+class ConsumerSettings(ClientSettings, kw_only=True):
+    """How a consumer shares, reads and remembers queues."""
 
-    pull_timeout_ms: Annotated[
-        int, Setting("consumerPullTimeoutMillis", "ms a pull may take besides the time it is allowed to be held", low=1)
-    ] = 10_000
-
-
-class PushConsumerSettings(ClientSettings, kw_only=True):
-    """How a push consumer pulls, consumes and retries."""
-
-    start_from: Annotated[StartFrom, Setting("consumeFromWhere", "where a group without an offset begins")] = (
-        StartFrom.LAST_OFFSET
+    message_model: Annotated[MessageModel, Setting("messageModel", "how the members of a group share messages")] = (
+        MessageModel.CLUSTERING
     )
+    offsets_dir: Annotated[
+        str, Setting("localOffsetStoreDir", "where broadcasting keeps offsets; empty: ~/.rocketmq_offsets")
+    ] = ""
+    start_from: Annotated[StartFrom, Setting("consumeFromWhere", "where a new group begins")] = StartFrom.LAST_OFFSET
     start_timestamp_ms: Annotated[
         int, Setting("consumeTimestamp", "ms since the epoch, for start_from TIMESTAMP; 0: half an hour ago", low=0)
     ] = 0
-    handlers_max: Annotated[
-        int, Setting("consumeThreadMax", "messages that are handled at the same time", low=1, high=1000)
-    ] = 20
     span_max: Annotated[
-        int,
-        Setting(
-            "consumeConcurrentlyMaxSpan",
-            "offsets between the first and last message held of a queue",
-            low=1,
-            high=_FLOW_MESSAGES_MAX,
-        ),
+        int, Setting("consumeConcurrentlyMaxSpan", "offsets from the first to the last message held", low=1, high=65535)
     ] = 2000
     held_messages_max: Annotated[
-        int, Setting("pullThresholdForQueue", "messages held of a queue", low=1, high=_FLOW_MESSAGES_MAX)
+        int, Setting("pullThresholdForQueue", "messages held of a queue", low=1, high=65535)
     ] = 1000
-    held_mib_max: Annotated[
-        int, Setting("pullThresholdSizeForQueue", "MiB of bodies held of a queue", low=1, high=1024)
-    ] = 100
+    held_mib_max: Annotated[int, Setting("pullThresholdSizeForQueue", "MiB held of a queue", low=1, high=1024)] = 100
+    topic_messages_max: Annotated[
+        int, Setting("pullThresholdForTopic", "messages held of a topic; -1: as the queues", low=-1, high=6_553_500)
+    ] = -1
+    topic_mib_max: Annotated[
+        int, Setting("pullThresholdSizeForTopic", "MiB held of a topic; -1: as the queues", low=-1, high=102_400)
+    ] = -1
     pull_count: Annotated[int, Setting("pullBatchSize", "messages one pull asks for", low=1, high=1024)] = 32
     pull_bytes_max: Annotated[int, Setting("pullBatchSizeInBytes", "bytes one pull asks for", low=1)] = 256 << 10
-    suspend_ms: Annotated[
-        int, Setting("brokerSuspendMaxTimeMillis", "ms a broker may hold a pull that finds nothing", low=1)
-    ] = 15_000
+    suspend_ms: Annotated[int, Setting("brokerSuspendMaxTimeMillis", "ms an empty pull may be held", low=1)] = 15_000
     pull_timeout_ms: Annotated[
         int, Setting("consumerTimeoutMillisWhenSuspend", "ms after which a pull without an answer has failed", low=1)
     ] = 30_000
-    retries_max: Annotated[
-        int, Setting("maxReconsumeTimes", "failures after which a message goes to the dead letters; -1: 16", low=-1)
-    ] = -1
-    consume_timeout_minutes: Annotated[
-        int, Setting("consumeTimeout", "minutes after which a handler counts as failed", low=1)
-    ] = 15
     persist_interval_ms: Annotated[
-        int, Setting("persistConsumerOffsetInterval", "ms between two rounds that save offsets at the brokers", low=10)
+        int, Setting("persistConsumerOffsetInterval", "ms between two rounds that save offsets", low=10)
     ] = 5000
-    rebalance_interval_ms: Annotated[
-        int, Setting("rebalanceWaitInterval", "ms between two looks at who owns which queue", low=10)
-    ] = 20_000
+    rebalance_interval_ms: Annotated[int, Setting("rebalanceWaitInterval", "ms between rebalances", low=10)] = 20_000
     take_over_pause_ms: Annotated[
-        int,
-        Setting("takeOverPause", "ms between getting a queue that another client may hold and reading it", low=0),
+        int, Setting("takeOverPause", "ms between getting a queue that another client may hold and reading it", low=0)
     ] = 500
-    drain_ms: Annotated[
+    error_pause_ms: Annotated[int, Setting("pullTimeDelayMillsWhenException", "ms after a failed pull", low=1)] = 1000
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether every member of the group gets every message."""
+        return self.message_model is MessageModel.BROADCASTING
+
+    @property
+    def keeps_instance_name(self) -> bool:
+        """Offsets of broadcasting lie under the client id, so it has to be the same after a restart."""
+        return self.is_broadcasting
+
+
+class PullConsumerSettings(ConsumerSettings, kw_only=True):
+    """How a pull consumer asks."""
+
+    pull_count: Annotated[int, Setting("pullBatchSize", "messages one pull asks for", low=1, high=1024)] = 10
+    suspend_ms: Annotated[int, Setting("brokerSuspendMaxTimeMillis", "ms an empty pull may be held", low=1)] = 20_000
+    request_timeout_ms: Annotated[
+        int, Setting("consumerPullTimeoutMillis", "ms a `pull` may take besides the time it may be held", low=1)
+    ] = 10_000
+    auto_commit: Annotated[bool, Setting("autoCommit", "whether offsets of polled messages are saved unasked")] = True
+
+
+class PushConsumerSettings(ConsumerSettings, kw_only=True):
+    """How a push consumer consumes and retries."""
+
+    handlers_max: Annotated[int, Setting("consumeThreadMax", "messages handled at a time", low=1, high=1000)] = 20
+    retries_max: Annotated[
         int,
-        Setting("awaitTerminationMillisWhenShutdown", "ms that closing waits for handlers at work", low=0),
+        Setting(
+            "maxReconsumeTimes",
+            "failures after which a message goes to the dead letters; -1: 16, in ordered consumption without end",
+            low=-1,
+        ),
+    ] = -1
+    consume_timeout_minutes: Annotated[int, Setting("consumeTimeout", "minutes a handler may take", low=1)] = 15
+    drain_ms: Annotated[
+        int, Setting("awaitTerminationMillisWhenShutdown", "ms that closing waits for handlers at work", low=0)
     ] = 30_000
-    error_pause_ms: Annotated[
-        int, Setting("pullTimeDelayMillsWhenException", "ms between a failed pull and the next", low=1)
-    ] = 1000
     local_retry_ms: Annotated[
         int, Setting("localRetryPause", "ms until a message that could not be sent back is handled again", low=1)
     ] = 5000
+    suspend_queue_ms: Annotated[
+        int,
+        Setting(
+            "suspendCurrentQueueTimeMillis",
+            "ms an ordered queue stands still after a failure",
+            low=10,
+            high=30_000,
+        ),
+    ] = 1000
+    lock_interval_ms: Annotated[
+        int, Setting("lockInterval", "ms between two rounds that renew the locks of ordered queues", low=10)
+    ] = 20_000
 
 
 def check(settings: S) -> S:

@@ -18,12 +18,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from rmqkit.client import producer, pull_consumer, push_consumer
+from rmqkit.client import producer, pull_consumer, push_consumer, transaction
 from rmqkit.client.lifecycle import Client
+from rmqkit.client.polling import MessageStream
 from rmqkit.client.portal import Portal, portal
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["Producer", "PullConsumer", "PushConsumer"]
+__all__ = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,6 +78,22 @@ def _shares(method: _Method[P, T]) -> _Method[P, T]:
     return method
 
 
+def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[ReceivedMessage]]:
+    """The messages of a stream, for ``for``; the class has the stream itself as ``_stream``."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ReceivedMessage]:
+        stream = self._stream(*args, **kwargs)
+        while True:
+            try:
+                message = self._portal.run(stream.__anext__)
+            except StopAsyncIteration:
+                return
+            yield message
+
+    functools.update_wrapper(call, method)
+    return call
+
+
 class _Blocking:
     """What the facades have in common."""
 
@@ -106,7 +123,21 @@ class Producer(_Blocking):
     send = _waits(producer.Producer.send)
     send_one_way = _waits(producer.Producer.send_one_way)
     send_batch = _waits(producer.Producer.send_batch)
+    send_many = _waits(producer.Producer.send_many)
+    request = _waits(producer.Producer.request)
+    reply = _waits(producer.Producer.reply)
+    recall = _waits(producer.Producer.recall)
     queues = _waits(producer.Producer.queues)
+
+
+class TransactionProducer(Producer):
+    """`rmqkit.client.transaction.TransactionProducer`, blocking."""
+
+    @_makes(transaction.TransactionProducer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.transaction.TransactionProducer`."""
+
+    send_in_transaction = _waits(transaction.TransactionProducer.send_in_transaction)
 
 
 class PullConsumer(_Blocking):
@@ -116,6 +147,17 @@ class PullConsumer(_Blocking):
     def __init__(self) -> None:
         """As `rmqkit.client.pull_consumer.PullConsumer`."""
 
+    subscribe = _calls(pull_consumer.PullConsumer.subscribe)
+    unsubscribe = _calls(pull_consumer.PullConsumer.unsubscribe)
+    assign = _calls(pull_consumer.PullConsumer.assign)
+    held_queues = _calls(pull_consumer.PullConsumer.held_queues)
+    pause = _calls(pull_consumer.PullConsumer.pause)
+    resume = _calls(pull_consumer.PullConsumer.resume)
+    poll = _waits(pull_consumer.PullConsumer.poll)
+    seek = _waits(pull_consumer.PullConsumer.seek)
+    seek_to_begin = _waits(pull_consumer.PullConsumer.seek_to_begin)
+    seek_to_end = _waits(pull_consumer.PullConsumer.seek_to_end)
+    seek_to_time = _waits(pull_consumer.PullConsumer.seek_to_time)
     queues = _waits(pull_consumer.PullConsumer.queues)
     pull = _waits(pull_consumer.PullConsumer.pull)
     min_offset = _waits(pull_consumer.PullConsumer.min_offset)
@@ -123,6 +165,8 @@ class PullConsumer(_Blocking):
     search_offset = _waits(pull_consumer.PullConsumer.search_offset)
     committed = _waits(pull_consumer.PullConsumer.committed)
     commit = _waits(pull_consumer.PullConsumer.commit)
+    _stream = _calls(pull_consumer.PullConsumer.messages)
+    messages = _iterates(pull_consumer.PullConsumer.messages)
 
 
 class PushConsumer(_Blocking):
@@ -135,15 +179,8 @@ class PushConsumer(_Blocking):
     subscribe = _calls(push_consumer.PushConsumer.subscribe)
     on = _shares(push_consumer.PushConsumer.on)
     unsubscribe = _calls(push_consumer.PushConsumer.unsubscribe)
+    pause = _calls(push_consumer.PushConsumer.pause)
+    resume = _calls(push_consumer.PushConsumer.resume)
     held_queues = _calls(push_consumer.PushConsumer.held_queues)
     _stream = _calls(push_consumer.PushConsumer.messages)
-
-    def messages(self) -> Iterator[ReceivedMessage]:
-        """As `rmqkit.client.push_consumer.PushConsumer.messages`, for ``for``."""
-        stream = self._stream()
-        while True:
-            try:
-                message = self._portal.run(stream.__anext__)
-            except StopAsyncIteration:
-                return
-            yield message
+    messages = _iterates(push_consumer.PushConsumer.messages)

@@ -248,22 +248,10 @@ class _Terms:
         return _negation(parts[1])
 
     def any_of(self, parts: list[Any]) -> _Term:
-        conditions = tuple(_condition(part) for part in parts)
-
-        def condition(properties: bytes) -> bool | None:
-            verdict: bool | None = False
-            for one in conditions:
-                value = one(properties)
-                if value:
-                    return True
-                if value is None:
-                    verdict = None
-            return verdict
-
-        return _conditional(f"({' || '.join(part.text for part in parts)})", condition, *parts)
+        return _joined(parts, "||", decisive=True)
 
     def all_of(self, parts: list[Any]) -> _Term:
-        return _all_of(parts)
+        return _joined(parts, "&&", decisive=False)
 
     def equality(self, parts: list[Any]) -> _Term:
         left, sign, right = parts
@@ -287,10 +275,10 @@ class _Terms:
         term, inverted, low, high = parts
         if inverted:
             below, above = _order(term, "<", low), _order(term, ">", high)
-            return self.any_of([below, above])
+            return _joined([below, above], "||", decisive=True)
         if low.is_literal and high.is_literal:
             _check_bounds(low, high)
-        return _all_of([_order(term, ">=", low), _order(term, "<=", high)])
+        return _joined([_order(term, ">=", low), _order(term, "<=", high)], "&&", decisive=False)
 
     def one_of(self, parts: list[Any]) -> _Term:
         term, inverted, *listed = parts
@@ -350,20 +338,21 @@ def _negation(term: _Term) -> _Term:
     return _conditional(f"(NOT {term.text})", condition, term)
 
 
-def _all_of(parts: list[_Term]) -> _Term:
-    conditions = tuple(_condition(part) for part in parts)
+def _joined(parts: list[_Term], sign: str, *, decisive: bool) -> _Term:
+    """``OR`` and ``AND``: the first part with the decisive verdict ends them, an unknown one leaves them open."""
+    conditions, otherwise = tuple(_condition(part) for part in parts), not decisive
 
     def condition(properties: bytes) -> bool | None:
-        verdict: bool | None = True
+        verdict: bool | None = otherwise
         for one in conditions:
             value = one(properties)
+            if value is decisive:
+                return value
             if value is None:
                 verdict = None
-            elif not value:
-                return False
         return verdict
 
-    return _conditional(f"({' && '.join(part.text for part in parts)})", condition, *parts)
+    return _conditional(f"({f' {sign} '.join(part.text for part in parts)})", condition, *parts)
 
 
 def _order(left: _Term, sign: str, right: _Term) -> _Term:

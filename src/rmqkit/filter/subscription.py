@@ -43,11 +43,7 @@ def subscription(
     if not tags:
         raise ValueError(f"subscription expression {expression!r} names no tag: use '*' or 'A || B'")
     return SubscriptionData(
-        topic=topic,
-        sub_string=text,
-        tags_set=tags,
-        code_set=[java_hash(tag) for tag in tags],
-        sub_version=version,
+        topic=topic, sub_string=text, tags_set=tags, code_set=[java_hash(tag) for tag in tags], sub_version=version
     )
 
 

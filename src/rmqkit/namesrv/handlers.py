@@ -52,11 +52,7 @@ _STRICT_JSON_SINCE = version_number(4, 9, 4)
 
 
 class RouteHandlers:
-    """Answers clients.
-
-    Args:
-        is_ready: whether brokers had time to register since the start.
-    """
+    """Answers clients; ``is_ready`` says whether brokers had time to register since the start."""
 
     def __init__(
         self, settings: NamesrvSettings, routes: RouteTable, kv: KeyValues, is_ready: Callable[[], bool]
@@ -95,11 +91,7 @@ class RouteHandlers:
 
 
 class BrokerHandlers:
-    """Answers brokers.
-
-    Args:
-        on_change: told of each group that a lower id joined.
-    """
+    """Answers brokers; ``on_change`` is told of each group that a lower id joined."""
 
     def __init__(
         self,

@@ -30,11 +30,7 @@ class _Stored(Struct, rename="camel"):
 
 
 class KeyValues:
-    """The namespaces and their file.
-
-    Args:
-        path: the file; its directory is made when first written.
-    """
+    """The namespaces and their file; its directory is made when first written."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonFile(path)

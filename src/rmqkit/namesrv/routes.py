@@ -65,14 +65,7 @@ _READ_WRITE = int(Permission.READ | Permission.WRITE)
 
 @dataclass(slots=True)
 class LiveBroker:
-    """What is known of a broker process that registered.
-
-    Attributes:
-        broker_name: what it registered as.
-        seen_ms: monotonic time of its last sign of life.
-        timeout_ms: how long it may be silent.
-        connection: the connection it registered over.
-    """
+    """What is known of a broker process that registered; ``seen_ms`` is the monotonic time of its last sign of life."""
 
     broker_name: str
     seen_ms: float
@@ -85,12 +78,8 @@ class LiveBroker:
 @dataclass(frozen=True, slots=True)
 class Registration:
     """One REGISTER_BROKER.
-
-    Attributes:
-        timeout_ms: how long the broker may be silent; None for the usual.
-        enable_acting_master: None from a broker too old to know of it.
-        filter_servers: None to leave the known ones as they are.
-    """
+    None stands for the usual ``timeout_ms``, for ``enable_acting_master`` from a broker too old to know of it, and for
+    ``filter_servers`` that stay as they are."""
 
     cluster: str
     address: str
@@ -112,12 +101,8 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A broker process that leaves.
-
-    Attributes:
-        connection: the connection it was last known by; a broker that has registered over another one since stays.
-            None when it said good-bye itself.
-    """
+    """A broker process that leaves; without ``connection`` it said good-bye itself.
+    One that has registered over another connection than this since stays."""
 
     cluster: str
     address: str
@@ -127,13 +112,8 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """The lowest id of a broker name changed.
-
-    Attributes:
-        members: who is left or there now, by id.
-        offline_address: who went away, or None when somebody joined.
-        ha_address: the HA address of who joined.
-    """
+    """The lowest id of a broker name changed: who is left or there now, by id.
+    ``offline_address`` is who went away, or None when somebody joined; ``ha_address`` belongs to who joined."""
 
     broker_name: str
     members: dict[int, str]
@@ -143,13 +123,8 @@ class MemberChange:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What came of a registration.
-
-    Attributes:
-        is_accepted: False when it was refused.
-        master: address and HA address of the living master, for a slave.
-        change: what the members of the group may be told.
-    """
+    """What came of a registration: ``master`` is address and HA address of the living master, for a slave.
+    ``change`` is what the members of the group may be told."""
 
     is_accepted: bool = True
     master: tuple[str, str | None] | None = None
@@ -165,11 +140,7 @@ class _Changes:
 
 
 class RouteTable:
-    """The tables and their transitions; loop only. What look-ups return is shared: read it, do not change it.
-
-    Args:
-        monotonic_ms: the clock for signs of life.
-    """
+    """The tables and their transitions; loop only. What look-ups return is shared: read it, do not change it."""
 
     def __init__(self, monotonic_ms: Callable[[], float]) -> None:
         self._monotonic_ms = monotonic_ms
@@ -186,11 +157,8 @@ class RouteTable:
         """Take in a broker and, from a master or prime slave, its topics.
 
         A table of one topic from a broker id that is not known yet is refused: an increment needs the whole first.
-        So is, silently, an id that a living broker with a newer state version holds.
-
-        Args:
-            forget_missing: whether topics that the broker had and no longer sends are removed.
-        """
+        So is, silently, an id that a living broker with a newer state version holds. With ``forget_missing`` topics
+        that the broker had and no longer sends are removed."""
         if self._is_increment_without_base(registration):
             return Registered(is_accepted=False)
         self._leave_former_name(registration)
@@ -220,9 +188,7 @@ class RouteTable:
 
     def register_topic(self, topic: str, queue_datas: Iterable[QueueData]) -> None:
         """Merge the queues of one topic (REGISTER_TOPIC_IN_NAMESRV).
-
-        The first broker name that is not registered ends it; a topic that is new is then not added at all.
-        """
+        The first broker name that is not registered ends it; a topic that is new is then not added at all."""
         known = self._queues.get(topic)
         queues = {} if known is None else known
         for queue in queue_datas:
@@ -244,10 +210,7 @@ class RouteTable:
 
     def unregister(self, departures: Iterable[Departure]) -> list[MemberChange]:
         """Forget brokers; their queues go when the last address of a broker name has gone.
-
-        Returns:
-            The groups with acting master whose lowest id went away, for those who are left.
-        """
+        Returns the groups with acting master whose lowest id went away, for those who are left."""
         changes = _Changes()
         told: list[MemberChange] = []
         for departure in departures:

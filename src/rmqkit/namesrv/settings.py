@@ -20,9 +20,7 @@ class NamesrvSettings(Struct, kw_only=True):
 
     listen_port: Annotated[int, Setting("listenPort", "port to listen on, 0 for a free one", low=0, high=65535)] = 9876
     bind_address: Annotated[str, Setting("bindAddress", "address to listen on")] = "0.0.0.0"
-    kv_config_path: Annotated[
-        str, Setting("kvConfigPath", "file of the KV configuration; default: ~/namesrv/kvConfig.json")
-    ] = ""
+    kv_config_path: Annotated[str, Setting("kvConfigPath", "KV file; default: ~/namesrv/kvConfig.json")] = ""
     admin_addresses: Annotated[
         AdminAddresses,
         Setting("adminAllowedAddresses", "who may change the server: loopback, any, or addresses and networks"),
@@ -37,18 +35,13 @@ class NamesrvSettings(Struct, kw_only=True):
         bool, Setting("orderMessageEnable", "tell clients the order configuration of a topic", hot=True)
     ] = False
     return_order_topic_config: Annotated[
-        bool,
-        Setting("returnOrderTopicConfigToBroker", "tell brokers all order topics when they register", hot=True),
+        bool, Setting("returnOrderTopicConfigToBroker", "tell brokers all order topics when they register", hot=True)
     ] = True
     support_acting_master: Annotated[
         bool, Setting("supportActingMaster", "show the lowest slave of a masterless group as its master", hot=True)
     ] = False
-    all_topic_list_enable: Annotated[
-        bool, Setting("enableAllTopicList", "answer requests for the list of all topics", hot=True)
-    ] = True
-    topic_list_enable: Annotated[
-        bool, Setting("enableTopicList", "answer requests for the topics of a cluster or unit", hot=True)
-    ] = True
+    all_topic_list_enable: Annotated[bool, Setting("enableAllTopicList", "answer lists of all topics", hot=True)] = True
+    topic_list_enable: Annotated[bool, Setting("enableTopicList", "list topics of clusters and units", hot=True)] = True
     notify_min_broker_id_changed: Annotated[
         bool, Setting("notifyMinBrokerIdChanged", "tell brokers of a group when its lowest id changes", hot=True)
     ] = False
@@ -59,8 +52,7 @@ class NamesrvSettings(Struct, kw_only=True):
         int, Setting("waitSecondsForService", "seconds after the start without routes", low=0, hot=True)
     ] = 45
     delete_topic_with_registration: Annotated[
-        bool,
-        Setting("deleteTopicWithBrokerRegistration", "forget topics that a broker no longer registers", hot=True),
+        bool, Setting("deleteTopicWithBrokerRegistration", "forget topics that a broker no longer registers", hot=True)
     ] = False
     config_black_list: Annotated[
         str, Setting("configBlackList", "keys that must not be changed, separated by semicolons")

@@ -21,11 +21,7 @@ _log = logging.getLogger(__name__)
 
 class Unregistration:
     """Takes departures in batches out of the route table; loop only.
-
-    Args:
-        capacity: departures that may wait.
-        on_change: told of each group whose lowest id went away.
-    """
+    At most ``capacity`` wait; ``on_change`` is told of each group whose lowest id went away."""
 
     def __init__(self, routes: RouteTable, *, capacity: int, on_change: Callable[[MemberChange], None]) -> None:
         self._routes = routes

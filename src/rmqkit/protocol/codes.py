@@ -13,9 +13,7 @@ __all__ = ["CURRENT_VERSION", "FAQ", "LANGUAGES", "RequestCode", "ResponseCode",
 
 class RequestCode(enum.IntEnum):
     """What a request asks for (``RequestCode``).
-
-    Numbers that no release sends any more are left out: 13, 22, 23, 27, 47, 209 to 214, 301, 302.
-    """
+    Numbers that no release sends any more are left out: 13, 22, 23, 27, 47, 209 to 214, 301, 302."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -177,15 +175,9 @@ class RequestCode(enum.IntEnum):
 
 class ResponseCode(enum.IntEnum):
     """What a response says (``ResponseCode``); SUCCESS is the only one without a problem.
-
     Brokers up to 5.2 use 209, 210 and 211 for a failed change of the plain ACL: to create, to delete, of addresses.
-    The negative ones are made by a caller for itself.
-    """
+    Left out: what controllers answer (2000 to 2016) and what a Java caller tells itself (negative numbers)."""
 
-    RPC_TIME_OUT = -1006
-    RPC_SEND_TO_CHANNEL_FAILED = -1004
-    RPC_ADDR_IS_NULL = -1002
-    RPC_UNKNOWN = -1000
     SUCCESS = 0
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2
@@ -229,43 +221,11 @@ class ResponseCode(enum.IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
-    CONTROLLER_FENCED_MASTER_EPOCH = 2000
-    CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH = 2001
-    CONTROLLER_INVALID_MASTER = 2002
-    CONTROLLER_INVALID_REPLICAS = 2003
-    CONTROLLER_MASTER_NOT_AVAILABLE = 2004
-    CONTROLLER_INVALID_REQUEST = 2005
-    CONTROLLER_BROKER_NOT_ALIVE = 2006
-    CONTROLLER_NOT_LEADER = 2007
-    CONTROLLER_BROKER_METADATA_NOT_EXIST = 2008
-    CONTROLLER_INVALID_CLEAN_BROKER_METADATA = 2009
-    CONTROLLER_BROKER_NEED_TO_BE_REGISTERED = 2010
-    CONTROLLER_MASTER_STILL_EXIST = 2011
-    CONTROLLER_ELECT_MASTER_FAILED = 2012
-    CONTROLLER_ALTER_SYNC_STATE_SET_FAILED = 2013
-    CONTROLLER_BROKER_ID_INVALID = 2014
-    CONTROLLER_JRAFT_INTERNAL_ERROR = 2015
-    CONTROLLER_BROKER_LIVE_INFO_NOT_EXISTS = 2016
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
 
 
-LANGUAGES = (
-    "JAVA",
-    "CPP",
-    "DOTNET",
-    "PYTHON",
-    "DELPHI",
-    "ERLANG",
-    "RUBY",
-    "OTHER",
-    "HTTP",
-    "GO",
-    "PHP",
-    "OMS",
-    "RUST",
-    "NODE_JS",
-)
+LANGUAGES = tuple("JAVA CPP DOTNET PYTHON DELPHI ERLANG RUBY OTHER HTTP GO PHP OMS RUST NODE_JS".split())
 """Language names; the index is the number in a binary header."""
 
 

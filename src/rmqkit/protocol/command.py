@@ -26,6 +26,7 @@ from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, ResponseCode
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, frame_start
 
 __all__ = [
+    "RESPONSE",
     "Body",
     "Command",
     "decode_command",
@@ -41,7 +42,7 @@ __all__ = [
 Body = bytes | bytearray | memoryview
 H = TypeVar("H", bound=Struct)
 
-_RESPONSE = 1
+RESPONSE = 1
 _ONE_WAY = 2
 _BINARY_HEAD = struct.Struct(">hBhii")
 _I16 = struct.Struct(">h")
@@ -75,7 +76,7 @@ class Command(Struct, gc=False):
     @property
     def is_response(self) -> bool:
         """Whether this answers a request of ours."""
-        return bool(self.flag & _RESPONSE)
+        return bool(self.flag & RESPONSE)
 
     @property
     def payload(self) -> bytes:
@@ -91,14 +92,13 @@ class Command(Struct, gc=False):
         return bool(self.flag & _ONE_WAY)
 
 
-class _JsonHeader(Struct, gc=False):
-    code: int
-    opaque: int = 0
-    flag: int = 0
-    remark: str | None = None
-    language: str | int | None = "JAVA"
+class _JsonCommand(Command, rename={"fields": "extFields", "body": ""}, gc=False):
+    """A command as JSON spells it, read into its place at once; the body comes from the frame."""
+
+    fields: Raw = _NO_FIELDS
+    body: Any = b""
+    language: str | int | None = "JAVA"  # type: ignore[assignment]
     version: int = 0
-    extFields: Raw = _NO_FIELDS  # noqa: N815 - the wire spelling
 
 
 class _JsonHeaderOut(Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -114,7 +114,7 @@ class _JsonHeaderOut(Struct, kw_only=True, omit_defaults=True, gc=False):
     version: int
 
 
-_decode_json_header = msgspec.json.Decoder(_JsonHeader, strict=False).decode
+_decode_json_command = msgspec.json.Decoder(_JsonCommand, strict=False).decode
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -136,7 +136,7 @@ def reply(
     """The response to a request: its opaque, a code, and either a typed header or ready fields."""
     if header is not None:
         fields = header_fields(header) if fields is None else {**header_fields(header), **fields}
-    return Command(code, command.opaque, _RESPONSE, fields, body, remark)
+    return Command(code, command.opaque, RESPONSE, fields, body, remark)
 
 
 def decode_command(frame: Frame) -> Command:
@@ -178,16 +178,12 @@ def decode_header(command: Command, header_type: type[H]) -> H:
         return msgspec.convert(fields or {}, header_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if isinstance(fields, Raw):
-            return decode_header(_with_text_fields(command), header_type)
+            return decode_header(Command(command.code, fields=decode_fields(command)), header_type)
         raise HeaderError(f"{header_type.__name__}: {error}") from None
 
 
 def decode_header_leniently(
-    command: Command,
-    header_type: type[H],
-    *,
-    missing: Mapping[str, str] | None = None,
-    drops_unreadable: bool = True,
+    command: Command, header_type: type[H], *, missing: Mapping[str, str] | None = None, drops_unreadable: bool = True
 ) -> H:
     """`decode_header` that also takes what Java takes: a boolean that is not ``true`` is false, for one thing.
     Raises HeaderError: as `decode_header`.
@@ -254,10 +250,6 @@ def _header_decoder(header_type: type[H]) -> Any:
     return msgspec.json.Decoder(header_type, strict=False).decode
 
 
-def _with_text_fields(command: Command) -> Command:
-    return Command(command.code, fields=decode_fields(command))
-
-
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return str(value)
@@ -270,14 +262,14 @@ def _text(value: Any) -> str:
 
 def _decode_json(frame: Frame) -> Command:
     try:
-        header = _decode_json_header(frame.header)
+        command: Command = _decode_json_command(frame.header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HeaderError(f"command header is not readable JSON: {error}") from None
-    language = header.language
-    if not isinstance(language, str) or language not in LANGUAGES:
-        language = _language(language)
-    fields = header.extFields or None
-    return Command(header.code, header.opaque, header.flag, fields, frame.body, header.remark, language, header.version)
+    if command.language not in LANGUAGES:
+        command.language = _language(command.language)
+    command.fields = command.fields or None
+    command.body = frame.body
+    return command
 
 
 def _language(value: str | int | None) -> str | None:
@@ -316,9 +308,7 @@ def _decode_binary(frame: Frame) -> Command:
 
 def _entries(header: bytes, position: int, end: int) -> dict[str, str]:
     """The map between two positions; an empty key or value means null and drops the entry.
-
-    One flat loop, because it runs for some twelve entries of every request with a binary header.
-    """
+    One flat loop, because it runs for some twelve entries of every request with a binary header."""
     fields: dict[str, str] = {}
     unpack_length = _I32.unpack_from
     text = header.decode("latin-1")  # cut as text: that is three times cheaper than decoding each piece

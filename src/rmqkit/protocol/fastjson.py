@@ -40,14 +40,7 @@ ORDINALS: dict[str, tuple[str, ...]] = {
         "CONSUME_FROM_TIMESTAMP",
     ),
     "topicFilterType": ("SINGLE_TAG", "MULTI_TAG"),
-    "consumeResult": (
-        "CR_SUCCESS",
-        "CR_LATER",
-        "CR_ROLLBACK",
-        "CR_COMMIT",
-        "CR_THROW_EXCEPTION",
-        "CR_RETURN_NULL",
-    ),
+    "consumeResult": ("CR_SUCCESS", "CR_LATER", "CR_ROLLBACK", "CR_COMMIT", "CR_THROW_EXCEPTION", "CR_RETURN_NULL"),
     "mode": ("PULL", "POP"),
     "language": LANGUAGES,
 }
@@ -104,11 +97,7 @@ def _with_names(value: Any) -> Any:
 
 def dumps(value: Any, *, indent: str | None = None) -> bytes:
     """A value in the dialect: integer keys bare, `ObjectKey` and struct keys inline, None members left out.
-
-    Args:
-        value: anything msgspec can turn into plain values, maps with int, str or struct keys included.
-        indent: text of one level for files read by people, or None for one line.
-    """
+    ``indent`` is the text of one level for files read by people; without it there is one line."""
     return "".join(_write(value, "" if indent is None else "\n", indent or "")).encode("utf-8", "replace")
 
 

@@ -26,12 +26,8 @@ DEPTH_MAX = 64
 
 
 def read(body: bytes | bytearray | memoryview, *, has_quoted_objects: bool = False) -> Any:
-    """The value in a body.
-    Raises BodyError: it is not in the dialect, or its references cannot be resolved.
-
-    Args:
-        has_quoted_objects: a text key that holds an object is taken for one, because some peers quote object keys.
-    """
+    """The value in a body. Raises BodyError: it is not in the dialect, or its references cannot be resolved.
+    With ``has_quoted_objects`` a text key that holds an object is taken for one: some peers quote object keys."""
     try:
         text = str(body, "utf-8")
     except UnicodeDecodeError as error:
@@ -199,10 +195,7 @@ class _Reader:
 
 class _References:
     """Copies a value with every ``{"$ref": path}`` replaced by a copy of what it points to.
-
-    Args:
-        nodes_max: how many objects, lists and plain values the copy may have.
-    """
+    The copy may have at most ``nodes_max`` values, objects and lists."""
 
     def __init__(self, root: Any, nodes_max: int) -> None:
         self._root = root

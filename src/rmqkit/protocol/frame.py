@@ -43,11 +43,7 @@ class Frame(Struct, gc=False):
 
 
 class FrameSplitter:
-    """Cuts a byte stream into frames, one call per read.
-
-    Args:
-        frame_bytes_max: frames that announce more are refused.
-    """
+    """Cuts a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused."""
 
     __slots__ = ("_buffered_bytes", "_frame_bytes_max", "_held", "_wanted_bytes")
 

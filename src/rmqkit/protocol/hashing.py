@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-__all__ = ["java_hash", "tags_code"]
+__all__ = ["encoded_tags_code", "java_hash", "tags_code"]
 
 
 def java_hash(text: str) -> int:
@@ -28,3 +28,9 @@ def java_hash(text: str) -> int:
 def tags_code(tags: str) -> int:
     """The consume-queue code of a TAGS property; 0 when there is none. Source: store.md §4.2."""
     return java_hash(tags)
+
+
+@functools.lru_cache(maxsize=4096)
+def encoded_tags_code(tags: bytes) -> int:
+    """`tags_code` of a property value as it is stored."""
+    return java_hash(tags.decode("utf-8", "replace"))

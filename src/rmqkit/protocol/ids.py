@@ -14,11 +14,12 @@ Text is upper-case hexadecimal; the length tells IPv4 from IPv6. Source: remotin
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from datetime import datetime
 
 from rmqkit.protocol.record import unpack_host
 
-__all__ = ["UniqueKeys", "decode_offset_id", "offset_id"]
+__all__ = ["UniqueKeys", "decode_offset_id", "offset_id", "offset_ids"]
 
 _OFFSET = struct.Struct(">q")
 _UNIQUE_TAIL = struct.Struct(">IH")
@@ -27,6 +28,12 @@ _UNIQUE_TAIL = struct.Struct(">IH")
 def offset_id(store_host: bytes, physical_offset: int) -> str:
     """The offset message id of a record: packed store host (8 or 20 bytes) and its place in the log."""
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
+
+
+def offset_ids(store_host: bytes, physical_offsets: Iterable[int]) -> str:
+    """The offset message ids of several records, joined by commas."""
+    host = store_host.hex().upper()
+    return ",".join([f"{host}{offset & 0xFFFFFFFFFFFFFFFF:016X}" for offset in physical_offsets])
 
 
 def decode_offset_id(text: str) -> tuple[str, int, int]:
@@ -45,12 +52,7 @@ def decode_offset_id(text: str) -> tuple[str, int, int]:
 
 class UniqueKeys:
     """Gives out unique keys for one process.
-
-    Args:
-        ip: the client's address, 4 or 16 packed bytes.
-        process_id: its low 16 bits are used.
-        seed: any 32-bit number that differs between instances in one process.
-    """
+    ``ip`` is packed (4 or 16 bytes), ``seed`` any 32-bit number that differs between instances in one process."""
 
     __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_prefix")
 

@@ -33,6 +33,11 @@ class Message(Struct, kw_only=True):
         flag: an application number carried along.
         wait_store: False asks the broker to answer before the message is flushed and replicated.
         sharding_key: what ordered sends choose the queue by.
+        delay_level: 1 to 18 for the broker's delay levels (``1s 5s 10s 30s 1m … 2h`` unless it has others); 0: at once.
+        delay_ms: delivered so many ms after the broker got it.
+        deliver_at_ms: delivered at that time, in ms since the epoch; at once when it is past. At most one of the three.
+        msg_id: its unique key. Left out, every send gives it a new one; send again what may be stored already with the
+            one it had.
     """
 
     topic: str
@@ -43,10 +48,20 @@ class Message(Struct, kw_only=True):
     flag: int = 0
     wait_store: bool = True
     sharding_key: str | None = None
+    delay_level: int = 0
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
+    msg_id: str | None = None
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it is to be delivered later than at once."""
+        return bool(self.delay_level) or self.delay_ms is not None or self.deliver_at_ms is not None
 
     def wire_properties(self) -> dict[str, str]:
         """All properties as they are sent, RocketMQ's own included.
-        Raises ValueError: a property of the application has a reserved name, or a key contains a blank."""
+        Raises ValueError: a property of the application has a reserved name, a key contains a blank, or a delay is
+        negative or one of several."""
         taken = RESERVED_NAMES.intersection(self.properties)
         if taken:
             raise ValueError(f"property name {min(taken)} belongs to RocketMQ: choose another")
@@ -60,8 +75,22 @@ class Message(Struct, kw_only=True):
             merged[names.TAGS] = self.tags
         if self.sharding_key is not None:
             merged[names.SHARDING_KEY] = self.sharding_key
+        if self.is_delayed:
+            merged.update([self._delay()])
         merged[names.WAIT] = "true" if self.wait_store else "false"
         return merged
+
+    def _delay(self) -> tuple[str, str]:
+        """The one property that says when a delayed message is delivered."""
+        match self.delay_level, self.delay_ms, self.deliver_at_ms:
+            case int(level), None, None if level > 0:
+                return names.DELAY, str(level)
+            case 0, int(delay_ms), None if delay_ms >= 0:
+                return names.TIMER_DELAY_MS, str(delay_ms)
+            case 0, None, int(at_ms) if at_ms >= 0:
+                return names.TIMER_DELIVER_MS, str(at_ms)
+        found = f"delay_level={self.delay_level}, delay_ms={self.delay_ms}, deliver_at_ms={self.deliver_at_ms}"
+        raise ValueError(f"{found}: give one, not negative")
 
 
 class ReceivedMessage(Struct, kw_only=True):

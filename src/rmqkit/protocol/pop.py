@@ -70,11 +70,8 @@ class OrderKey(Struct, frozen=True, order=True):
 
 class PopHandle(Struct, kw_only=True, frozen=True):
     """What acks and changes of the invisible time name a popped message by; times in ms.
-
-    Attributes:
-        check_point_offset: the check point's offset in the revive queue (of the queue itself for ordered pops).
-        queue_offset: the message's own, missing in the handle of a whole pop.
-    """
+    ``check_point_offset`` is that in the revive queue (of the queue itself for ordered pops); ``queue_offset`` is the
+    message's own, missing in the handle of a whole pop."""
 
     check_point_offset: int
     pop_time: int

@@ -25,12 +25,8 @@ _V2_LOCAL, _V2_PROXY = 0x20, 0x21
 
 
 class ProxyHeader(Struct):
-    """A whole preamble.
-
-    Attributes:
-        size: bytes it takes; 0 when the stream does not begin with one.
-        source: IP and port of the real peer; None when the balancer speaks for itself or does not know.
-    """
+    """A whole preamble: its bytes, 0 when the stream does not begin with one, and IP and port of the real peer.
+    The source is None when the balancer speaks for itself or does not know."""
 
     size: int
     source: tuple[str, int] | None

@@ -202,10 +202,8 @@ def encode_record(
     crc: int | None = None,
 ) -> bytes:
     """The bytes of one record; sizes, magic, CRC and the host bits of sysFlag are worked out here.
-
     Magic v2 is written exactly when the topic has more than 127 bytes. ``crc`` saves computing `body_crc` again.
-    The caller has checked the limits of store.md §3.6 (properties ≤ 32 767 bytes, topic ≤ 255 bytes).
-    """
+    The caller has checked the limits of store.md §3.6 (properties ≤ 32 767 bytes, topic ≤ 255 bytes)."""
     host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
     head = _HEAD_V4 if not host_bits else _LAYOUTS[host_bits].head
     topic_bytes = len(topic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
 __all__ = ["advertised_ip", "join_address", "split_address", "split_addresses"]
@@ -34,24 +33,12 @@ def join_address(host: str, port: int) -> str:
 
 def advertised_ip(host: str) -> str:
     """The literal address others reach a listener on ``host`` by; a wildcard becomes this machine's own address.
-
-    Nothing is sent: the kernel is only asked which address a packet would leave from.
-    """
+    Nothing is sent: the kernel is only asked which address a packet would leave from."""
     if host not in ("", "0.0.0.0", "::"):
-        return (
-            host if _is_literal(host) else socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)[0][4][0].__str__()
-        )
+        return str(socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)[0][4][0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

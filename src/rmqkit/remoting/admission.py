@@ -24,12 +24,9 @@ _NAMED = {_LOOPBACK: ("127.0.0.0/8", "::1/128"), _ANY: ("0.0.0.0/0", "::/0")}
 class AdminAddresses:
     """Where administrative requests may come from: a setting's value, made from its text.
 
-    A proxy on this machine that does not say for whom it speaks (the PROXY protocol does) makes everybody local.
-    Raises ValueError: a part is none of these; the text names it.
-
-    Args:
-        text: ``loopback``, ``any``, addresses and networks (``10.1.0.0/16``), separated by commas or semicolons.
-    """
+    The text is ``loopback``, ``any``, addresses and networks (``10.1.0.0/16``), separated by commas or semicolons. A
+    proxy on this machine that does not say for whom it speaks (the PROXY protocol does) makes everybody local.
+    Raises ValueError: a part is none of these; the text names it."""
 
     __slots__ = ("_networks", "_text")
 

@@ -25,9 +25,7 @@ class AuthenticationSettings(Struct, kw_only=True):
     """What a ``broker.conf`` says about users; the keys and their JSON are those of 5.x brokers."""
 
     enabled: Annotated[bool, Setting("authenticationEnabled", "take requests only from users who sign them")] = False
-    initial_user: Annotated[
-        str, Setting("initAuthenticationUser", 'the first user: {"username":"…","password":"…"}')
-    ] = ""
+    initial_user: Annotated[str, Setting("initAuthenticationUser", 'first user: {"username":"…","password":"…"}')] = ""
     inner_credentials: Annotated[
         str,
         Setting(

@@ -64,12 +64,9 @@ class RemotingClient:
 
     async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
         """Send a request and wait for its response, whatever its code.
-
-        Raises:
-            ConnectFailed: the address cannot be reached.
-            RequestTimedOut: no answer within ``timeout_ms``, the connecting included.
-            ConnectionLost: the connection closed first.
-        """
+        Raises ConnectFailed: the address cannot be reached.
+        Raises RequestTimedOut: no answer within ``timeout_ms``, the connecting included.
+        Raises ConnectionLost: the connection closed first."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         if self._credentials is not None:
             self._credentials.sign(command)
@@ -97,12 +94,14 @@ class RemotingClient:
             raise RequestTimedOut(address, command.code, timeout_ms) from None
 
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
-        """Send a request nobody answers (its one-way bit must be set).
+        """Send a request nobody answers (its one-way bit must be set); wait while too many are unwritten.
         Raises ConnectFailed: the address cannot be reached."""
         assert command.is_one_way, "a request with an answer goes through call()"
         if self._credentials is not None:
             self._credentials.sign(command)
-        (await self.connection(address, timeout_ms)).send(command)
+        connection = await self.connection(address, timeout_ms)
+        connection.send(command)
+        await connection.keep_up()
 
     async def connection(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
         """The open connection to an address, made if need be.

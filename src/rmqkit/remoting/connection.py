@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectionLost, ProtocolError, RequestTimedOut
-from rmqkit.protocol.command import Body, Command, decode_command, encode_command
-from rmqkit.protocol.frame import FRAME_BYTES_MAX, JSON, FrameSplitter
+from rmqkit.protocol.command import RESPONSE, Body, Command, decode_command, encode_command
+from rmqkit.protocol.frame import FRAME_BYTES_MAX, JSON, Frame, FrameSplitter
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import join_address
 from rmqkit.remoting.dispatch import Dispatch
@@ -35,6 +35,7 @@ WRITE_BYTES_HIGH = 4 << 20
 
 _log = logging.getLogger(__name__)
 _OPAQUE_MASK = 0x7FFFFFFF
+_UNSENT_MAX = 16
 
 
 class _Call(Struct, gc=False):
@@ -94,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._is_plain_asyncio = isinstance(self._loop, asyncio.BaseEventLoop)
         self._unsent: list[Body] = []
         self._flush_due = False
+        self._taken: asyncio.Future[None] | None = None
         self._calls: dict[int, _Call] = {}
         self._opaque = 0
         self._sweep_at_ms = float("inf")
@@ -130,11 +132,24 @@ class Connection(asyncio.Protocol):
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
+    def send_frame(self, frame: bytes) -> None:
+        """`send` for a reply that is encoded already, with a JSON header."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._unsent.append(frame)
+            if not self._flush_due:
+                self._flush_due = True
+                self._loop.call_soon(self._flush)
+
+    async def keep_up(self) -> None:
+        """Wait while the peer does not take what is sent; for senders that wait for nothing else."""
+        if len(self._unsent) >= _UNSENT_MAX:
+            await asyncio.sleep(0)
+        if self._taken is not None:
+            await asyncio.shield(self._taken)
+
     def call(self, command: Command, timeout_ms: float) -> asyncio.Future[Command]:
         """Send a request; the future holds the response.
-
-        The future raises RequestTimedOut or ConnectionLost. ``command.opaque`` is set here.
-        """
+        The future raises RequestTimedOut or ConnectionLost. ``command.opaque`` is set here."""
         answer: asyncio.Future[Command] = self._loop.create_future()
         if not self.is_open:
             answer.set_exception(ConnectionLost(self.peer, "it is closed"))
@@ -179,12 +194,12 @@ class Connection(asyncio.Protocol):
                 data = self._open(self._opening, data)
             elif self._tls is not None:
                 data = self._tls.feed(data)
-            for frame in self._splitter.feed(data):
-                command = decode_command(frame)
-                if command.is_response:
-                    self._settle(command)
-                else:
-                    self._dispatch.handle(self, command)
+            frames = self._splitter.feed(data)
+            if len(frames) > 1 and self._dispatch.together is not None:
+                with self._dispatch.together():
+                    self._handle(frames)
+            else:
+                self._handle(frames)
         except ProtocolError as error:
             _log.warning("closing connection of %s: %s", self.peer, error)
             self.close()
@@ -196,10 +211,12 @@ class Connection(asyncio.Protocol):
             self.frame_since_ms = self.active_ms
 
     def pause_writing(self) -> None:
+        self._taken = self._loop.create_future()
         if self._transport is not None and not self._transport.is_closing() and not self._always_reads:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self._let_senders_go_on()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -213,12 +230,27 @@ class Connection(asyncio.Protocol):
             if not call.answer.done():
                 call.answer.set_exception(ConnectionLost(self.peer, reason))
         self._unsent.clear()
+        self._let_senders_go_on()
         if not self.closed.done():
             self.closed.set_result(None)
         if self._on_close is not None:
             self._on_close(self)
 
     # -- inside
+
+    def _let_senders_go_on(self) -> None:
+        if self._taken is not None and not self._taken.done():
+            self._taken.set_result(None)
+        self._taken = None
+
+    def _handle(self, frames: list[Frame]) -> None:
+        handle = self._dispatch.handle
+        for frame in frames:
+            command = decode_command(frame)
+            if command.flag & RESPONSE:
+                self._settle(command)
+            else:
+                handle(self, command)
 
     def _flush(self) -> None:
         self._flush_due = False

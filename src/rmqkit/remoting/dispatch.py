@@ -1,8 +1,9 @@
 """From a request's code to the function that answers it (``processRequestCommand`` and its processor table).
 
-A hot handler is a plain function: it returns the reply, or None when there is none yet (it parks the request and
-answers later with `Connection.send`) or none at all (one-way). A rare handler may be a coroutine function; its task is
-owned here. An exception becomes SYSTEM_ERROR with its text, as the reference answers; it is logged once.
+A hot handler is a plain function: it returns the reply (the hottest has it encoded already), or None when there is none
+yet (it parks the request and answers later with `Connection.send`) or none at all (one-way). A rare handler may be a
+coroutine function; its task is owned here. An exception becomes SYSTEM_ERROR with its text, as the reference answers;
+it is logged once.
 Source: remoting.md §2, behaviour.md §2.4.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from rmqkit.errors import PeerRefused, ProtocolError
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OVERLOADED", "Dispatch", "Handler", "Lane"]
 
-Handler = Callable[["Connection", Command], "Command | Awaitable[Command | None] | None"]
+Handler = Callable[["Connection", Command], "Command | bytes | Awaitable[Command | None] | None"]
 
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
 """The reference's remark for a full lane."""
@@ -35,11 +37,7 @@ _log = logging.getLogger(__name__)
 
 class Lane:
     """Requests of one kind that are under way at a time (a thread pool's queue in the reference).
-
-    Args:
-        name: for people.
-        requests_max: beyond it the answer is SYSTEM_BUSY, and one-way requests are dropped.
-    """
+    Beyond ``requests_max`` the answer is SYSTEM_BUSY, and one-way requests are dropped."""
 
     __slots__ = ("name", "requests", "requests_max")
 
@@ -51,12 +49,10 @@ class Lane:
 
 class Dispatch:
     """The handlers of one listening port or one client; loop only.
-
-    Args:
-        refusal: looks at every request first: the remark for one that is not let in (NO_PERMISSION), else None.
-    """
+    ``refusal`` looks at every request first: the remark for one that is not let in (NO_PERMISSION), else None."""
 
     def __init__(self, refusal: Callable[[Command], str | None] | None = None) -> None:
+        self.together: Callable[[], AbstractContextManager[None]] | None = None
         self._refusal = refusal
         self._handlers: dict[int, tuple[Handler, Lane | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,11 +69,7 @@ class Dispatch:
         return not self._tasks
 
     def register(self, code: int, handler: Handler, lane: Lane | None = None) -> None:
-        """Answer a request code with a handler; a code has one handler.
-
-        Args:
-            lane: bounds how many of its coroutine handlers run at a time.
-        """
+        """Answer a request code with a handler, its only one; a lane bounds how many coroutines of it run at once."""
         assert code not in self._handlers, f"code {code} has a handler already"
         self._handlers[int(code)] = (handler, lane)
 
@@ -89,7 +81,7 @@ class Dispatch:
         """Answer one request; the reply goes out with the others of this tick."""
         handler, lane = self._handlers.get(command.code, _NOBODY)
         if self._is_going_away and command.version > _GO_AWAY_SINCE:
-            answer: Command | Awaitable[Command | None] | None = reply(
+            answer: Command | bytes | Awaitable[Command | None] | None = reply(
                 command, ResponseCode.GO_AWAY, "this process is shutting down"
             )
         elif handler is None:
@@ -105,6 +97,10 @@ class Dispatch:
             except Exception as error:  # noqa: BLE001 - the outer edge of a request: answered and logged once
                 answer = _failure(connection, command, error)
         if answer is None:
+            return
+        if isinstance(answer, bytes):
+            if not command.is_one_way:
+                connection.send_frame(answer)
             return
         if isinstance(answer, Command):
             if not command.is_one_way:

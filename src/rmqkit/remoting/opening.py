@@ -29,12 +29,8 @@ class Opened(Struct):
 
 
 class Opening:
-    """Looks at the beginning of one connection.
-
-    Args:
-        tls: what the port does about TLS; None means disabled.
-        accepts_proxy: whether a PROXY preamble is believed.
-    """
+    """Looks at the beginning of one connection: ``tls`` None means disabled.
+    ``accepts_proxy`` says whether a PROXY preamble is believed."""
 
     __slots__ = ("_accepts_proxy", "_held", "_source", "_tls")
 

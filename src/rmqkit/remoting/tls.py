@@ -78,9 +78,7 @@ class ClientTlsSettings(Struct, kw_only=True):
 
     tls_enable: Annotated[bool, Setting("tls.enable", "use TLS on every connection")] = False
     tls_verify_server: Annotated[bool, Setting("tls.client.authServer", "check the server's certificate")] = False
-    tls_trusted: Annotated[str, Setting("tls.client.trustCertPath", "certificates that sign servers' certificates")] = (
-        ""
-    )
+    tls_trusted: Annotated[str, Setting("tls.client.trustCertPath", "certificates that sign the servers'")] = ""
     tls_certificate: Annotated[str, Setting("tls.client.certPath", "own certificate chain, PEM")] = ""
     tls_key: Annotated[str, Setting("tls.client.keyPath", "own private key, PEM")] = ""
     tls_key_password: Annotated[str, Setting("tls.client.keyPassword", "password of the private key")] = ""
@@ -157,9 +155,7 @@ class ClientTls:
 
 class TlsLayer:
     """One connection's TLS, bytes in and bytes out; it reads and writes no socket.
-
-    After every call the owner writes what `outgoing` holds.
-    """
+    After every call the owner writes what `outgoing` holds."""
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._incoming = ssl.MemoryBIO()

@@ -49,13 +49,9 @@ def local_path(text: str) -> Path:
 
 def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
     """The files of a store's commit log, in order; empty ones are left out.
+    ``log_paths`` are the directories of the log when they are not ``root/commitlog``.
     Raises StoreError: there is no such directory.
-    Raises StoreMismatch: two files overlap.
-
-    Args:
-        root: the store directory.
-        log_paths: directories of the log when they are not ``root/commitlog``.
-    """
+    Raises StoreMismatch: two files overlap."""
     folders = [local_path(text) for text in log_paths] or [local_path(root) / "commitlog"]
     found: list[Segment] = []
     for folder in folders:

@@ -9,6 +9,7 @@ Spark hands options over as texts under lower-cased names. Sizes may carry a suf
 
 from __future__ import annotations
 
+import difflib
 import enum
 import re
 from collections.abc import Mapping
@@ -59,8 +60,7 @@ class StoreOptions(msgspec.Struct, frozen=True):
 
     path: Annotated[str, Setting("path", help="the store directory of a broker (storePathRootDir)")] = ""
     log_paths: Annotated[
-        str,
-        Setting("storePathCommitLog", help="commit log directories, separated by commas, if not path/commitlog"),
+        str, Setting("storePathCommitLog", help="commit log directories, separated by commas, if not path/commitlog")
     ] = ""
     entity: Annotated[Entity, Setting("entity", help="what a row is")] = Entity.MESSAGES
     topics: Annotated[str, Setting("topic", help="read only these topics, separated by commas")] = ""
@@ -69,15 +69,9 @@ class StoreOptions(msgspec.Struct, frozen=True):
     include_properties: Annotated[
         IncludeProperties, Setting("includeProperties", help="properties as a map, as stored, or no such column")
     ] = IncludeProperties.MAP
-    split_bytes: Annotated[int, Setting("splitBytes", low=1, help="bytes of a commit log file that one task reads")] = (
-        128 << 20
-    )
-    batch_rows: Annotated[
-        int, Setting("batchRows", low=1, high=1 << 20, help="most records that are decoded at once")
-    ] = BATCH_ROWS
-    verify_crc: Annotated[VerifyCrc, Setting("verifyCrc", help="what to do about a body that fails its CRC")] = (
-        VerifyCrc.NONE
-    )
+    split_bytes: Annotated[int, Setting("splitBytes", low=1, help="log file bytes that one task reads")] = 128 << 20
+    batch_rows: Annotated[int, Setting("batchRows", low=1, high=1 << 20, help="records decoded at once")] = BATCH_ROWS
+    verify_crc: Annotated[VerifyCrc, Setting("verifyCrc", help="what a wrong CRC leads to")] = VerifyCrc.NONE
     corrupt_records: Annotated[
         CorruptRecords, Setting("corruptRecordMode", help="what to do about damaged records")
     ] = CorruptRecords.FAIL
@@ -85,8 +79,7 @@ class StoreOptions(msgspec.Struct, frozen=True):
     unwrap: Annotated[bool, Setting("unwrap", help="one row per member of an inner batch, or per record")] = True
     broker_name: Annotated[str, Setting("brokerName", help="value of the brokerName column")] = ""
     filter_pushdown: Annotated[
-        bool,
-        Setting("filterPushdown", help="filter in the reader; needs spark.sql.python.filterPushdown.enabled=true"),
+        bool, Setting("filterPushdown", help="filter in the reader; needs spark.sql.python.filterPushdown.enabled=true")
     ] = False
 
 
@@ -97,26 +90,19 @@ _SHIFTS = {"k": 10, "m": 20, "g": 30}
 
 
 def parse_options(options_type: type[OptionsType], given: Mapping[str, str], source: str) -> OptionsType:
-    """The options of a format from what Spark was given.
-    Raises SettingsError: an option is unknown (the nearest known one is named), or a value cannot be used.
-
-    Args:
-        options_type: declares them.
-        given: name in any case → text.
-        source: the format's name, for error texts.
-    """
+    """The options of a format, ``source``, from what Spark was given: name in any case → text.
+    Raises SettingsError: an option is unknown (the nearest known one is named), or a value cannot be used."""
     table = setting_table(options_type)
     spelled = {name.lower(): name for name in table}
     texts: dict[str, str] = {}
     for key, text in given.items():
-        name = spelled.get(key.lower(), key)
-        texts[name] = _normalised(str(text).strip(), table[name][1] if name in table else str)
-    loaded = load([options_type], texts, source=source)
-    for key, near in loaded.unknown:
-        known = spelled.get(_nearest(key, spelled), near)
-        hint = f"did you mean {known}?" if known else f"choose from {', '.join(table)}"
-        raise SettingsError(f"{source}: option {key!r} is not known: {hint}")
-    options: OptionsType = loaded.values[0]
+        name = spelled.get(key.lower())
+        if name is None:
+            near = difflib.get_close_matches(key.lower(), spelled, n=1)
+            hint = f"did you mean {spelled[near[0]]}?" if near else f"choose from {', '.join(table)}"
+            raise SettingsError(f"{source}: option {key!r} is not known: {hint}")
+        texts[name] = _normalised(str(text).strip(), table[name][1])
+    options: OptionsType = load([options_type], texts, source=source).values[0]
     return options
 
 
@@ -129,9 +115,3 @@ def _normalised(text: str, value_type: object) -> str:
     if value_type is int and (size := _SIZE.fullmatch(text)):
         return str(int(size[1]) << _SHIFTS[size[2].lower()])
     return text.lower() if isinstance(value_type, type) and issubclass(value_type, enum.Enum) else text
-
-
-def _nearest(key: str, spelled: Mapping[str, str]) -> str:
-    import difflib
-
-    return next(iter(difflib.get_close_matches(key.lower(), spelled, n=1)), "")

@@ -32,14 +32,7 @@ __all__ = ["ReadPlan", "read_split"]
 
 
 class ReadPlan(Struct, frozen=True):
-    """What to make of every split.
-
-    Attributes:
-        columns: the columns of the result, in order.
-        conditions: what a message must meet; damage that is reported need not.
-        broker_name: value of that column; null if empty.
-        batch_rows: most records decoded at once.
-    """
+    """What to make of every split; damage that is reported need not meet the conditions."""
 
     columns: tuple[Column, ...]
     conditions: tuple[Condition, ...] = ()
@@ -83,7 +76,11 @@ def _batches(split: Split, records: Records, plan: ReadPlan) -> Iterator[pa.Reco
         else:
             crc_wrong = records.positions[~is_right]
     if len(crc_wrong) and plan.verify_crc is VerifyCrc.FAIL:
-        raise _wrong_crc(split, int(crc_wrong[0]))
+        position = int(crc_wrong[0])
+        raise StoreError(
+            f"{split.path}: the body at byte {position} (commitLogOffset {split.base_offset + position}) does not match"
+            " its CRC; verifyCrc=drop leaves such messages out, column marks them"
+        )
     batches = message_batches(
         records,
         bodies=plan.needs("body"),
@@ -135,11 +132,4 @@ def _damaged(split: Split, position: int, reason: str) -> StoreError:
     return StoreError(
         f"{split.path}: damage at byte {position} (commitLogOffset {split.base_offset + position}): {reason};"
         " corruptRecordMode=skip reads on, report shows it in rows"
-    )
-
-
-def _wrong_crc(split: Split, position: int) -> StoreError:
-    return StoreError(
-        f"{split.path}: the body at byte {position} (commitLogOffset {split.base_offset + position}) does not match its"
-        " CRC; verifyCrc=drop leaves such messages out, column marks them"
     )

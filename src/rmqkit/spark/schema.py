@@ -43,13 +43,8 @@ CORRUPT = "_corrupt"
 
 
 class Column(Struct, frozen=True):
-    """One column.
-
-    Attributes:
-        name: as Spark shows it.
-        spark: its type, in Spark's words.
-        kernel: makes it from a batch of rows; None for `CORRUPT`, which the reader fills in.
-    """
+    """One column: its name and type in Spark's words, and what makes it from a batch of rows.
+    Only `CORRUPT` has no kernel: the reader fills it in."""
 
     name: str
     spark: str
@@ -66,7 +61,7 @@ class Column(Struct, frozen=True):
 
 
 MESSAGE_COLUMNS: tuple[Column, ...] = (
-    Column("topic", "string", kernels.topics),
+    Column("topic", "string", lambda batch: batch.topics()),
     Column("brokerName", "string", kernels.broker_names),
     Column("queueId", "int", kernels.int32("queue_id")),
     Column("queueOffset", "bigint", kernels.queue_offsets),
@@ -75,8 +70,8 @@ MESSAGE_COLUMNS: tuple[Column, ...] = (
     Column("msgId", "string", kernels.message_ids),
     Column("keys", "string", kernels.property_value(names.KEYS)),
     Column("tags", "string", kernels.property_value(names.TAGS)),
-    Column("properties", "map<string,string>", kernels.property_maps),
-    Column("body", "binary", kernels.bodies),
+    Column("properties", "map<string,string>", lambda batch: batch.properties.map()),
+    Column("body", "binary", lambda batch: batch.bodies()),
     Column("flag", "int", kernels.flags),
     Column("sysFlag", "int", kernels.sys_flags),
     Column("bodyCrc", "int", kernels.int32("body_crc")),
@@ -87,7 +82,7 @@ MESSAGE_COLUMNS: tuple[Column, ...] = (
     Column("reconsumeTimes", "int", kernels.int32("reconsume_times")),
     Column("preparedTransactionOffset", "bigint", kernels.int64("prepared_transaction_offset")),
 )
-PROPERTY_STRING = Column("properties", "string", kernels.property_strings)
+PROPERTY_STRING = Column("properties", "string", lambda batch: batch.property_strings)
 CORRUPT_COLUMN = Column(CORRUPT, "string", None)
 
 

@@ -35,14 +35,8 @@ _LOG4J = Path(__file__).with_name("log4j2.properties")
 def spark_session(
     app_name: str = "rmqkit", master: str = "local[*]", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The running session, or a new one, with our formats registered.
-    Raises SettingsError: pyspark is not installed, or no Java runtime can be used.
-
-    Args:
-        app_name: what Spark shows it as.
-        master: where it runs; ``local[*]`` is this process and all cores.
-        conf: Spark settings that go before ours.
-    """
+    """The running session, or a new one, with our formats registered; settings in ``conf`` go before ours.
+    Raises SettingsError: pyspark is not installed, or no Java runtime can be used."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:

@@ -20,13 +20,8 @@ __all__ = ["Split", "plan_splits"]
 
 
 class Split(Struct, frozen=True):
-    """A part of a commit log file.
-
-    Attributes:
-        path: the file.
-        base_offset: physical offset of its first byte.
-        low, high: positions in the file; a record begins at each, or the file's records end there.
-    """
+    """A part of a commit log file, ``base_offset`` being the physical offset of its first byte.
+    ``low`` and ``high`` are positions in the file; a record begins at each, or the file's records end there."""
 
     path: str
     base_offset: int
@@ -35,14 +30,9 @@ class Split(Struct, frozen=True):
 
 
 def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
-    """The splits of a log.
+    """The splits of a log, whose files are in order; each has about ``split_bytes``, at least one record.
     Raises StoreMismatch: files are missing in the middle.
-    Raises StoreError: a file cannot be read, or has vanished meanwhile.
-
-    Args:
-        segments: its files in order.
-        split_bytes: about how large a split is; at least one record.
-    """
+    Raises StoreError: a file cannot be read, or has vanished meanwhile."""
     splits: list[Split] = []
     segments = list(segments)
     while segments:

@@ -69,13 +69,6 @@ class StoreSource(DataSource):
         return FilteringStoreReader(options, plan) if options.filter_pushdown else StoreReader(options, plan)
 
 
-class StorePartition(InputPartition):
-    """What one task is told."""
-
-    def __init__(self, split: Split) -> None:
-        super().__init__(split)
-
-
 class StoreReader(DataSourceReader):
     """Plans and reads a store."""
 
@@ -85,7 +78,7 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the log as it is now."""
-        return [StorePartition(split) for split in store_splits(self._options)]
+        return [InputPartition(split) for split in store_splits(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The messages of one split as Arrow record batches."""
@@ -130,13 +123,8 @@ def available_columns(options: StoreOptions) -> list[Column]:
 
 
 def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
-    """What to make of a store.
-    Raises SettingsError: a column does not exist, or reports have no column to go to.
-
-    Args:
-        options: the source's options.
-        names: the columns wanted, in order; all if there are none.
-    """
+    """What to make of a store; all columns if no names are given.
+    Raises SettingsError: a column does not exist, or reports have no column to go to."""
     available = available_columns(options)
     columns = choose(available, list(names) or [column.name for column in available], FORMAT)
     if _reports(options) and CORRUPT_COLUMN not in columns:

@@ -10,7 +10,9 @@ offset  field                 value
 32      confirmPhyOffset      5.x: offset of the last valid message found at recovery
 ======  ====================  ==========================================================
 
-Big-endian i64 in a file of 4096 bytes, the rest zero. Source: store.md §8.1.
+Recovery takes a record for flushed when its storeTimestamp says so. That holds while times rise: when the clock is set
+back, `step_back` lowers the timestamps on the disk before a record has an earlier time, and they stay until the clock
+is past the time it had. Big-endian i64 in a file of 4096 bytes, the rest zero. Source: store.md §8.1.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _SAFETY_MS = 3000
 
 
 class Checkpoint:
-    """The five numbers and their file; `save` may be called from any thread."""
+    """The five numbers and their file; any thread may call `save`, `reach` and `step_back`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,8 +41,9 @@ class Checkpoint:
         self.index_timestamp = 0
         self.master_flushed_offset = 0
         self.confirm_physical_offset = 0
+        self._held_until = 0
         self._saved: bytes | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def load(self) -> None:
         """Read the file; without one, or with one cut off, everything is 0 and recovery starts at the front."""
@@ -64,6 +67,28 @@ class Checkpoint:
             self.confirm_physical_offset,
         ) = _FIELDS.unpack_from(content)
         self._saved = content[: _FIELDS.size]
+
+    def reach(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
+        """Raise the timestamps to what a flush covered."""
+        with self._lock:
+            physic, logics, index = (0 if one <= self._held_until else one for one in (physic, logics, index))
+            self.physic_timestamp = max(physic, self.physic_timestamp)
+            self.logics_timestamp = max(logics, self.logics_timestamp)
+            self.index_timestamp = max(index, self.index_timestamp)
+
+    def step_back(self, before_ms: int, now_ms: int) -> None:
+        """Lower numbers, also on the disk, before the first record that has an earlier time than the one before it.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        with self._lock:
+            self._held_until = max(before_ms, self._held_until)
+            if now_ms < max(self.physic_timestamp, self.logics_timestamp, self.index_timestamp):
+                self.physic_timestamp = min(now_ms, self.physic_timestamp)
+                self.logics_timestamp = min(now_ms, self.logics_timestamp)
+                self.index_timestamp = min(now_ms, self.index_timestamp)
+                self.save()
 
     def save(self) -> None:
         """Write the file and wait for the disk, if anything changed.

@@ -176,12 +176,13 @@ class ConsumeQueue(LogicQueue):
 
     # ---- opening
 
-    def recover(self) -> None:
+    def recover(self, *, clean: bool = True) -> None:
         """Find the last valid entry, forget what follows it, and the extension units nobody points to."""
-        super().recover()
+        super().recover(clean=clean)
         if self.ext is not None:
             self.ext.recover()
-            self.ext.truncate_behind(self._last_address())
+            if clean:  # a torn address looks lower than it is: after a crash the units wait for `truncate_for_replay`
+                self.ext.truncate_behind(self._last_address())
 
     def _last_address(self) -> int | None:
         """The extension address nearest to the end of the queue."""

@@ -155,11 +155,15 @@ class ConsumeQueues:
                         raise StoreMismatch(f"{topic_folder} holds queues of type {kind}: set its queue.type to {kind}")
                     yield topic_folder.name, int(queue_folder.name)
 
-    def recover(self) -> tuple[int, int]:
-        """Find the end of every queue; returns offset and size of the newest record indexed, (-1, 0) without any."""
+    def recover(self, *, clean: bool = True) -> tuple[int, int]:
+        """Find the end of every queue; returns offset and size of the newest record indexed, (-1, 0) without any.
+
+        Args:
+            clean: whether the store was closed in order; if not, `truncate_for_replay` has to follow.
+        """
         newest = NO_RECORD
         for queue in self:
-            queue.recover()
+            queue.recover(clean=clean)
             queue.close()
             newest = max(newest, queue.recovered_record)
         return newest

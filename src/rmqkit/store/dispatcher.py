@@ -12,15 +12,14 @@ Owner thread only. Source: store.md §4.2, §11.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import deque
 from collections.abc import Callable
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 
 from msgspec import Struct
 
-from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.hashing import encoded_tags_code
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import (
@@ -83,12 +82,7 @@ def queue_tags_code(topic: str, properties: bytes, store_timestamp: int, delays_
     tags: bytes | None = behind.partition(b"\x02")[0]
     if not tags or (before and before[-1] != 2):  # empty, or the end of another name
         tags = find_property(properties, b"TAGS")
-    return 0 if tags is None else _code_of(tags)
-
-
-@functools.lru_cache(maxsize=4096)
-def _code_of(tags: bytes) -> int:
-    return java_hash(tags.decode("utf-8", "replace"))
+    return 0 if tags is None else encoded_tags_code(tags)
 
 
 def _delay_level(properties: bytes) -> int:
@@ -132,6 +126,8 @@ class Dispatcher:
         bitmap_of: makes the filter bitmap of a record, empty for none; asked before the record is entered.
 
     Attributes:
+        gathers: whether records wait for the next `run` although they could be dispatched: while several are about to
+            come, which then cost one write per queue.
         position: physical offset up to which everything was dispatched.
         pending: what waits: physical end and the records that end there.
         failure: why the dispatcher stands still, or None.
@@ -145,6 +141,7 @@ class Dispatcher:
         index: MessageIndex | None = None,
         bitmap_of: Callable[[Arrival], bytes] | None = None,
     ) -> None:
+        self.gathers = False
         self.position = 0
         self.pending: deque[tuple[int, list[Arrival]]] = deque()
         self.failure: OSError | None = None
@@ -161,8 +158,11 @@ class Dispatcher:
     def submit(self, arrivals: list[Arrival], end: int, limit: int) -> None:
         """Take over what was just appended up to ``end``, one record or the members of a batch.
 
-        It is dispatched at once if it lies before ``limit``.
+        It is dispatched at once if it lies before ``limit``, unless the dispatcher gathers.
         """
+        if self.gathers:
+            self.pending.append((end, arrivals))
+            return
         if not self.pending and end <= limit and self._dispatch([arrivals], end):
             self._tell(arrivals)
             return
@@ -173,13 +173,15 @@ class Dispatcher:
         """Dispatch what waits, up to a physical offset; stands still, with ``failure``, when the disk refuses."""
         pending = self.pending
         while pending and pending[0][0] <= limit:
-            ready = list(takewhile(lambda one: one[0] <= limit, islice(pending, _TOGETHER)))
+            ready = list(islice(pending, _TOGETHER))
+            if ready[-1][0] > limit:
+                ready = list(takewhile(lambda one: one[0] <= limit, ready))
             puts = [arrivals for _, arrivals in ready]
             if not self._dispatch(puts, ready[-1][0]):
                 return
             for _ in ready:
                 pending.popleft()
-            self._tell([arrival for arrivals in puts for arrival in arrivals])
+            self._tell(list(chain.from_iterable(puts)))
 
     def _tell(self, arrivals: list[Arrival]) -> None:
         if self._on_arrival is not None:
@@ -216,15 +218,24 @@ class Dispatcher:
         """Enter several records, those of one queue with one write where the queue lets it be done."""
         groups: dict[tuple[str, int], list[Arrival]] = {}
         for arrivals in puts:
-            groups.setdefault((arrivals[0].topic, arrivals[0].queue_id), []).extend(arrivals)
+            first = arrivals[0]
+            key = first.topic, first.queue_id
+            if key in groups:
+                groups[key] += arrivals
+            else:
+                groups[key] = arrivals[:]
         for key, group in groups.items():
             if not self._append_run(self._queues.table.get(key), group):
                 for arrival in group:
                     self._append(arrival)
         if self._index is not None:
-            for arrivals in puts:
-                for arrival in arrivals:
-                    self._enter_keys(self._index, arrival)
+            self._index.put_all(
+                [
+                    (one.topic, one.physical_offset, one.store_timestamp, one.properties)
+                    for one in chain.from_iterable(puts)
+                    if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
+                ]
+            )
         self.dispatched_timestamp = puts[-1][-1].store_timestamp
 
     def _append_run(self, queue: LogicQueue | None, arrivals: list[Arrival]) -> bool:

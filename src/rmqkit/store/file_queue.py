@@ -86,6 +86,8 @@ class FileQueue:
             _log.warning("deleting %s of %d bytes", path, length)
             path.unlink()
         self.files = tuple(MappedFile(path, start, size, wrote=size) for start, path, size in found)
+        for file in self.files:  # the process before may have been killed
+            file.synced, file.is_named_durably = -1, file is not self.files[-1]
         for older, newer in zip(self.files, self.files[1:], strict=False):
             if newer.start - older.start != self.file_bytes:
                 _log.error(
@@ -145,8 +147,8 @@ class FileQueue:
         if kept:
             last = kept[-1]
             last.wrote = min(offset - last.start, last.size)
-            last.clear_from(last.wrote)
-            last.synced = -1  # the zeros have to reach the disk too, even if nothing stands before them
+            # the zeros have to reach the disk too, even if nothing stands before them
+            last.synced = -1 if last.clear_from(last.wrote) else min(last.synced, last.wrote)
 
     def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
         """Delete the oldest files for which the test holds, never the last one; returns how many.
@@ -193,7 +195,7 @@ class FileQueue:
     def mark_synced(self) -> None:
         """Take everything for being on the disk, as a clean shutdown promised."""
         for file in self.files:
-            file.synced = file.wrote
+            file.synced, file.is_named_durably = file.wrote, True
 
     def close(self) -> None:
         """Give back every descriptor."""
@@ -225,6 +227,8 @@ def sync_names(file: MappedFile, levels: int) -> None:
             sync_directory(directory)
         except FileNotFoundError:  # deleted meanwhile
             return
+        except PermissionError:  # we may not read it, so we did not make it
+            break
     file.is_named_durably = True
 
 

@@ -189,7 +189,7 @@ class Flusher:
             self._fail("commit log", error)
             return
         self.durable_offset = end
-        self._checkpoint.physic_timestamp = max(timestamp, self._checkpoint.physic_timestamp)
+        self._checkpoint.reach(physic=timestamp)
 
     # ---- the queues
 
@@ -213,13 +213,24 @@ class Flusher:
         try:
             self._queues.sync(least_bytes)
             if self._index is not None:
-                timestamp_of_index = self._index.sync_full(self.durable_offset)
-                self._checkpoint.index_timestamp = timestamp_of_index or self._checkpoint.index_timestamp
+                self._checkpoint.reach(index=self._index.sync_full(self.durable_offset))
             if least_bytes == 0:
-                self._checkpoint.logics_timestamp = max(timestamp, self._checkpoint.logics_timestamp)
+                self._checkpoint.reach(logics=timestamp)
             self._checkpoint.save()
         except OSError as error:
             self._fail("consume queues, index or checkpoint", error)
+
+    def step_back(self, now_ms: int) -> None:
+        """Told by the owner before a record has an earlier storeTimestamp than the one before it.
+
+        Raises:
+            OSError: the disk refused to note that.
+        """
+        try:
+            self._checkpoint.step_back(self._store_log.last_store_timestamp, now_ms)
+        except OSError as error:
+            self._fail("checkpoint", error)
+            raise
 
     def flush_index(self) -> None:
         """Make the newest index file durable, as only a clean stop does; called by the owner."""

@@ -14,22 +14,30 @@ are its UNIQ_KEY, every word of KEYS, and ``T#`` + TAGS (5.4); hashed is ``topic
 whoever asks checks the key in the record.
 
 A file that is not full is worth nothing after a crash: it is deleted at load, and its keys come back for the records
-that recovery walks over. So keys may wait in memory: they are entered 32 messages at a time (and before a query or a
-clean stop), which costs one write for all entries, one per slot touched and one for the header. Writes go through
-``pwrite``: a full disk is an error, not a signal. Owner thread only, except `sync_full`.
+that recovery walks over. So keys may wait in memory: they are entered `_WAITING_MAX` messages at a time, after
+`_WAITING_MS` at the next message, and before a query or a clean stop. Under load numpy does it for all at once.
+
+Entries and header are written with ``pwrite``, slots through a mapping: three keys a message would be three writes of
+four bytes. Header and slots have their blocks before they are mapped, so a full disk is an error, not a signal.
+Whoever reads beside a live broker finds whole chains: entries are written first, then slots, and the header last.
+Owner thread only, except `sync_full`.
 Source: store.md §7.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
+import importlib
 import logging
+import mmap
 import os
 import re
 import struct
+import sys
+import threading
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +48,7 @@ from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.mapped_file import MappedFile
+from rmqkit.store.scan import has_numpy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,13 +65,18 @@ SLOT = struct.Struct(">i")
 ENTRY = struct.Struct(">iqii")
 _I32_MAX = 0x7FFFFFFF
 _NAME_DIGITS = 17
-_UNIQUE_KEY_HEAD = 24
-_WAITING_MAX = 32
-_SLOTS_WRITTEN = 16384
+_UNIQUE_KEY_HEAD = 28
+_WAITING_MAX = 1024
+_WAITING_MS = 1000
+_COLUMNS_MIN = 128
+"""Messages from which on numpy is faster than the plain code."""
+_COLUMNS = "rmqkit.store.property_columns"
 _KEYS = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS|TAGS)\x01([^\x02]+)")
 """Finds what `find_property` finds, for all three names at once; tested equal."""
 assert (HEADER.size, ENTRY.size) == (40, 20)
 
+_pack_entry = ENTRY.pack
+_unpack_slot, _pack_slot_into = SLOT.unpack_from, SLOT.pack_into
 _head_hash = functools.lru_cache(maxsize=1024)(java_hash)
 
 
@@ -71,9 +85,8 @@ def key_hash(topic: str, key: str) -> int:
     if not key.isascii():
         h = java_hash(f"{topic}#{key}")
     elif len(key) == 32:  # the hash runs from left to right, and a producer's unique keys differ at their end only
-        a, b, c, d, e, f, g, i = key[_UNIQUE_KEY_HEAD:].encode()
-        h = _head_hash(f"{topic}#{key[:_UNIQUE_KEY_HEAD]}") * 923521 + a * 29791 + b * 961 + c * 31 + d
-        h = (h & 0xFFFFFFFF) * 923521 + e * 29791 + f * 961 + g * 31 + i  # 31⁴, 31³, 31²
+        a, b, c, d = key[_UNIQUE_KEY_HEAD:].encode()
+        h = _head_hash(f"{topic}#{key[:_UNIQUE_KEY_HEAD]}") * 923521 + a * 29791 + b * 961 + c * 31 + d  # 31⁴, 31³, 31²
     else:
         h = _head_hash(topic + "#")
         for unit in key.encode():
@@ -140,7 +153,8 @@ class IndexFile:
         self.index_count: int = max(1, header[5])
         self._entries = bytearray()
         self._newest: dict[int, int] = {}
-        self._slots: NDArray[np.int32] | None = None
+        self._slots: mmap.mmap | None = None
+        self._is_header_due = False
 
     @property
     def is_full(self) -> bool:
@@ -155,22 +169,20 @@ class IndexFile:
 
     def put(self, hashes: list[int], physical_offset: int, store_timestamp: int) -> int:
         """Enter the keys of one record, in memory until `write`; returns how many of them fit."""
-        if self._slots is not None:
-            self.write()
         number = first = self.index_count
         count = min(len(hashes), self._entry_count - first)
         if count <= 0:
             return 0
         seconds = (store_timestamp - self.begin_timestamp) // 1000 if self.begin_timestamp > 0 else 0
         seconds = max(0, min(seconds, _I32_MAX))
-        newest, slot_count, view = self._newest, self._slot_count, self.file.view
+        newest, slot_count, slots, entries = self._newest, self._slot_count, self._mapped_slots(), self._entries
         for hashed in hashes[:count]:
             slot = hashed % slot_count
-            previous = newest.get(slot) or SLOT.unpack_from(view, HEADER.size + slot * 4)[0]
+            previous = newest.get(slot) or _unpack_slot(slots, HEADER.size + slot * 4)[0]
             if not 0 < previous <= number:
                 previous = 0
                 self.slots_used += 1
-            self._entries += ENTRY.pack(hashed, physical_offset, seconds, previous)
+            entries += _pack_entry(hashed, physical_offset, seconds, previous)
             newest[slot] = number
             if number == 1:  # the first entry of a file moves its beginning
                 self.begin_offset, self.begin_timestamp, seconds = physical_offset, store_timestamp, 0
@@ -180,7 +192,7 @@ class IndexFile:
         return count
 
     def put_run(self, hashes: Ints, physical_offsets: Ints, store_timestamps: Ints) -> int:
-        """`put` for many keys at once, with numpy; the slots stay in memory until `write`. Returns how many fit.
+        """`put` for many keys at once, with numpy; all but the header is written. Returns how many fit.
 
         Raises:
             OSError: the disk refused.
@@ -193,14 +205,13 @@ class IndexFile:
         count = min(len(hashes), self._entry_count - first)
         if count <= 0:
             return 0
-        if self._slots is None:
-            self._slots = self._slots_on_disk().astype("i4")
+        table = np.frombuffer(self._mapped_slots(), ">i4", self._slot_count, HEADER.size)
         slots = hashes[:count] % self._slot_count
         numbers = np.arange(first, first + count, dtype="i4")
-        order = np.argsort(slots, kind="stable")
+        order = np.argsort((slots << count.bit_length()) + np.arange(count))  # stable, at a quarter of the time
         in_order = slots[order]
         is_first = np.diff(in_order, prepend=-1) != 0
-        known = self._slots[in_order]
+        known = table[in_order].astype("i4")
         known[(known < 0) | (known > numbers[order])] = 0
         self.slots_used += int(np.count_nonzero(is_first & (known == 0)))
         seconds = self._seconds(store_timestamps[:count])
@@ -211,7 +222,8 @@ class IndexFile:
         entries["hash"], entries["offset"], entries["seconds"] = hashes[:count], physical_offsets[:count], seconds
         entries["previous"][order] = np.where(is_first, known, np.roll(numbers[order], 1))
         self.file.write(self._entries_at + first * ENTRY.size, entries.tobytes())
-        self._slots[in_order] = numbers[order]  # of a slot that comes several times the last one stays
+        table[in_order] = numbers[order]  # of a slot that comes several times the last one stays
+        self._is_header_due = True
         self.index_count += count
         self.end_offset, self.end_timestamp = int(physical_offsets[count - 1]), int(store_timestamps[count - 1])
         return count
@@ -221,19 +233,22 @@ class IndexFile:
         seconds: Ints = (store_timestamps - begin) // 1000 if begin > 0 else store_timestamps * 0
         return seconds.clip(0, _I32_MAX)
 
-    def _slots_on_disk(self) -> NDArray[np.int32]:
-        import numpy as np
+    def _mapped_slots(self) -> mmap.mmap:
+        """Header and slots, to be changed in place.
 
-        return np.frombuffer(self.file.view, ">i4", self._slot_count, HEADER.size)
+        They get their blocks first: through a mapping a disk without room could only answer with a signal.
 
-    def _write_slots(self, slots: NDArray[np.int32]) -> None:
-        """Write the parts of the slot table that changed."""
-        on_disk = self._slots_on_disk()
-        for start in range(0, self._slot_count, _SLOTS_WRITTEN):
-            part = slots[start : start + _SLOTS_WRITTEN]
-            if (part != on_disk[start : start + _SLOTS_WRITTEN]).any():
-                self.file.write(HEADER.size + start * SLOT.size, part.astype(">i4").tobytes())
-        self._write_header()
+        Raises:
+            OSError: the disk has no room for them.
+        """
+        if self._slots is None:
+            os.posix_fallocate(self.file.fd, 0, self._entries_at)
+            self._slots = mmap.mmap(self.file.fd, self._entries_at)
+        return self._slots
+
+    def release(self) -> None:
+        """Give the mapping of the slots back: nothing is put any more, or not soon."""
+        self._slots = None
 
     def write(self) -> None:
         """Write what was put: entries first and the header last, so that no chain leads nowhere.
@@ -241,20 +256,18 @@ class IndexFile:
         Raises:
             OSError: the disk refused; what is in memory stays there for another try.
         """
-        if self._slots is not None:
-            self._write_slots(self._slots)
-            self._slots = None
-        if not self._entries:
-            return
-        first = self.index_count - len(self._entries) // ENTRY.size
-        self.file.write(self._entries_at + first * ENTRY.size, self._entries)
-        fd, pwrite, pack = self.file.fd, os.pwrite, SLOT.pack
-        for slot, number in self._newest.items():
-            if pwrite(fd, pack(number), HEADER.size + slot * 4) != 4:
-                raise OSError(errno.ENOSPC, f"no space left for {self.file.path}")
-        self._write_header()
-        self._entries = bytearray()
-        self._newest.clear()
+        if self._entries:
+            first = self.index_count - len(self._entries) // ENTRY.size
+            self.file.write(self._entries_at + first * ENTRY.size, self._entries)
+            slots = self._mapped_slots()
+            for slot, number in self._newest.items():
+                _pack_slot_into(slots, HEADER.size + slot * 4, number)
+            self._entries = bytearray()
+            self._newest.clear()
+            self._is_header_due = True
+        if self._is_header_due:
+            self._write_header()
+            self._is_header_due = False
 
     def _write_header(self) -> None:
         self.file.write(
@@ -311,6 +324,7 @@ class MessageIndex:
         self._waiting: deque[tuple[str, int, int, bytes]] = deque()
         self._taken = -1
         self._is_behind = False
+        self._loading: threading.Thread | None = None
 
     # ---- opening and closing
 
@@ -396,6 +410,7 @@ class MessageIndex:
     def close(self) -> None:
         """Give back descriptors and mappings."""
         for file in self.files:
+            file.release()
             file.file.close()
 
     # ---- building
@@ -408,11 +423,33 @@ class MessageIndex:
         Raises:
             OSError: the disk refused; another try goes on where this one stopped.
         """
+        if physical_offset <= self._taken and not self._is_behind:
+            return
         if physical_offset > self._taken:
             self._taken = physical_offset
             self._waiting.append((topic, physical_offset, store_timestamp, properties))
-        if len(self._waiting) >= _WAITING_MAX or self._is_behind:
+        waiting = self._waiting
+        if len(waiting) >= _WAITING_MAX or self._is_behind or store_timestamp - waiting[0][2] > _WAITING_MS:
             self.enter()
+
+    def put_all(self, records: list[tuple[str, int, int, bytes]]) -> None:
+        """`put` for several records: topic, physical offset, storeTimestamp and properties of each.
+
+        Raises:
+            OSError: as `put`.
+        """
+        if not records or self._is_behind or records[0][1] <= self._taken or self._waiting_ms(records) > _WAITING_MS:
+            for record in records:
+                self.put(*record)
+            return
+        self._waiting += records
+        self._taken = records[-1][1]
+        if len(self._waiting) >= _WAITING_MAX:
+            self.enter()
+
+    def _waiting_ms(self, records: list[tuple[str, int, int, bytes]]) -> int:
+        """How much older what waits longest is than the last of these records."""
+        return records[-1][2] - (self._waiting or records)[0][2]
 
     def put_run(self, offsets: Ints, store_timestamps: Ints, rows: Ints, hashes: Ints) -> None:
         """`put` for many records at once, with numpy; the next `enter` writes what is still in memory.
@@ -427,13 +464,19 @@ class MessageIndex:
         if self._waiting:
             self.enter()
         first_offset = max(self._taken + 1, self._current.end_offset if self._current else 0)
-        key = bisect_left(rows, bisect_left(offsets, first_offset))
-        while key < len(rows):
-            current, of_record = self._current, rows[key:]
-            if current is None or current.is_full:
-                current = self._create(int(store_timestamps[of_record[0]]))
-            key += current.put_run(hashes[key:], offsets[of_record], store_timestamps[of_record])
+        rows, hashes = (column[bisect_left(rows, bisect_left(offsets, first_offset)) :] for column in (rows, hashes))
+        deque(self._put_keys(offsets[rows], store_timestamps[rows], hashes), maxlen=0)
         self._taken = max(self._taken, int(offsets[-1]))
+
+    def _put_keys(self, offsets: Ints, store_timestamps: Ints, hashes: Ints) -> Iterator[int]:
+        """Enter keys with numpy, in as many files as it takes; yields after each how many are entered."""
+        key = 0
+        while key < len(hashes):
+            current = self._current
+            if current is None or current.is_full:
+                current = self._create(int(store_timestamps[key]))
+            key += current.put_run(hashes[key:], offsets[key:], store_timestamps[key:])
+            yield key
 
     def enter(self) -> None:
         """Enter the keys that wait.
@@ -443,12 +486,46 @@ class MessageIndex:
         """
         self._is_behind = True
         waiting = self._waiting
+        if len(waiting) >= _COLUMNS_MIN and self._has_columns():
+            self._enter_run()
         while waiting:
             self._enter(*waiting[0])
             waiting.popleft()
         if self._current is not None:
             self._current.write()
         self._is_behind = False
+
+    def _has_columns(self) -> bool:
+        """Whether numpy is there; who could use it first has it loaded, in a thread: that takes a quarter second."""
+        if _COLUMNS in sys.modules:
+            return self._loading is None or not self._loading.is_alive()
+        if self._loading is None and has_numpy():
+            self._loading = threading.Thread(
+                target=importlib.import_module, args=(_COLUMNS,), name="numpy", daemon=True
+            )
+            self._loading.start()
+        return False
+
+    def _enter_run(self) -> None:
+        """Enter the keys that wait with numpy, equal to doing it one by one."""
+        import numpy as np
+
+        from rmqkit.store.property_columns import PropertyColumns
+
+        waiting = self._waiting
+        while self._current is not None and waiting and waiting[0][1] < self._current.end_offset:
+            waiting.popleft()
+        topics, offsets, timestamps, strings = zip(*waiting, strict=True) if waiting else ((), (), (), ())
+        numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
+        topic_of_row = np.fromiter(map(numbers.__getitem__, topics), "i8", len(topics))
+        columns = PropertyColumns(strings)
+        rows, hashes = columns.keys(list(numbers), topic_of_row, with_tags=self.tags_as_keys)
+        offset_of, timestamp_of = np.array(offsets, "i8"), np.array(timestamps, "i8")
+        for entered in self._put_keys(offset_of[rows], timestamp_of[rows], hashes):
+            if entered < len(rows):
+                while waiting[0][1] < offset_of[rows[entered]]:
+                    waiting.popleft()
+        waiting.clear()
 
     def _enter(self, topic: str, physical_offset: int, store_timestamp: int, properties: bytes) -> None:
         hashes = key_hashes(topic, properties, with_tags=self.tags_as_keys)
@@ -469,6 +546,7 @@ class MessageIndex:
         """A new file, named by the time and behind all others."""
         if self._current is not None:
             self._current.write()
+            self._current.release()
         moment = datetime.fromtimestamp(now_ms / 1000)  # names are local time
         name = _file_name(moment)
         newest = self.files[-1].file.path.name if self.files else ""

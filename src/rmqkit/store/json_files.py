@@ -1,8 +1,9 @@
 """Configuration files of the broker: ``config/X.json`` with its backup ``X.json.bak``.
 
-Writing moves ``X`` to ``X.bak`` in one step, makes that durable, then writes and syncs a new ``X``; whenever the
-machine stops, one of the two is whole. Reading takes ``X``; if it is missing, empty or unreadable, the backup. Integer
-map keys are written bare, as old brokers need it; any whitespace and order is read. Source: store.md §9.1.
+Writing makes a whole ``X.tmp``, moves ``X`` to ``X.bak``, and ``X.tmp`` to ``X``, each in one step: whenever the
+machine stops, one of the two is whole, and neither is torn. Reading takes ``X``; if it is missing, empty or unreadable,
+the backup. Integer map keys are written bare, as old brokers need it; any whitespace and order is read.
+Source: store.md §9.1.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ class JsonFile:
         content = fastjson.dumps(value, indent="\t")
         try:
             make_directory(self.path.parent)
+            write_durably(whole := self.path.with_name(self.path.name + ".tmp"), content)
             if self.path.exists():
                 self.path.replace(self.backup)
-                sync_directory(self.path.parent)
-            write_durably(self.path, content)
+            whole.replace(self.path)
+            sync_directory(self.path.parent)
         except OSError as error:
             raise StoreUnavailable(f"cannot write {self.path}: errno {error.errno} {error.strerror}") from error
 

@@ -238,8 +238,12 @@ class LogicQueue(ABC):
 
     # ---- recovery
 
-    def recover(self) -> None:
-        """Find the last valid entry, starting at the third-last file, and forget what follows it."""
+    def recover(self, *, clean: bool = True) -> None:
+        """Find the last valid entry, starting at the third-last file, and forget what follows it.
+
+        Args:
+            clean: whether the store was closed in order; if not, the last entries may be torn.
+        """
         files = self.queue.files
         for file in files[-_RECOVERED_FILES:]:
             valid_bytes = self._valid_bytes(file)

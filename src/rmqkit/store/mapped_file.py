@@ -35,7 +35,7 @@ class MappedFile:
 
     Attributes:
         wrote: bytes from the start of the file that hold data.
-        synced: bytes from the start of the file that are known to be on the disk.
+        synced: bytes from the start of the file that are known to be on the disk; -1 when zeros behind are not.
         is_named_durably: whether the file's name is known to be on the disk.
     """
 
@@ -62,7 +62,8 @@ class MappedFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = cls(path, start, size, wrote=0)
         file.is_named_durably = False
-        file._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A crash may leave a file of which the queue does not know, an extension without its queue: start from zeros.
+        file._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(file._fd, size)
         except OSError:
@@ -140,18 +141,21 @@ class MappedFile:
             if not is_wanted():
                 return
 
-    def clear_from(self, position: int) -> None:
-        """Turn everything behind a position into zeros, holes staying holes."""
+    def clear_from(self, position: int) -> bool:
+        """Turn everything behind a position into zeros, holes staying holes; whether there was anything else."""
+        is_changed = False
         while position < self.size:
             try:
                 position = os.lseek(self.fd, position, os.SEEK_DATA)
             except OSError:  # ENXIO: nothing but a hole follows
-                return
+                break
             data_end = min(os.lseek(self.fd, position, os.SEEK_HOLE), position + _CHUNK_BYTES)
             chunk, zeros = self.read(position, data_end - position), bytes(data_end - position)
             if chunk != zeros:
                 self.write(position, zeros)
+                is_changed = True
             position += len(chunk)
+        return is_changed
 
     def close(self) -> None:
         """Give the descriptor back; slices of `view` stay valid."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from msgspec.structs import asdict
 
@@ -82,6 +83,10 @@ class MemoryStore:
     def close(self) -> None:
         """Take no more messages; what there is stays readable."""
         self.is_writable = False
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is put inside is readable at once, as always."""
+        return nullcontext()
 
     def request_flush(self) -> None:
         """There is nothing to flush."""
@@ -283,9 +288,8 @@ class MemoryStore:
 
 def _record(message: PutMessage, entry: BatchEntry, queue_offset: int, physical_offset: int, now_ms: int) -> bytes:
     """The bytes of one message of a put."""
-    same = {
-        name: value for name, value in asdict(message).items() if name not in ("topic", "body", "properties", "flag")
-    }
+    others = ("topic", "body", "properties", "flag", "tags_code")
+    same = {name: value for name, value in asdict(message).items() if name not in others}
     return encode_record(
         topic=message.topic.encode(),
         flag=entry.flag,

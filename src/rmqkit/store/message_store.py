@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,9 +209,10 @@ class MessageStore:
     def _recover(self, is_clean: bool) -> None:
         """Bring log and queues into agreement. Source: store.md §12."""
         log, queues = self._commit_log, self._queues
-        newest = queues.recover()
         if is_clean:
+            log.queue.mark_synced()
             queues.mark_synced()
+        newest = queues.recover(clean=is_clean)
         if not log.queue.files:
             queues.destroy_all()
             return
@@ -228,12 +230,11 @@ class MessageStore:
         log.queue.truncate(end.offset)
         log.last_store_timestamp = end.last_store_timestamp
         self._checkpoint.confirm_physical_offset = end.last_record
+        if end.newest_store_timestamp > end.last_store_timestamp:
+            self._checkpoint.step_back(end.newest_store_timestamp, end.last_store_timestamp)
         queues.finish_recovery(log.min_offset)
-        if is_clean:
-            log.queue.mark_synced()
-        else:
-            log.queue.sync()
-            queues.sync_all()
+        log.queue.sync()  # after a clean stop only what was cut: bytes that come back would look like records
+        queues.sync_all()
         _log.info("store %s: log from %d to %d, %d queues", self.root, log.min_offset, end.offset, len(queues))
 
     def _is_record(self, queue: LogicQueue, index: int, entry: tuple[Any, ...]) -> bool:
@@ -296,6 +297,10 @@ class MessageStore:
     def put_batch(self, message: PutMessage) -> PutResult:
         """Append a wire batch body, all or nothing: its members, or one inner batch for a batch topic."""
         return self._appender.put_batch(message)
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is put inside becomes readable at its end, at less cost; a read inside makes it readable before."""
+        return self._appender.together()
 
     def request_flush(self) -> None:
         """Ask for a flush round that covers everything put so far; cheap when one is asked for already."""
@@ -401,6 +406,11 @@ class MessageStore:
         if self._index is None:
             return KeyQuery([])
         return self._index.query(topic, key, min(count_max, self._settings.query_count_max), begin_ms, end_ms)
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics that have queues."""
+        return {topic for topic, _ in self._queues.table}
 
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic; its records stay in the log until their file expires."""

@@ -1,7 +1,7 @@
 """Property strings of many records at once, with numpy: where the values of a name lie, and the hashes of keys.
 
 The strings are put end to end; each 0x01 in them whose preceding bytes are 0x02 and a wanted name begins a value.
-Hashes are Java's, one character of all texts at a time. What is rare is left to the plain code, text by text: bytes
+Hashes are Java's, of all texts of one length at a time. What is rare is left to the plain code, text by text: bytes
 that are not ASCII, long values, KEYS of several words. Tested equal to `key_hashes` and `find_property`.
 
 Costs about 1 µs a record for its keys. Import needs numpy: see `scan`. Source: store.md §3.4, §7.2.
@@ -24,7 +24,9 @@ Ints = NDArray[np.int64]
 
 _PAD = b"\x02" * 10
 _TEXT_BYTES_MAX = 64
-"""Longer texts are hashed one by one: a column per character pays for short ones only."""
+"""Longer texts are hashed one by one."""
+_POWERS = np.array([pow(31, n, 1 << 32) for n in range(_TEXT_BYTES_MAX, -1, -1)], "u4")
+"""Of 31, the highest first: what each character of a text counts in its hash, modulo 2³²."""
 
 _Values = tuple[Ints, Ints, Ints]
 """Rows that have a property, where its value begins in the joined properties, and where it ends; one per row."""
@@ -37,7 +39,7 @@ class PropertyColumns:
         joined: all of them, an 0x02 before each and some at both ends.
     """
 
-    def __init__(self, strings: Sequence[bytes]) -> None:
+    def __init__(self, strings: Sequence[bytes | bytearray]) -> None:
         self.joined = b"".join((_PAD, b"\x02".join(strings), _PAD))
         self._octets = np.frombuffer(self.joined, "u1")
         bytes_each = np.fromiter(map(len, strings), "i8", len(strings)) + 1
@@ -48,8 +50,12 @@ class PropertyColumns:
         """Where names end, where entries end, and the eight bytes before the end of each name as a number."""
         octets = self._octets
         name_ends, entry_ends = np.flatnonzero(octets == 1), np.flatnonzero(octets == 2)
-        windows = np.lib.stride_tricks.as_strided(octets, (len(octets) - 7, 8), (1, 1), writeable=False)
-        return name_ends, entry_ends, windows[name_ends - 8].view(">i8")[:, 0].astype("i8")
+        return name_ends, entry_ends, self._windows(8)[name_ends - 8].view(">i8")[:, 0].astype("i8")
+
+    def _windows(self, width: int) -> NDArray[np.uint8]:
+        """Every run of ``width`` octets, as rows that overlap; indexing it gathers."""
+        octets = self._octets
+        return np.lib.stride_tricks.as_strided(octets, (len(octets) - width + 1, width), (1, 1), writeable=False)
 
     def values(self, name: bytes) -> _Values:
         """The value of a property in the records that have it; the last one that is not empty.
@@ -80,21 +86,20 @@ class PropertyColumns:
         if with_tags:
             found.append(self._key_column(topics, topic, b"TAGS", "#T#", 1 << 20))
         rows, ranks, hashes = (np.concatenate(column) for column in zip(*found, strict=True))
-        order = np.argsort((rows << 21) + ranks, kind="stable")
+        order = np.argsort((rows << 21) + ranks)
         return rows[order], hashes[order]
 
     def hashes(self, at: Ints, end: Ints, heads: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Java's hashes of texts that follow texts whose hashes are known."""
         lengths = end - at
-        hashes, seen = heads.copy(), np.zeros(len(at), "u1")
-        is_short = lengths <= _TEXT_BYTES_MAX
-        shortest = int(lengths.min()) if len(lengths) and is_short.all() else 0
-        for i in range(int(lengths[is_short].max(initial=0))):
-            rows = np.flatnonzero(is_short & (lengths > i)) if i >= shortest else slice(None)
-            column = self._octets[at[rows] + i]
-            seen[rows] |= column
-            hashes[rows] = hashes[rows] * np.uint32(31) + column
-        for row in np.flatnonzero(~is_short | (seen > 127)).tolist():
+        hashes, is_plain = heads.copy(), lengths <= _TEXT_BYTES_MAX
+        for length in np.unique(lengths[is_plain]).tolist():
+            rows = np.flatnonzero(lengths == length)
+            texts = self._windows(length)[at[rows]]
+            powers = _POWERS[_TEXT_BYTES_MAX - length :]
+            hashes[rows] = hashes[rows] * powers[0] + texts @ powers[1:]
+            is_plain[rows] = texts.max(1, initial=0) < 128
+        for row in np.flatnonzero(~is_plain).tolist():
             text = self.joined[at[row] : end[row]].decode("utf-8", "replace")
             units = len(text.encode("utf-16-be", "surrogatepass")) // 2
             hashes[row] = (int(heads[row]) * pow(31, units, 1 << 32) + java_hash(text)) & 0xFFFFFFFF
@@ -112,8 +117,8 @@ class PropertyColumns:
     def _words(self, topics: Sequence[str | None], topic: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
         """`_key_column` of KEYS, whose words are keys."""
         rows, at, end = self.values(b"KEYS")
-        joined = self.joined
-        is_many = np.array([b" " in joined[a:b] for a, b in zip(at.tolist(), end.tolist(), strict=True)], bool)
+        joined, spaces = self.joined, np.flatnonzero(self._octets == 32)
+        is_many = np.searchsorted(spaces, at) < np.searchsorted(spaces, end)
         one = ~is_many
         yield rows[one], np.ones(int(one.sum()), "i8"), self._key_hashes(topics, topic[rows[one]], at[one], end[one])
         for row, a, b in zip(rows[is_many].tolist(), at[is_many].tolist(), end[is_many].tolist(), strict=True):

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -81,6 +82,7 @@ class PutMessage(Struct, gc=False):
         body: as it is to be stored; for `MessageStore.put_batch` the wire batch body.
         properties: encoded property string.
         born_host, store_host: packed IP and port, 8 or 20 bytes.
+        tags_code: of its TAGS, where the sender knows it and that there is no INNER_NUM; else it is worked out.
     """
 
     topic: str
@@ -94,6 +96,7 @@ class PutMessage(Struct, gc=False):
     store_host: bytes
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
+    tags_code: int | None = None
 
 
 class PutResult(Struct, gc=False):
@@ -152,6 +155,16 @@ class Appender:
         if self._dispatcher.pending:
             self._dispatcher.run(self._readable_offset)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Dispatch what is put inside at the end, all at once."""
+        self._dispatcher.gathers = True
+        try:
+            yield
+        finally:
+            self._dispatcher.gathers = False
+            self.dispatch()
+
     @property
     def _readable_offset(self) -> int:
         return self._flusher.durable_offset if self._is_sync else self._commit_log.committed_offset
@@ -163,7 +176,11 @@ class Appender:
         if refused is not None:
             return refused
         queue = queue or self._queues.obtain(message.topic, message.queue_id)
-        if message.sys_flag & INNER_BATCH or isinstance(queue, BatchQueue) or _INNER_NUM in message.properties:
+        if (
+            message.sys_flag & INNER_BATCH
+            or isinstance(queue, BatchQueue)
+            or (message.tags_code is None and _INNER_NUM in message.properties)
+        ):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
         return self._append(queue, message)
 
@@ -219,43 +236,46 @@ class Appender:
         queue_offset = queue.next_offset if is_numbered else 0
         if self._trailer_bytes:
             properties = with_room_for_crc(properties)
+        log, now, physical_offset, record = self._commit_log, self._clock.now_ms(), -1, b""
         try:
-            size = _record_bytes(queue.topic_utf8, message, len(body), len(properties))
-            physical_offset = self._commit_log.place(size)
+            if now < log.last_store_timestamp:
+                self._flusher.step_back(now)
+            while physical_offset != (placed := log.place(len(record)) if record else log.max_offset):
+                physical_offset = placed  # once more when the record needs a new file: rarer than asking for its size
+                record = encode_record(
+                    topic=queue.topic_utf8,
+                    queue_id=message.queue_id,
+                    flag=message.flag,
+                    queue_offset=queue_offset,
+                    physical_offset=physical_offset,
+                    sys_flag=sys_flag,
+                    born_timestamp=message.born_timestamp,
+                    born_host=message.born_host,
+                    store_timestamp=now,
+                    store_host=message.store_host,
+                    reconsume_times=message.reconsume_times,
+                    prepared_transaction_offset=message.prepared_transaction_offset,
+                    body=body,
+                    properties=properties,
+                )
         except OSError as error:
             return _no_file(error)
-        now = self._clock.now_ms()
-        try:
-            record = encode_record(
-                topic=queue.topic_utf8,
-                queue_id=message.queue_id,
-                flag=message.flag,
-                queue_offset=queue_offset,
-                physical_offset=physical_offset,
-                sys_flag=sys_flag,
-                born_timestamp=message.born_timestamp,
-                born_host=message.born_host,
-                store_timestamp=now,
-                store_host=message.store_host,
-                reconsume_times=message.reconsume_times,
-                prepared_transaction_offset=message.prepared_transaction_offset,
-                body=body,
-                properties=properties,
-            )
         except struct.error as error:
             return _out_of_range(error)
-        assert len(record) == size, "the size was worked out before"
         if self._trailer_bytes:
             record = seal(record)
             properties = record[-len(properties) :]
         try:
-            self._commit_log.append(record, now)
+            log.append(record, now)
         except OSError as error:
             return _not_written(error)
         if is_numbered:
             queue.next_offset = queue_offset + count
+        size = len(record)
         end = physical_offset + size
-        code = queue_tags_code(message.topic, properties, now, self._delays_ms)
+        code = message.tags_code
+        if code is None:
+            code = queue_tags_code(message.topic, properties, now, self._delays_ms)
         arrival = Arrival(
             message.topic, message.queue_id, queue_offset, code, now, physical_offset, size, sys_flag, properties, count
         )
@@ -277,11 +297,13 @@ class Appender:
         total_bytes = (fixed_bytes - BATCH_ENTRY_BYTES_MIN) * len(bounds) + len(body)
         if total_bytes + BLANK_BYTES > self._settings.commit_log_file_bytes:
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"a batch of {total_bytes} bytes fits into no log file")
+        now = self._clock.now_ms()
         try:
+            if now < self._commit_log.last_store_timestamp:
+                self._flusher.step_back(now)
             physical_offset = self._commit_log.place(total_bytes)
         except OSError as error:
             return _no_file(error)
-        now = self._clock.now_ms()
         try:
             data, sizes = encode_records(
                 body,
@@ -339,7 +361,7 @@ class Appender:
         if body_bytes > self._settings.message_bytes_max:
             reason = f"body of {body_bytes} bytes, maxMessageSize is {self._settings.message_bytes_max}"
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
-        if _looks_torn(message.properties):
+        if (properties_bytes >= SECTOR_BYTES or message.properties[-1:] == b"\0") and _looks_torn(message.properties):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_TORN)
         if body_bytes + properties_bytes > self._variable_bytes_max:
             reason = f"body and properties of {body_bytes + properties_bytes} bytes fit into no log file"

@@ -14,9 +14,11 @@ dispatch       records at or behind D                     every record
 =============  =========================================  ==========================================================
 
 Files are looked at for the start until one will do: giving up after ten (Java's ``commitLogRecoverMaxNum``) would leave
-gaps in the queues when more were written since the checkpoint; looking costs one decode a file. Behind a blank the log goes on in the next file if
-that exists, else E is where the blank begins: it is written again. Then everything behind E goes: queue entries, later
-files, and the rest of E's file becomes zeros, so that stale bytes never look like records again.
+gaps in the queues when more were written since the checkpoint; looking costs one decode a file.
+
+Behind a blank the log goes on in the next file if that exists, else E is where the blank begins: it is written again.
+Then everything behind E goes: queue entries, later files, and the rest of E's file becomes zeros, so that stale bytes
+never look like records again.
 
 A record is sound when `decode_record` takes it, its CRC is right (``checkCRCOnRecover``, or the CRC of the whole
 record with ``forceVerifyPropCRC``), it says the offset it lies at, and no sector of it is missing that may not have
@@ -65,12 +67,14 @@ class LogEnd(Struct):
         offset: physical offset one past the last sound record.
         last_record: physical offset of that record, 0 without any.
         last_store_timestamp: its storeTimestamp, 0 without any.
+        newest_store_timestamp: the greatest one, which is another when the clock was set back.
         record_count: sound records walked over.
     """
 
     offset: int
     last_record: int = 0
     last_store_timestamp: int = 0
+    newest_store_timestamp: int = 0
     record_count: int = 0
 
 
@@ -152,6 +156,7 @@ class _Walk:
             end.offset += record.size
             end.last_record = record.physical_offset
             end.last_store_timestamp = record.store_timestamp
+            end.newest_store_timestamp = max(record.store_timestamp, end.newest_store_timestamp)
             end.record_count += 1
         return True
 
@@ -171,6 +176,7 @@ class _Walk:
                 end.offset = file.start + run.records.end
                 end.last_record = int(run.offsets[-1])
                 end.last_store_timestamp = int(run.store_timestamps[-1])
+                end.newest_store_timestamp = max(int(run.store_timestamps.max()), end.newest_store_timestamp)
                 end.record_count += len(run)
             buffer.madvise(mmap.MADV_DONTNEED)  # pages that are not needed again count as memory of the broker
             if len(run) < len(records):

@@ -43,6 +43,7 @@ from rmqkit.errors import SettingsError
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queues import ConsumeQueues
 from rmqkit.store.index_file import MessageIndex
+from rmqkit.store.json_files import sync_directory
 from rmqkit.store.mapped_file import MappedFile
 from rmqkit.store.settings import StoreSettings
 
@@ -270,8 +271,11 @@ class Retention:
             self._hold(file)
             return True
 
+        directories = {file.path.parent for file in queue.files}
         count = queue.drop_front(is_expired)
         if count:
+            for directory in directories:  # first: records that came back would have no queue and no extension
+                sync_directory(directory)
             why = self.decision.cause.value
             _log.info("store %s: %d log files deleted (%s), log from %d", self._root, count, why, queue.min_offset)
         return count

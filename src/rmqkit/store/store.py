@@ -7,6 +7,7 @@ of it: who starts a store knows which one it is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from rmqkit.store.index_file import KeyQuery
@@ -41,6 +42,8 @@ class Store(Protocol):
     def put(self, message: PutMessage) -> PutResult: ...
 
     def put_batch(self, message: PutMessage) -> PutResult: ...
+
+    def together(self) -> AbstractContextManager[None]: ...
 
     def request_flush(self) -> None: ...
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 
 import pytest
 
@@ -215,5 +217,56 @@ def test_the_tables_that_slaves_and_tools_read(run):
         system = json.loads((await cluster.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)).body)["topicList"]
         assert {"TBW102", "broker-a", "DefaultCluster", "SCHEDULE_TOPIC_XXXX"} <= set(system)
         assert "T" not in system
+
+    run(scenario)
+
+
+# ---- cleaning up on an operator's word (remoting.md §4.4; behaviour.md §5.5)
+
+
+def test_what_belongs_to_no_topic_goes(run, tmp_path):
+    async def scenario(cluster):
+        for topic in ("T", "U"):
+            await cluster.send(topic)
+            await cluster.pull(topic=topic)
+            await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", topic, 0, 1))
+        parts = cluster.standalone._broker._parts
+        parts.topics.remove("U")  # as if its files had been left behind
+        parts.topics.remove("SCHEDULE_TOPIC_XXXX")
+        assert (await cluster.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+        assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 1
+        assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("U", 0)) == 0
+        assert not (tmp_path / "store/consumequeue/U").exists()
+        offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)["offsetTable"]
+        assert offsets == {"T@g": {"0": 1}}
+
+    run(scenario)
+
+
+def test_old_files_go_at_once(run, tmp_path):
+    async def scenario(cluster):
+        for _ in range(3):
+            await cluster.send(body=bytes(600_000))
+        log = tmp_path / "store/commitlog"
+        first, *_ = sorted(log.iterdir())
+        old = time.time() - 1000 * 3600
+        os.utime(first, (old, old))
+        assert (await cluster.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == 0
+        assert first.exists()  # not at this hour
+        assert (await cluster.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == 0
+        assert (await cluster.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == 0
+        assert not first.exists()
+        assert await cluster.number(RequestCode.GET_MIN_OFFSET, QueueRequest("T", 0)) == 1
+
+    hour = (time.localtime().tm_hour + 12) % 24
+    run(scenario, store={"delete_when": f"{hour:02d}"})
+
+
+@pytest.mark.parametrize("code", [306, 316, 329])
+def test_with_nothing_to_clean(run, code):
+    async def scenario(cluster):
+        await cluster.send()
+        assert (await cluster.ask(code, b"{", x="y")).code == 0
+        assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 1
 
     run(scenario)

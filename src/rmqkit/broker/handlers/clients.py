@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from rmqkit.broker.clients import CONSUME_ACTIVELY, ClientTable, Member
-from rmqkit.broker.groups import GroupTable
-from rmqkit.broker.queue_locks import QueueLocks
-from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
-from rmqkit.clock import Clock
-from rmqkit.protocol.bodies.clients import ConsumerData, ConsumerIds, HeartbeatData
+from rmqkit.broker.clients import CONSUME_ACTIVELY, Member
+from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.protocol.bodies.clients import ConsumerData, ConsumerIds, HeartbeatData, SubscriptionGroupConfig
 from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
@@ -21,39 +17,14 @@ from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest, UnregisterClientRequest
 from rmqkit.protocol.names import retry_topic
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
 
 __all__ = ["ClientHandlers"]
 
 
-class ClientHandlers:
+class ClientHandlers(Handlers):
     """Keeps the client table and the queue locks."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        *,
-        clients: ClientTable,
-        groups: GroupTable,
-        topics: TopicTable,
-        queue_locks: QueueLocks,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._queue_locks = queue_locks
-        self._clients = clients
-        self._groups = groups
-        self._topics = topics
-        self._clock = clock
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the client codes."""
-        dispatch.register(RequestCode.HEART_BEAT, self.heartbeat)
-        dispatch.register(RequestCode.UNREGISTER_CLIENT, self.unregister)
-        dispatch.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.consumer_list)
-        dispatch.register(RequestCode.LOCK_BATCH_MQ, self.lock_queues)
-        dispatch.register(RequestCode.UNLOCK_BATCH_MQ, self.unlock_queues)
-
+    @answers(RequestCode.HEART_BEAT)
     def heartbeat(self, connection: Connection, command: Command) -> Command:
         """Take in a client's groups; a group that may not be created is skipped silently."""
         data = decode_as(command.payload, HeartbeatData)
@@ -64,14 +35,20 @@ class ClientHandlers:
         for consumer in data.consumerDataSet:
             if self._settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
                 continue
+            config = self._groups.get(consumer.group_name)
+            if config is None:
+                continue
             differs = self._clients.needs_topics(consumer.group_name, fingerprint, has_topics=not keeps_topics)
             must_resend = must_resend or differs
-            self._register_consumer(connection, consumer, member, keeps_topics=keeps_topics)
+            self._ensure_retry_topic(consumer, config)
+            notify = config.notify_consumer_ids_changed_enable
+            self._clients.register_consumer(connection, member, consumer, notify=notify, keeps_topics=keeps_topics)
         for producer in data.producerDataSet:
             self._clients.register_producer(connection, member, producer.group_name)
         changed = "true" if must_resend else "false"
         return reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
 
+    @answers(RequestCode.UNREGISTER_CLIENT)
     def unregister(self, connection: Connection, command: Command) -> Command:
         """A client says good-bye to its groups."""
         header = decode_header_leniently(command, UnregisterClientRequest, missing={"clientID": ""})
@@ -83,6 +60,7 @@ class ClientHandlers:
             self._clients.unregister_consumer(connection, header.consumerGroup, notify=notify)
         return reply(command, fields={})
 
+    @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_list(self, connection: Connection, command: Command) -> Command:
         """The client ids of a group's members online."""
         header = decode_header(command, ConsumerGroupRequest)
@@ -93,24 +71,21 @@ class ClientHandlers:
         ids = [member.client_id for member in group.members.values()]
         return reply(command, body=msgspec.json.encode(ConsumerIds(ids)))
 
+    @answers(RequestCode.LOCK_BATCH_MQ)
     def lock_queues(self, connection: Connection, command: Command) -> Command:
         """Lock queues for a client; which of them it holds now."""
         body = decode_as(command.payload, LockBody)
         granted = self._queue_locks.lock(body.consumer_group, body.client_id, body.queues)
         return reply(command, body=msgspec.json.encode(LockedQueues(granted)))
 
+    @answers(RequestCode.UNLOCK_BATCH_MQ)
     def unlock_queues(self, connection: Connection, command: Command) -> Command:
         """Give back queues that a client holds."""
         body = decode_as(command.payload, LockBody)
         self._queue_locks.unlock(body.consumer_group, body.client_id, body.queues)
         return reply(command)
 
-    def _register_consumer(
-        self, connection: Connection, consumer: ConsumerData, member: Member, *, keeps_topics: bool
-    ) -> None:
-        config = self._groups.get(consumer.group_name)
-        if config is None:
-            return
+    def _ensure_retry_topic(self, consumer: ConsumerData, config: SubscriptionGroupConfig) -> None:
         topics = [self._topics.get(data.topic) for data in consumer.subscription_data_set]
         self._topics.ensure(
             retry_topic(consumer.group_name),
@@ -118,5 +93,3 @@ class ClientHandlers:
             order=any(topic.order for topic in topics if topic is not None),
             unit=consumer.unit_mode,
         )
-        notify = config.notify_consumer_ids_changed_enable
-        self._clients.register_consumer(connection, member, consumer, notify=notify, keeps_topics=keeps_topics)

@@ -1,8 +1,7 @@
 """Who is connected, and what they are asked through the broker: codes 203, 204, 223, 307, 309, 328.
 
 A relay hands a request on to one client and its answer back (``Broker2Client``); the client gets 10 s, and 5 s where
-several are asked. Who may have a client consume a message is what ``adminAllowedAddresses`` says. Clients of before
-3.1.8 (2014), to whom the reference relays nothing, are not told apart.
+several are asked. Clients of before 3.1.8 (2014), to whom the reference relays nothing, are not told apart.
 Source: remoting.md §4.4, §4.5; behaviour.md §8.15.
 """
 
@@ -14,11 +13,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rmqkit.broker.clients import ClientTable, Member
-from rmqkit.broker.groups import GroupTable
-from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
-from rmqkit.clock import Clock
+from rmqkit.broker.clients import Member
+from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.errors import ProtocolError, RemotingError, RequestTimedOut
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue
@@ -31,67 +27,27 @@ from rmqkit.protocol.bodies.connections import (
 )
 from rmqkit.protocol.bodies.consumers import ConsumerStatus
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import (
-    Body,
-    Command,
-    decode_fields,
-    decode_header,
-    decode_header_leniently,
-    reply,
-    request,
-)
+from rmqkit.protocol.command import Body, Command, decode_fields, decode_header, decode_header_leniently, reply, request
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest
 from rmqkit.protocol.headers.consumers import ConsumeDirectlyRequest, ConsumerStatusRequest, RunningInfoRequest
 from rmqkit.protocol.headers.groups import ProducerGroupRequest
 from rmqkit.protocol.ids import decode_offset_id
-from rmqkit.remoting.admission import for_admins
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch, Lane
-from rmqkit.store.message_store import MessageStore
 
 __all__ = ["ConnectionHandlers"]
 
 _RELAY_TIMEOUT_MS = 10_000
 _STATUS_TIMEOUT_MS = 5_000
-_RELAYS_MAX = 10_000
-"""Relays under way at a time (the admin queue of behaviour.md §2.4)."""
 _NULL = {"clientId": "null"}
 """How the reference's remarks spell a client id that is missing."""
 
 _log = logging.getLogger(__name__)
 
 
-class ConnectionHandlers:
+class ConnectionHandlers(Handlers):
     """Shows the clients online and relays questions to them."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        *,
-        clients: ClientTable,
-        groups: GroupTable,
-        topics: TopicTable,
-        store: MessageStore,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._clients = clients
-        self._groups = groups
-        self._topics = topics
-        self._store = store
-        self._clock = clock
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the codes about clients online."""
-        dispatch.register(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumers)
-        dispatch.register(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producers)
-        dispatch.register(RequestCode.GET_ALL_PRODUCER_INFO, self.all_producers)
-        lane = Lane("relays", _RELAYS_MAX)
-        dispatch.register(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.consumer_status, lane)
-        dispatch.register(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info, lane)
-        consume = for_admins(self.consume_directly, self._settings.admin_addresses)
-        dispatch.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, consume, lane)
-
+    @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumers(self, connection: Connection, command: Command) -> Command:
         """The members of a consumer group and what it is registered with."""
         name = decode_header(command, ConsumerGroupRequest).consumer_group
@@ -107,6 +63,7 @@ class ConnectionHandlers:
         )
         return reply(command, body=msgspec.json.encode(body))
 
+    @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producers(self, connection: Connection, command: Command) -> Command:
         """The members of a producer group."""
         name = decode_header(command, ProducerGroupRequest).producer_group
@@ -115,6 +72,7 @@ class ConnectionHandlers:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
         return reply(command, body=msgspec.json.encode(ProducerConnection(_connections(members))))
 
+    @answers(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, connection: Connection, command: Command) -> Command:
         """The members of every producer group."""
         since_ms = self._clock.now_ms() - self._clock.monotonic_ms()
@@ -133,6 +91,7 @@ class ConnectionHandlers:
         }
         return reply(command, body=msgspec.json.encode(ProducerTable(table)))
 
+    @answers(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, lane="relays")
     async def consumer_status(self, connection: Connection, command: Command) -> Command:
         """The offsets that the members of a group have on a topic, as they see it; who does not answer is left out."""
         header = decode_header_leniently(command, ConsumerStatusRequest, missing={"topic": ""})
@@ -149,11 +108,13 @@ class ConnectionHandlers:
         table = {client_id: queues for client_id, queues in zip(asked, found, strict=True) if queues is not None}
         return reply(command, body=fastjson.dumps(ConsumerStatus(consumer_table=table)))
 
+    @answers(RequestCode.GET_CONSUMER_RUNNING_INFO, lane="relays")
     async def running_info(self, connection: Connection, command: Command) -> Command:
         """What a consumer tells about itself."""
         header = decode_header_leniently(command, RunningInfoRequest, missing=_NULL)
         return await self._relay(command, header.consumer_group, header.client_id, decode_fields(command), b"")
 
+    @answers(RequestCode.CONSUME_MESSAGE_DIRECTLY, admins_only=True, lane="relays")
     async def consume_directly(self, connection: Connection, command: Command) -> Command:
         """Have a consumer handle one message now; the broker adds the message and what is known of topic and group."""
         header = decode_header_leniently(command, ConsumeDirectlyRequest, missing=_NULL)

@@ -1,6 +1,6 @@
 """Consumer groups: codes 200, 201, 207, 225, 300, 343, 345, 352, 353 (``AdminBrokerProcessor``).
 
-Who may create, change and delete is what ``adminAllowedAddresses`` says. Source: remoting.md §4.4; behaviour.md §9.9.
+Source: remoting.md §4.4; behaviour.md §9.9.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from rmqkit.broker.attributes import GROUP_ATTRIBUTES, alter
-from rmqkit.broker.clients import ClientTable
-from rmqkit.broker.groups import GroupTable
-from rmqkit.broker.offsets import OffsetTable
+from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.parts import Parts
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
 from rmqkit.protocol.bodies.groups import GroupConfigList, GroupForbidden, GroupList, GroupSubscription
@@ -27,60 +26,31 @@ from rmqkit.protocol.headers.groups import (
 )
 from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.protocol.names import group_fault
-from rmqkit.remoting.admission import AdminAddresses, for_admins
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
 
 __all__ = ["GroupHandlers"]
 
 
-class GroupHandlers:
-    """Creates, changes, deletes and shows consumer groups.
+class GroupHandlers(Handlers):
+    """Creates, changes, deletes and shows consumer groups."""
 
-    Args:
-        address: where clients reach this broker.
-    """
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._address = parts.address
 
-    def __init__(
-        self,
-        *,
-        groups: GroupTable,
-        clients: ClientTable,
-        offsets: OffsetTable,
-        admin_addresses: AdminAddresses,
-        address: str,
-    ) -> None:
-        self._groups = groups
-        self._clients = clients
-        self._offsets = offsets
-        self._admin_addresses = admin_addresses
-        self._address = address
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the group codes."""
-        for code, handler in (
-            (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.create),
-            (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.create_several),
-            (RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete),
-            (RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid),
-        ):
-            dispatch.register(code, for_admins(handler, self._admin_addresses))
-        dispatch.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_groups)
-        dispatch.register(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.group)
-        dispatch.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic)
-        dispatch.register(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of_group)
-        dispatch.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription)
-
+    @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, admins_only=True)
     def create(self, connection: Connection, command: Command) -> Command:
         """Create or change a group."""
         if not command.payload:
             return reply(command)
         return self._put(command, [decode_as(command.payload, SubscriptionGroupConfig)])
 
+    @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, admins_only=True)
     def create_several(self, connection: Connection, command: Command) -> Command:
         """Create or change several groups: all, or none when one of them is refused."""
         return self._put(command, decode_as(command.payload, GroupConfigList).group_config_list)
 
+    @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
         """Delete a group, with its offsets where that is asked for; an unknown one is fine."""
         header = decode_header_leniently(command, DeleteGroupRequest)
@@ -89,6 +59,7 @@ class GroupHandlers:
             self._offsets.remove_group(header.group_name)
         return reply(command)
 
+    @answers(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, admins_only=True)
     def forbid(self, connection: Connection, command: Command) -> Command:
         """Close a topic to a group or open it, where that is asked for; whether it may read."""
         header = decode_header_leniently(command, GroupForbiddenRequest)
@@ -98,12 +69,14 @@ class GroupHandlers:
         body = GroupForbidden(group=header.group, topic=header.topic, readable=readable)
         return reply(command, remark="", body=msgspec.json.encode(body))
 
+    @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def all_groups(self, connection: Connection, command: Command) -> Command:
         """Every group, with the version of the table; slaves copy it."""
         stored = self._groups.stored
         header = GroupConfigsResponse(len(stored.subscription_group_table))
         return reply(command, header=header, body=fastjson.dumps(stored))
 
+    @answers(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def group(self, connection: Connection, command: Command) -> Command:
         """One group; an unknown one is created when the settings allow it."""
         config = self._groups.get(decode_header(command, GroupRequest).group)
@@ -111,17 +84,20 @@ class GroupHandlers:
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
         return reply(command, body=fastjson.dumps(config))
 
+    @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def groups_of_topic(self, connection: Connection, command: Command) -> Command:
         """The groups that subscribe to a topic, and those that have offsets on it."""
         topic = decode_header(command, TopicRequest).topic
         groups = self._clients.subscribers(topic) | set(self._offsets.groups(topic))
         return reply(command, body=msgspec.json.encode(GroupList(sorted(groups))))
 
+    @answers(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def topics_of_group(self, connection: Connection, command: Command) -> Command:
         """The topics on which a group has offsets."""
         topics = self._offsets.topics(decode_header(command, GroupRequest).group)
         return reply(command, body=msgspec.json.encode(TopicList(topics, self._address)))
 
+    @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, connection: Connection, command: Command) -> Command:
         """What a group online subscribes to on a topic."""
         header = decode_header(command, GroupTopicRequest)

@@ -1,16 +1,18 @@
-"""Consumer offsets and queue bounds: codes 14, 15, 29, 30, 31, 32, 43.
+"""Offsets of groups and bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 202, 208.
 
-Source: remoting.md §4.3.3; behaviour.md §5.2.
+Rates are not counted here and told as 0.0, as a broker tells them that has done nothing yet.
+Source: remoting.md §4.3.3, §4.4, §6.4.9; behaviour.md §5.2, §9.9.
 """
 
 from __future__ import annotations
 
-from rmqkit.broker.groups import GroupTable
-from rmqkit.broker.offsets import OffsetTable
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.protocol import fastjson
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.stats import ConsumeOffsets, ConsumeStats, TopicOffsets, TopicStatsTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
+from rmqkit.protocol.headers.groups import ConsumeStatsRequest
 from rmqkit.protocol.headers.offsets import (
     OffsetResponse,
     QueryConsumerOffsetRequest,
@@ -19,32 +21,16 @@ from rmqkit.protocol.headers.offsets import (
     StoreTimeResponse,
     UpdateConsumerOffsetRequest,
 )
+from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
-from rmqkit.store.message_store import MessageStore
 
 __all__ = ["OffsetHandlers"]
 
 
-class OffsetHandlers:
-    """Answers where a group is and what a queue holds."""
+class OffsetHandlers(Handlers):
+    """Answers where groups are and what queues hold."""
 
-    def __init__(self, *, store: MessageStore, topics: TopicTable, groups: GroupTable, offsets: OffsetTable) -> None:
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the offset codes."""
-        dispatch.register(RequestCode.QUERY_CONSUMER_OFFSET, self.query)
-        dispatch.register(RequestCode.UPDATE_CONSUMER_OFFSET, self.update)
-        dispatch.register(RequestCode.GET_MAX_OFFSET, self.max_offset)
-        dispatch.register(RequestCode.GET_MIN_OFFSET, self.min_offset)
-        dispatch.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search)
-        dispatch.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_store_time)
-        dispatch.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all_offsets)
-
+    @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     def query(self, connection: Connection, command: Command) -> Command:
         """The committed offset; without one, 0 where the queue still begins at 0 and that is in memory."""
         header = decode_header_leniently(command, QueryConsumerOffsetRequest, drops_unreadable=False)
@@ -60,6 +46,7 @@ class OffsetHandlers:
         remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
         return reply(command, ResponseCode.QUERY_NOT_FOUND, remark)
 
+    @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update(self, connection: Connection, command: Command) -> Command:
         """Commit an offset; after a reset by an operator what clients commit is void until their next pull."""
         header = decode_header_leniently(command, UpdateConsumerOffsetRequest)
@@ -77,16 +64,19 @@ class OffsetHandlers:
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return reply(command)
 
+    @answers(RequestCode.GET_MAX_OFFSET)
     def max_offset(self, connection: Connection, command: Command) -> Command:
         """One past the last message of a queue."""
         header = decode_header(command, QueueRequest)
         return reply(command, header=OffsetResponse(self._store.max_offset(header.topic, header.queue_id)))
 
+    @answers(RequestCode.GET_MIN_OFFSET)
     def min_offset(self, connection: Connection, command: Command) -> Command:
         """The first message of a queue that is still stored."""
         header = decode_header(command, QueueRequest)
         return reply(command, header=OffsetResponse(self._store.min_offset(header.topic, header.queue_id)))
 
+    @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     def search(self, connection: Connection, command: Command) -> Command:
         """The offset at a store time."""
         header = decode_header(command, SearchOffsetRequest)
@@ -94,12 +84,58 @@ class OffsetHandlers:
         offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
         return reply(command, header=OffsetResponse(offset))
 
+    @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
     def earliest_store_time(self, connection: Connection, command: Command) -> Command:
         """The store time of a queue's first message."""
         header = decode_header(command, QueueRequest)
         timestamp = self._store.earliest_store_time(header.topic, header.queue_id)
         return reply(command, header=StoreTimeResponse(timestamp))
 
+    @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def all_offsets(self, connection: Connection, command: Command) -> Command:
         """The offsets of every group; slaves copy them."""
         return reply(command, body=fastjson.dumps(self._offsets.contents))
+
+    @answers(RequestCode.GET_TOPIC_STATS_INFO)
+    def topic_bounds(self, connection: Connection, command: Command) -> Command:
+        """The bounds of every queue of a topic, and when its newest message was stored."""
+        topic = decode_header(command, TopicRequest).topic
+        config = self._topics.get(topic)
+        if config is None:
+            return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        table = {}
+        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+            low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+            newest_ms = self._store.store_time_at(topic, queue_id, high - 1) if high else 0
+            table[self._queue(topic, queue_id)] = TopicOffsets(low, high, max(0, newest_ms))
+        return reply(command, body=fastjson.dumps(TopicStatsTable(table)))
+
+    @answers(RequestCode.GET_CONSUME_STATS)
+    def group_progress(self, connection: Connection, command: Command) -> Command:
+        """How far a group is on its topics, or on those that are asked for."""
+        header = decode_header(command, ConsumeStatsRequest)
+        name = header.consumer_group
+        asked = header.topic_list.split(";") if header.topic_list else [header.topic] if header.topic else None
+        group = self._clients.consumers(name)
+        stats = ConsumeStats()
+        for topic in self._offsets.topics(name) if asked is None else asked:
+            is_left = group is not None and bool(group.subscriptions) and topic not in group.subscriptions
+            if is_left and self._clients.compensated(name, topic) is None:
+                continue
+            config = self._topics.get(topic)
+            for queue_id in range(config.read_queue_nums if config is not None else 0):
+                stats.offset_table[self._queue(topic, queue_id)] = self._progress(name, topic, queue_id)
+        return reply(command, body=fastjson.dumps(stats))
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._settings.broker_name, queue_id)
+
+    def _progress(self, group: str, topic: str, queue_id: int) -> ConsumeOffsets:
+        consumed = max(0, self._offsets.get(group, topic, queue_id) or 0)
+        newest_ms = self._store.store_time_at(topic, queue_id, consumed - 1) if consumed else 0
+        return ConsumeOffsets(
+            broker_offset=self._store.max_offset(topic, queue_id),
+            consumer_offset=consumed,
+            pull_offset=max(consumed, self._offsets.pull_offset(group, topic, queue_id)),
+            last_timestamp=max(0, newest_ms),
+        )

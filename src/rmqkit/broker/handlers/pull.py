@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rmqkit.broker.clients import CONSUME_ACTIVELY, ClientTable
-from rmqkit.broker.filters import FilterTable, PullFilter, inline_filter
-from rmqkit.broker.groups import GroupTable
-from rmqkit.broker.long_polling import Held, LongPolling
-from rmqkit.broker.offsets import OffsetTable
-from rmqkit.broker.own_address import OwnAddress
-from rmqkit.broker.settings import BrokerRole, BrokerSettings
-from rmqkit.broker.topics import TopicTable
-from rmqkit.clock import Clock
+from rmqkit.broker.clients import CONSUME_ACTIVELY
+from rmqkit.broker.filters import PullFilter, inline_filter
+from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.long_polling import Held
+from rmqkit.broker.parts import Parts
+from rmqkit.broker.settings import BrokerRole
 from rmqkit.filter.subscription import is_tag_type
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
 from rmqkit.protocol.bodies.topics import Permission, TopicConfig
@@ -27,8 +24,8 @@ from rmqkit.protocol.command import Command, decode_header, reply
 from rmqkit.protocol.headers.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
-from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
+from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.store.message_store import GetResult, GetStatus
 
 __all__ = ["PullHandlers"]
 
@@ -59,39 +56,16 @@ class _Refused(Exception):
         self.forbidden = forbidden
 
 
-class PullHandlers:
+class PullHandlers(Handlers):
     """Hands out messages."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        identity: OwnAddress,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        clients: ClientTable,
-        filters: FilterTable,
-        offsets: OffsetTable,
-        long_polling: LongPolling,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._identity = identity
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._filters = filters
-        self._offsets = offsets
-        self._long_polling = long_polling
-        self._clock = clock
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._filters = parts.filters
+        self._long_polling = parts.long_polling
 
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the pull codes."""
-        dispatch.register(RequestCode.PULL_MESSAGE, self.pull)
-        dispatch.register(RequestCode.LITE_PULL_MESSAGE, self.pull)
-
+    @answers(RequestCode.PULL_MESSAGE)
+    @answers(RequestCode.LITE_PULL_MESSAGE)
     def pull(self, connection: Connection, command: Command) -> Command | None:
         """Read, and hold the request when nothing is there and it says so."""
         if self._is_slave and not self._settings.slave_read:

@@ -8,7 +8,7 @@ Source: remoting.md §4.3.6; behaviour.md §2.6, §8.16; store.md §7.5.
 from __future__ import annotations
 
 from rmqkit.broker.filters import inline_filter
-from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.filter.subscription import is_tag_type
 from rmqkit.protocol.bodies.clients import CheckClientBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -17,8 +17,6 @@ from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.clients import ViewMessageRequest
 from rmqkit.protocol.headers.queries import QueryMessageRequest, QueryMessageResponse
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
-from rmqkit.store.message_store import MessageStore
 
 __all__ = ["QueryHandlers"]
 
@@ -26,19 +24,10 @@ _ANSWER_BYTES_MAX = 15 << 20
 """A client reads frames of 16 MiB: records beyond that would cost it all of them."""
 
 
-class QueryHandlers:
+class QueryHandlers(Handlers):
     """Finds messages by position and by key."""
 
-    def __init__(self, settings: BrokerSettings, *, store: MessageStore) -> None:
-        self._settings = settings
-        self._store = store
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the query codes."""
-        dispatch.register(RequestCode.QUERY_MESSAGE, self.query)
-        dispatch.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
-        dispatch.register(RequestCode.CHECK_CLIENT_CONFIG, self.check_subscription)
-
+    @answers(RequestCode.QUERY_MESSAGE)
     def query(self, connection: Connection, command: Command) -> Command:
         """The records that may have a key, in the order of the log."""
         header = decode_header(command, QueryMessageRequest)
@@ -58,6 +47,7 @@ class QueryHandlers:
         answer = QueryMessageResponse(found.last_update_timestamp, found.last_update_offset)
         return reply(command, header=answer, body=[*records])
 
+    @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     def view(self, connection: Connection, command: Command) -> Command:
         """The record at a physical offset, which is a part of an offset message id."""
         offset = decode_header(command, ViewMessageRequest).offset
@@ -66,6 +56,7 @@ class QueryHandlers:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return reply(command, body=[record])
 
+    @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_subscription(self, connection: Connection, command: Command) -> Command:
         """Whether a subscription would be taken; consumers ask before they start with SQL92."""
         body = decode_as(command.payload, CheckClientBody) if command.payload else CheckClientBody()

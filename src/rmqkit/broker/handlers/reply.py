@@ -9,70 +9,41 @@ from __future__ import annotations
 
 import random
 
-from rmqkit.broker.clients import ClientTable
 from rmqkit.broker.copies import with_changes
-from rmqkit.broker.durability import Durability
+from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.broker.handlers.send_checks import NO_BODY, SendChecks, decode_v1, decode_v2, stamps_of
-from rmqkit.broker.own_address import OwnAddress
-from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
-from rmqkit.clock import Clock
+from rmqkit.broker.parts import Parts
 from rmqkit.errors import PeerRefused, RemotingError
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply, request
-from rmqkit.protocol.headers.send import (
-    PushReplyRequest,
-    SendMessageRequest,
-    SendMessageResponse,
-)
+from rmqkit.protocol.headers.send import PushReplyRequest, SendMessageRequest, SendMessageResponse
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.properties import decode_properties, encode_properties, in_stored_order
 from rmqkit.protocol.record import host_text
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch, Lane
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import PutMessage, PutStatus
 
 __all__ = ["ReplyHandlers"]
 
 _PUSH_TIMEOUT_MS = 10_000
-_REPLIES_MAX = 10_000
 
 
-class ReplyHandlers:
+class ReplyHandlers(Handlers):
     """Passes replies on."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        identity: OwnAddress,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        clients: ClientTable,
-        durability: Durability | None,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._identity = identity
-        self._store = store
-        self._clients = clients
-        self._durability = durability
-        self._clock = clock
-        self._checks = SendChecks(settings, identity, topics, clock)
-        _, self._answer_fields = stamps_of(settings)
-        self._lane = Lane("reply", _REPLIES_MAX)
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._checks = SendChecks(self._settings, self._identity, self._topics, self._clock)
+        _, self._answer_fields = stamps_of(self._settings)
 
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the reply codes."""
-        dispatch.register(RequestCode.SEND_REPLY_MESSAGE, self.reply, self._lane)
-        dispatch.register(RequestCode.SEND_REPLY_MESSAGE_V2, self.reply_v2, self._lane)
-
+    @answers(RequestCode.SEND_REPLY_MESSAGE, lane="reply")
     async def reply(self, connection: Connection, command: Command) -> Command:
         """SEND_REPLY_MESSAGE: long header names."""
         return await self._reply(connection, command, decode_v1(command, topic=""))
 
+    @answers(RequestCode.SEND_REPLY_MESSAGE_V2, lane="reply")
     async def reply_v2(self, connection: Connection, command: Command) -> Command:
         """SEND_REPLY_MESSAGE_V2: short header names."""
         return await self._reply(connection, command, decode_v2(command, b=""))

@@ -2,17 +2,14 @@
 
 By default the broker moves the group itself (``useServerSideResetOffset``): the next pull of each queue is sent to the
 target, and what clients commit before that is void. Otherwise it tells every client of the group (code 220, one-way),
-and the clients move themselves. Who may is what ``adminAllowedAddresses`` says.
+and the clients move themselves.
 Source: behaviour.md §5.2, §5.3, §5.4; remoting.md §10.6.
 """
 
 from __future__ import annotations
 
-from rmqkit.broker.clients import ClientTable
-from rmqkit.broker.groups import GroupTable
-from rmqkit.broker.offsets import OffsetTable
-from rmqkit.broker.settings import BrokerRole, BrokerSettings
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.consumers import ResetOffsetBody, ResetOffsetList
@@ -20,10 +17,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply, request
 from rmqkit.protocol.headers.consumers import ResetClientOffsetRequest, ResetOffsetRequest
 from rmqkit.protocol.headers.groups import CloneGroupOffsetRequest
-from rmqkit.remoting.admission import for_admins
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
-from rmqkit.store.message_store import MessageStore
 
 __all__ = ["ResetHandlers"]
 
@@ -31,32 +25,10 @@ _NUMBERS = {"timestamp": "0", "isForce": "false"}
 """What the reference takes where these are missing."""
 
 
-class ResetHandlers:
+class ResetHandlers(Handlers):
     """Resets and clones the offsets of groups."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        clients: ClientTable,
-        offsets: OffsetTable,
-    ) -> None:
-        self._settings = settings
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._offsets = offsets
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the codes that move groups."""
-        allowed = self._settings.admin_addresses
-        dispatch.register(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, for_admins(self.reset, allowed))
-        dispatch.register(RequestCode.CLONE_GROUP_OFFSET, for_admins(self.clone, allowed))
-
+    @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, admins_only=True)
     def reset(self, connection: Connection, command: Command) -> Command:
         """Move a group on one queue of a topic, or on all; the offsets it moves to."""
         header = decode_header_leniently(command, ResetOffsetRequest, missing=_NUMBERS)
@@ -64,6 +36,7 @@ class ResetHandlers:
             return self._reset_here(command, header)
         return self._reset_by_clients(command, header)
 
+    @answers(RequestCode.CLONE_GROUP_OFFSET, admins_only=True)
     def clone(self, connection: Connection, command: Command) -> Command:
         """Give a group the offsets of another one, on one topic or on all.
 

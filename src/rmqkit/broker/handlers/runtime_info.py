@@ -13,18 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from rmqkit.clock import Clock
+from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.parts import Parts
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.bodies.namesrv import KVTable
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, version_name
 from rmqkit.protocol.command import Command, reply
 from rmqkit.protocol.record import decode_record
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.store.commit_log import log_directories
-from rmqkit.store.message_store import MessageStore
 from rmqkit.store.retention import used_percent
-from rmqkit.store.settings import StoreSettings
 
 __all__ = ["NOT_COUNTED", "RuntimeInfoHandlers", "bytes_text", "disk_ratio", "run_time_text"]
 
@@ -55,25 +53,16 @@ _NO_QUEUES = {
 }
 
 
-class RuntimeInfoHandlers:
-    """Answers with the broker's state of the moment.
+class RuntimeInfoHandlers(Handlers):
+    """Answers with the broker's state of the moment."""
 
-    Args:
-        store_root: where the consume queues are.
-    """
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._log_directories = log_directories(self._store.root, parts.store_settings)[0]
+        self._boot_ms = self._clock.now_ms()
+        self._started_ms = self._clock.monotonic_ms()
 
-    def __init__(self, *, store: MessageStore, settings: StoreSettings, store_root: Path, clock: Clock) -> None:
-        self._store = store
-        self._log_directories = log_directories(store_root, settings)[0]
-        self._store_root = store_root
-        self._clock = clock
-        self._boot_ms = clock.now_ms()
-        self._started_ms = clock.monotonic_ms()
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the runtime information code."""
-        dispatch.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info)
-
+    @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, connection: Connection, command: Command) -> Command:
         """Everything, in one table."""
         table = NOT_COUNTED | _NO_QUEUES | self._process() | self._log() | self._disks()
@@ -114,7 +103,7 @@ class RuntimeInfoHandlers:
         return {
             "commitLogDirCapacity": f"Total : {bytes_text(total)}, Free : {bytes_text(free)}.",
             "commitLogDiskRatio": str(min(ratios.values())),
-            "consumeQueueDiskRatio": str(disk_ratio(self._store_root)),
+            "consumeQueueDiskRatio": str(disk_ratio(self._store.root)),
             **{f"commitLogDiskRatio_{path}": str(ratio) for path, ratio in ratios.items()},
         }
 

@@ -10,13 +10,13 @@ Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmqkit.broker.copies import with_changes
-from rmqkit.broker.durability import Durability, Outcome
-from rmqkit.broker.groups import GroupTable
+from rmqkit.broker.durability import Outcome
+from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.broker.handlers.send_checks import (
     NO_BODY,
     Refusal,
@@ -27,12 +27,9 @@ from rmqkit.broker.handlers.send_checks import (
     stamps_of,
     tries_max,
 )
-from rmqkit.broker.own_address import OwnAddress
-from rmqkit.broker.schedule import TIMER_NAMES, Schedule, delay_level
-from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.parts import Parts
+from rmqkit.broker.schedule import TIMER_NAMES, delay_level
 from rmqkit.broker.transaction import is_half, to_half
-from rmqkit.clock import Clock
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
@@ -40,12 +37,19 @@ from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, header_fields, reply
 from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageResponse
-from rmqkit.protocol.ids import UniqueKeys, offset_id
-from rmqkit.protocol.properties import decode_properties, encode_properties, find_property, in_stored_order
+from rmqkit.protocol.ids import UniqueKeys, offset_id, offset_ids
+from rmqkit.protocol.properties import (
+    PlainProperties,
+    decode_properties,
+    encode_properties,
+    find_property,
+    in_stored_order,
+)
 from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_MASK
+from rmqkit.protocol.send_answers import SendAnswers
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
-from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
 
 __all__ = ["SendHandlers"]
 
@@ -53,65 +57,44 @@ _NO_WAIT = b"WAIT\x01false\x02"
 _TRANSACTION = b"TRAN_MSG\x01"
 _KEYS = property_names.KEYS.encode()
 _UNIQ_KEY = property_names.UNIQ_KEY.encode()
+_NOT_PLAIN = (
+    property_names.INNER_NUM,
+    property_names.DELAY,
+    property_names.TRANSACTION_PREPARED,
+    property_names.POP_CHECK_POINT,
+    *TIMER_NAMES,
+)
 _NO_KEYS = "Required message key is missing"
 _NO_TIMER = "accurate timer message is not enabled, timerWheelEnable is false"
 
 
-class SendHandlers:
-    """Stores what producers send.
+class SendHandlers(Handlers):
+    """Stores what producers send."""
 
-    Args:
-        schedule: puts messages with a delay level aside.
-        is_orderly: whether a group consumes in order at present.
-        durability: makes answers wait for the disk; None when the log is flushed behind the answers.
-    """
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._is_orderly = parts.queue_locks.is_any_held
+        self._unique_keys = UniqueKeys(self._identity.store_host[:-4], os.getpid(), random.getrandbits(32))
+        self._body_bytes_max = parts.store_settings.message_bytes_max
+        self._checks = SendChecks(self._settings, self._identity, self._topics, self._clock)
+        self._stamp_bytes, self._answer_fields = stamps_of(self._settings)
+        self._plain = PlainProperties(self._stamp_bytes, _NOT_PLAIN)
+        self._answers = SendAnswers(self._identity.store_host, self._answer_fields)
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        identity: OwnAddress,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        schedule: Schedule,
-        is_orderly: Callable[[str], bool],
-        unique_keys: UniqueKeys,
-        clock: Clock,
-        durability: Durability | None,
-        body_bytes_max: int,
-    ) -> None:
-        self._settings = settings
-        self._identity = identity
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._schedule = schedule
-        self._is_orderly = is_orderly
-        self._unique_keys = unique_keys
-        self._clock = clock
-        self._durability = durability
-        self._body_bytes_max = body_bytes_max
-        self._checks = SendChecks(settings, identity, topics, clock)
-        self._stamp_bytes, self._answer_fields = stamps_of(settings)
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the send codes."""
-        dispatch.register(RequestCode.SEND_MESSAGE, self.send)
-        dispatch.register(RequestCode.SEND_MESSAGE_V2, self.send_v2)
-        dispatch.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
-
-    def send(self, connection: Connection, command: Command) -> Command | None:
+    @answers(RequestCode.SEND_MESSAGE)
+    def send(self, connection: Connection, command: Command) -> Command | bytes | None:
         """SEND_MESSAGE: long header names."""
         return self._send(connection, command, decode_v1(command))
 
-    def send_v2(self, connection: Connection, command: Command) -> Command | None:
+    @answers(RequestCode.SEND_MESSAGE_V2)
+    @answers(RequestCode.SEND_BATCH_MESSAGE)
+    def send_v2(self, connection: Connection, command: Command) -> Command | bytes | None:
         """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names; one of them says whether the body is a batch."""
         return self._send(connection, command, decode_v2(command))
 
     # -- inside
 
-    def _send(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command | None:
+    def _send(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command | bytes | None:
         if self._durability is not None and self._durability.is_full:
             return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         if not command.body:
@@ -183,44 +166,69 @@ class SendHandlers:
         message: PutMessage,
         header: SendMessageRequest,
         topic: TopicConfig,
-    ) -> Command | None:
+    ) -> Command | bytes | None:
         queue_id, refusal = message.queue_id, None
         if header.topic.startswith(names.RETRY_PREFIX):
             refusal = self._divert_exhausted(command, header, message)
-        if refusal is None and topic.attributes and not _has_needed_key(topic, message.properties):
-            refusal = ResponseCode.MESSAGE_ILLEGAL, _NO_KEYS
-        if refusal is None and _is_unusual(message.properties):
-            refusal = self._settle_unusual(message)
         if refusal is not None:
             return self._refuse(command, *refusal)
-        unique_key = _unique_key_of(message.properties)
-        if unique_key is None:
-            unique_key = self._unique_keys.next(self._clock.now_ms())
-            message.properties += encode_properties({property_names.UNIQ_KEY: unique_key})
-        waits = _NO_WAIT not in message.properties
-        message.properties = in_stored_order(message.properties + self._stamp_bytes)
-        if _TRANSACTION in message.properties and is_half(message):
-            to_half(message)
+        plain = self._plain.stored(message.properties) if not topic.attributes else None
+        if plain is not None:
+            message.properties, unique_key, message.tags_code = plain
+        else:
+            prepared = self._prepare(message, topic)
+            if isinstance(prepared, tuple):
+                return self._refuse(command, *prepared)
+            unique_key = prepared.encode("utf-8", "replace")
+        waits = self._durability is not None and _NO_WAIT not in message.properties
         put = self._store.put(message)
-        answer = {  # SendMessageResponse, spelled out: that is one call in place of a dozen for every message
+        if self._durability is None and put.status is PutStatus.OK:
+            frame = self._answers.stored(
+                command.opaque,
+                physical_offset=put.physical_offset,
+                queue_id=queue_id,
+                queue_offset=put.queue_offset,
+                unique_key=unique_key,
+            )
+            if frame is not None:
+                return frame
+        answer = {  # SendMessageResponse, spelled out: one call in place of a dozen
             "msgId": offset_id(message.store_host, put.physical_offset),
             "queueId": str(queue_id),
             "queueOffset": str(put.queue_offset),
-            "transactionId": unique_key,
+            "transactionId": unique_key.decode("utf-8", "replace"),
             **self._answer_fields,
         }
         return self._answer(connection, command, put, answer, waits=waits)
 
-    def _store_batch(self, connection: Connection, command: Command, message: PutMessage) -> Command | None:
+    def _prepare(self, message: PutMessage, topic: TopicConfig) -> str | Refusal:
+        """Make any message what is to be stored: its unique key, or why it is refused."""
+        refusal: Refusal | None = None
+        if topic.attributes and not _has_needed_key(topic, message.properties):
+            refusal = ResponseCode.MESSAGE_ILLEGAL, _NO_KEYS
+        if refusal is None and _is_unusual(message.properties):
+            refusal = self._settle_unusual(message)
+        if refusal is not None:
+            return refusal
+        unique_key = _unique_key_of(message.properties)
+        if unique_key is None:
+            unique_key = self._unique_keys.next(self._clock.now_ms())
+            message.properties += encode_properties({property_names.UNIQ_KEY: unique_key})
+        message.properties = in_stored_order(message.properties + self._stamp_bytes)
+        if _TRANSACTION in message.properties and is_half(message):
+            to_half(message)
+        return unique_key
+
+    def _store_batch(self, connection: Connection, command: Command, message: PutMessage) -> Command | bytes | None:
         refusal = self._batch_refusal(message)
         if refusal is not None:
             return self._refuse(command, *refusal)
-        waits = _NO_WAIT not in message.properties
+        waits = self._durability is not None and _NO_WAIT not in message.properties
         unique_key = _unique_key_of(message.properties)
         message.properties += self._stamp_bytes  # stored with an inner batch only
         put = self._store.put_batch(message)
         answer = SendMessageResponse(
-            msg_id=",".join(offset_id(message.store_host, offset) for offset in put.physical_offsets),
+            msg_id=offset_ids(message.store_host, put.physical_offsets),
             queue_id=message.queue_id,
             queue_offset=put.queue_offset,
             transaction_id=unique_key,
@@ -244,7 +252,7 @@ class SendHandlers:
 
     def _answer(
         self, connection: Connection, command: Command, put: PutResult, fields: dict[str, str], *, waits: bool
-    ) -> Command | None:
+    ) -> Command | bytes | None:
         if put.status is not PutStatus.OK:
             return self._refuse(command, *put_refusal(put, self._body_bytes_max))
         if self._durability is None or not waits or self._store.durable_offset >= put.end_offset:

@@ -13,14 +13,10 @@ import random
 from collections.abc import Awaitable
 
 from rmqkit.broker.copies import copy_of
-from rmqkit.broker.durability import Durability, Outcome
-from rmqkit.broker.groups import GroupTable
+from rmqkit.broker.durability import Outcome
+from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.broker.handlers.send_checks import tries_max
-from rmqkit.broker.own_address import OwnAddress
-from rmqkit.broker.schedule import Schedule
-from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
-from rmqkit.errors import RecordCorrupt
+from rmqkit.broker.transaction import record_at
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
 from rmqkit.protocol.bodies.topics import Permission
@@ -30,46 +26,20 @@ from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.names import dlq_topic, retry_topic
 from rmqkit.protocol.properties import decode_properties
-from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record, decode_record
+from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.store.message_store import PutMessage, PutStatus
 
 __all__ = ["SendBackHandlers"]
 
 _FIRST_LEVEL = 3
 
 
-class SendBackHandlers:
-    """Takes messages back.
+class SendBackHandlers(Handlers):
+    """Takes messages back."""
 
-    Args:
-        durability: makes answers wait for the disk; None when the log is flushed behind the answers.
-    """
-
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        identity: OwnAddress,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        schedule: Schedule,
-        durability: Durability | None,
-    ) -> None:
-        self._settings = settings
-        self._identity = identity
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._schedule = schedule
-        self._durability = durability
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the code."""
-        dispatch.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
-
+    @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     def send_back(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """Store the copy of a message that is to be consumed again."""
         header = decode_header_leniently(command, ConsumerSendBackRequest)
@@ -88,17 +58,10 @@ class SendBackHandlers:
         if not retry.perm & Permission.WRITE:
             remark = f"the topic[{retry.topic_name}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
-        record = self._record_at(header.offset)
+        record = record_at(self._store, header.offset)
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         return self._put(command, self._copy(command, header, group, record))
-
-    def _record_at(self, physical_offset: int) -> Record | None:
-        stored = self._store.record_at(physical_offset)
-        try:
-            return None if stored is None else decode_record(stored)
-        except RecordCorrupt:
-            return None
 
     def _copy(
         self, command: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig, record: Record

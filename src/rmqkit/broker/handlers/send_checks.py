@@ -12,12 +12,13 @@ from rmqkit.broker.own_address import OwnAddress
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
 from rmqkit.clock import Clock
+from rmqkit.errors import HeaderError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
 from rmqkit.protocol.bodies.topics import Permission, TopicConfig
 from rmqkit.protocol.codes import FAQ, ResponseCode
-from rmqkit.protocol.command import Command, decode_header_leniently
+from rmqkit.protocol.command import Command, decode_header, decode_header_leniently
 from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.remoting.connection import Connection
@@ -90,8 +91,11 @@ def decode_v1(command: Command, **missing: str) -> SendMessageRequest:
 
 def decode_v2(command: Command, **missing: str) -> SendMessageV2Request:
     """The header of a send in its short form, like `decode_v1`."""
-    may_miss = {**_MAY_MISS_SHORT, **missing} if missing else _MAY_MISS_SHORT
-    return decode_header_leniently(command, SendMessageV2Request, missing=may_miss, drops_unreadable=False)
+    try:
+        return decode_header(command, SendMessageV2Request)
+    except HeaderError:
+        may_miss = {**_MAY_MISS_SHORT, **missing}
+        return decode_header_leniently(command, SendMessageV2Request, missing=may_miss, drops_unreadable=False)
 
 
 class SendChecks:

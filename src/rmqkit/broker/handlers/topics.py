@@ -1,7 +1,8 @@
-"""Topics: codes 17, 18, 21, 215, 305, 351 (``AdminBrokerProcessor``).
+"""Topics and what is left of them: codes 17, 18, 21, 215, 305, 306, 316, 329, 351 (``AdminBrokerProcessor``).
 
-Who may create, change and delete is what ``adminAllowedAddresses`` says. A change is on the disk, and on its way to
-the name servers, when it is answered. Source: remoting.md §4.3.7, §4.4; behaviour.md §9.9; store.md §9.2.
+A change is on the disk, and on its way to the name servers, when it is answered. What is expired goes by itself in
+time; the cleaning codes do it now and are always answered with success, unless the disk refuses.
+Source: remoting.md §4.3.7, §4.4; behaviour.md §5.5, §9.9; store.md §9.2.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from rmqkit.broker.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
-from rmqkit.broker.offsets import OffsetTable
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.protocol.bodies.groups import TopicConfigList
 from rmqkit.protocol.bodies.namesrv import TopicList
 from rmqkit.protocol.bodies.topics import DataVersion, TopicConfig
@@ -19,40 +19,18 @@ from rmqkit.protocol.command import Command, decode_header, decode_header_lenien
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.topics import CreateTopicRequest, TopicConfigsResponse, TopicRequest
 from rmqkit.protocol.names import retry_topic, topic_fault
-from rmqkit.remoting.admission import AdminAddresses, for_admins
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
-from rmqkit.store.message_store import MessageStore
 
 __all__ = ["TopicHandlers"]
 
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
-class TopicHandlers:
-    """Creates, changes, deletes and shows topics."""
+class TopicHandlers(Handlers):
+    """Creates, changes, deletes and shows topics; deletes what nobody needs any more."""
 
-    def __init__(
-        self, *, topics: TopicTable, offsets: OffsetTable, store: MessageStore, admin_addresses: AdminAddresses
-    ) -> None:
-        self._topics = topics
-        self._offsets = offsets
-        self._store = store
-        self._admin_addresses = admin_addresses
-
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the topic codes."""
-        for code, handler in (
-            (RequestCode.UPDATE_AND_CREATE_TOPIC, self.create),
-            (RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_several),
-            (RequestCode.DELETE_TOPIC_IN_BROKER, self.delete),
-        ):
-            dispatch.register(code, for_admins(handler, self._admin_addresses))
-        dispatch.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_topics)
-        dispatch.register(RequestCode.GET_TOPIC_CONFIG, self.topic)
-        dispatch.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system_topics)
-
-    def create(self, connection: Connection, command: Command) -> Command:
+    @answers(RequestCode.UPDATE_AND_CREATE_TOPIC, admins_only=True)
+    async def create(self, connection: Connection, command: Command) -> Command:
         """Create a topic or change its queues, permission and attributes."""
         header = decode_header_leniently(command, CreateTopicRequest, drops_unreadable=False)
         if header.topic_filter_type not in _FILTER_TYPES:
@@ -71,12 +49,14 @@ class TopicHandlers:
             wanted.attributes = parse_changes(header.attributes or "")
         except ValueError as error:
             return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
-        return self._put(command, [wanted])
+        return await self._put(command, [wanted])
 
-    def create_several(self, connection: Connection, command: Command) -> Command:
+    @answers(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, admins_only=True)
+    async def create_several(self, connection: Connection, command: Command) -> Command:
         """Create or change several topics: all, or none when one of them is refused."""
-        return self._put(command, decode_as(command.payload, TopicConfigList).topic_config_list)
+        return await self._put(command, decode_as(command.payload, TopicConfigList).topic_config_list)
 
+    @answers(RequestCode.DELETE_TOPIC_IN_BROKER, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
         """Delete a topic, its queues, its groups' offsets and their POP retry topics; an unknown one is fine."""
         topic = decode_header_leniently(command, TopicRequest, missing={"topic": ""}).topic
@@ -90,6 +70,7 @@ class TopicHandlers:
             self._store.delete_topic(name)
         return reply(command)
 
+    @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all_topics(self, connection: Connection, command: Command) -> Command:
         """Every topic, with the version of the table; slaves copy it."""
         table = self._topics.snapshot()
@@ -98,6 +79,7 @@ class TopicHandlers:
         header = TopicConfigsResponse(len(table.topic_config_table))
         return reply(command, header=header, body=msgspec.json.encode(table))
 
+    @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic(self, connection: Connection, command: Command) -> Command:
         """One topic."""
         name = decode_header(command, TopicRequest).topic
@@ -106,11 +88,33 @@ class TopicHandlers:
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
         return reply(command, body=msgspec.json.encode(config))
 
+    @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, connection: Connection, command: Command) -> Command:
         """The names of the topics that are the broker's own."""
         return reply(command, body=msgspec.json.encode(TopicList(topic_list=self._topics.system_topics)))
 
-    def _put(self, command: Command, wanted: list[TopicConfig]) -> Command:
+    @answers(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, admins_only=True)
+    def expired_queue_files(self, connection: Connection, command: Command) -> Command:
+        """Delete queue files that point below the start of the log only."""
+        self._store.retention_round()
+        return reply(command)
+
+    @answers(RequestCode.DELETE_EXPIRED_COMMITLOG, admins_only=True)
+    def expired_log_files(self, connection: Connection, command: Command) -> Command:
+        """Delete log files that are old enough, at any hour."""
+        self._store.request_retention()
+        return reply(command)
+
+    @answers(RequestCode.CLEAN_UNUSED_TOPIC, admins_only=True)
+    def unused_topics(self, connection: Connection, command: Command) -> Command:
+        """Delete the queues and offsets of topics that are not in the table."""
+        for topic in self._store.topics | self._offsets.all_topics:
+            if self._topics.get(topic) is None and not self._topics.is_system(topic):
+                self._store.delete_topic(topic)
+                self._offsets.remove_topic(topic)
+        return reply(command)
+
+    async def _put(self, command: Command, wanted: list[TopicConfig]) -> Command:
         """Create or change what differs; the attributes of what is wanted are signed changes."""
         changed = []
         for config in wanted:
@@ -130,6 +134,7 @@ class TopicHandlers:
                 changed.append(config)
         if changed:
             self._topics.put(*changed)
+            await self._told()
         return reply(command)
 
     def _conflict(self, topic: str) -> str | None:

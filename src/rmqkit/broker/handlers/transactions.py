@@ -12,11 +12,11 @@ from collections.abc import Awaitable
 
 from rmqkit.broker.copies import copy_of
 from rmqkit.broker.durability import Durability, Outcome
+from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.broker.handlers.send_checks import put_refusal
-from rmqkit.broker.schedule import Schedule
-from rmqkit.broker.settings import BrokerRole, BrokerSettings
-from rmqkit.broker.transaction import OpMessages, committed, half_at, immunity_ms, number, record_at
-from rmqkit.clock import Clock
+from rmqkit.broker.parts import Parts
+from rmqkit.broker.settings import BrokerRole
+from rmqkit.broker.transaction import committed, half_at, immunity_ms, number, record_at
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -25,10 +25,9 @@ from rmqkit.protocol.headers.transactions import EndTransactionRequest, ResumeCh
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Record
-from rmqkit.remoting.admission import for_admins
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
-from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.store.message_store import PutStatus
 
 __all__ = ["TransactionHandlers"]
 
@@ -39,35 +38,15 @@ _NO_REMARK = "not set any response code"
 _RESUMABLE = (names.HALF_TOPIC, names.TRANS_CHECK_MAX_TIME_TOPIC)
 
 
-class TransactionHandlers:
+class TransactionHandlers(Handlers):
     """Ends transactions, and asks again about those that were given up."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        *,
-        store: MessageStore,
-        schedule: Schedule,
-        ops: OpMessages,
-        clock: Clock,
-        durability: Durability | None,
-        body_bytes_max: int,
-    ) -> None:
-        self._settings = settings
-        self._store = store
-        self._schedule = schedule
-        self._ops = ops
-        self._clock = clock
-        self._durability = durability
-        self._body_bytes_max = body_bytes_max
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._ops = parts.ops
+        self._body_bytes_max = parts.store_settings.message_bytes_max
 
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the transaction codes."""
-        dispatch.register(RequestCode.END_TRANSACTION, self.end)
-        dispatch.register(
-            RequestCode.RESUME_CHECK_HALF_MESSAGE, for_admins(self.resume, self._settings.admin_addresses)
-        )
-
+    @answers(RequestCode.END_TRANSACTION)
     def end(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
         """END_TRANSACTION: commit, roll back, or nothing when the producer does not know yet."""
         header = decode_header(command, EndTransactionRequest)
@@ -90,6 +69,7 @@ class TransactionHandlers:
         self._ops.add(half.queue_id, half.queue_offset)
         return reply(command, remark=_NO_REMARK)
 
+    @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE, admins_only=True)
     def resume(self, connection: Connection, command: Command) -> Command:
         """RESUME_CHECK_HALF_MESSAGE: put a half message once more with its counter at 0."""
         header = decode_header(command, ResumeCheckRequest)

@@ -1,4 +1,4 @@
-"""Users, policies and plain access accounts: 54, 3001 to 3010. Source: remoting.md §4.4.1, §6.4.14."""
+"""Users and policies: 3001 to 3010. Source: remoting.md §4.4.1, §6.4.14."""
 
 from __future__ import annotations
 
@@ -35,23 +35,3 @@ class AclInfo(Struct, rename="camel", kw_only=True):
 
     subject: str | None = None
     policies: list[AclPolicy] = field(default_factory=list)
-
-
-class PlainAccess(Struct, rename="camel", kw_only=True):
-    """One account of plain ACL; permissions are texts such as ``orders=PUB|SUB``."""
-
-    access_key: str | None = None
-    secret_key: str | None = None
-    white_remote_address: str | None = None
-    admin: bool = False
-    default_topic_perm: str | None = None
-    default_group_perm: str | None = None
-    topic_perms: list[str] | None = None
-    group_perms: list[str] | None = None
-
-
-class PlainAccessTable(Struct, rename="camel", kw_only=True):
-    """Answer to GET_BROKER_CLUSTER_ACL_CONFIG."""
-
-    global_white_addrs: list[str] = field(default_factory=list)
-    plain_access_configs: list[PlainAccess] = field(default_factory=list)

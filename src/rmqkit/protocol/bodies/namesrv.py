@@ -91,13 +91,9 @@ class BrokerMemberGroupBody(Struct, rename="camel"):
 
 
 def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> RegisterBrokerBody:
-    """What a broker registers; an empty body is an empty table with a zero data version.
-    Raises BodyError: the body has none of the forms.
-
-    Args:
-        is_compressed: what the header says; an uncompressed body that is not JSON is tried as compressed.
-        version: the broker's protocol version number.
-    """
+    """What a broker of a version registers; an empty body is an empty table with a zero data version.
+    ``is_compressed`` is what the header says; an uncompressed body that is not JSON is tried as compressed.
+    Raises BodyError: the body has none of the forms."""
     if not body:
         return RegisterBrokerBody()
     if version < SINCE_REGISTER_BODY:

@@ -9,12 +9,8 @@ from rmqkit.protocol.numbers import Int32, Int64
 
 
 class BatchAck(Struct, kw_only=True):
-    """Acks of one queue and one pop; `rmqkit.protocol.pop` reads and writes ``acked``.
-
-    Attributes:
-        retry: ``0`` normal topic, ``1`` and ``2`` the two forms of the retry topic.
-        acked: bit i stands for ``start_offset`` + i, least significant bit of the first byte first; base64 in JSON.
-    """
+    """Acks of one queue and one pop; `rmqkit.protocol.pop` reads and writes ``acked``, base64 in JSON.
+    ``retry`` is ``0`` for the normal topic, ``1`` and ``2`` for the two forms of the retry topic."""
 
     group: str = field(name="c")
     topic: str = field(name="t")

@@ -68,12 +68,3 @@ class QueryConsumeQueueBody(Struct, rename="camel", kw_only=True):
     queue_data: list[ConsumeQueueEntry] = field(default_factory=list)
     max_queue_index: Int64 = 0
     min_queue_index: Int64 = 0
-
-
-class OffsetMoved(Struct, rename="camel", kw_only=True):
-    """A message of the legacy topic OFFSET_MOVED_EVENT."""
-
-    consumer_group: str
-    message_queue: MessageQueue
-    offset_request: Int64
-    offset_new: Int64

@@ -70,9 +70,7 @@ class BrokerStatsData(Struct, rename="camel"):
 
 class QueueTimeSpan(Struct, rename="camel", kw_only=True):
     """Store times of one queue in ms; ``delay_time`` is how late the group is.
-
-    The ``str`` forms are local time as ``yyyy-MM-dd#HH:mm:ss:SSS``.
-    """
+    The ``str`` forms are local time as ``yyyy-MM-dd#HH:mm:ss:SSS``."""
 
     message_queue: MessageQueue
     min_time_stamp: Int64 = 0

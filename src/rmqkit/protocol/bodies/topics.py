@@ -49,12 +49,8 @@ class TopicConfig(Struct, rename="camel"):
 
 
 class TopicQueueMappingInfo(Struct, rename="camel", kw_only=True):
-    """Where the queues of a static topic are on one broker name.
-
-    Attributes:
-        bname: the broker name.
-        curr_id_map: number of a queue in the whole topic → its number on this broker.
-    """
+    """Where the queues of a static topic are on the broker name ``bname``.
+    ``curr_id_map`` leads from the number of a queue in the whole topic to its number on this broker."""
 
     bname: str = ""
     curr_id_map: dict[int, int] | None = field(default_factory=dict)
@@ -67,9 +63,7 @@ class TopicQueueMappingInfo(Struct, rename="camel", kw_only=True):
 
 class TopicConfigTable(Struct, rename="camel"):
     """``topics.json`` and the topic part of a registration (``TopicConfigSerializeWrapper``).
-
-    Only registrations carry the static topics (``TopicConfigAndMappingSerializeWrapper``, 5.x).
-    """
+    Only registrations carry the static topics (``TopicConfigAndMappingSerializeWrapper``, 5.x)."""
 
     data_version: DataVersion = field(default_factory=DataVersion)
     topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)

@@ -27,9 +27,7 @@ class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
 
 class QueueRequest(Struct, rename="camel", gc=False):
     """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME: one queue of a topic.
-
-    ``committed`` False asks GET_MAX_OFFSET for what is stored but not readable yet.
-    """
+    ``committed`` False asks GET_MAX_OFFSET for what is stored but not readable yet."""
 
     topic: str
     queue_id: Int32

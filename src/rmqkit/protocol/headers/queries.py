@@ -12,10 +12,7 @@ from rmqkit.protocol.numbers import Int32, Int64
 
 class QueryMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
     """QUERY_MESSAGE by key within store times in ms; a unique key finds at most 32 whatever ``max_num`` says.
-
-    Attributes:
-        index_type: ``K`` keys, ``U`` unique key, ``T`` tags (5.4); last_key: where the next page starts.
-    """
+    ``index_type``: ``K`` keys, ``U`` unique key, ``T`` tags (5.4); ``last_key``: where the next page starts."""
 
     topic: str
     key: str

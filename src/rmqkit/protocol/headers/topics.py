@@ -9,9 +9,7 @@ from rmqkit.protocol.numbers import Int32
 
 class CreateTopicRequest(Struct, rename="camel", gc=False):
     """UPDATE_AND_CREATE_TOPIC and UPDATE_AND_CREATE_STATIC_TOPIC.
-
-    ``attributes`` is a list such as ``+message.type=DELAY,-reserve.time``.
-    """
+    ``attributes`` is a list such as ``+message.type=DELAY,-reserve.time``."""
 
     topic: str
     default_topic: str

@@ -12,10 +12,8 @@ from rmqkit.protocol.numbers import Int32, Int64
 
 class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
     """END_TRANSACTION; ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 when still unknown.
-
     ``tran_state_table_offset`` is the queue offset of the send response, ``commit_log_offset`` the physical one.
-    Brokers do not insist on the group (a missing one is a wrong one) nor on the id.
-    """
+    Brokers do not insist on the group (a missing one is a wrong one) nor on the id."""
 
     topic: str | None = None
     producer_group: str | None = None

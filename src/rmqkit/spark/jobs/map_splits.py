@@ -21,13 +21,7 @@ __all__ = ["map_splits"]
 def map_splits(
     spark: SparkSession, splits: Sequence[Split], work: Callable[[Split], Iterator[tuple[Any, ...]]], schema: str
 ) -> DataFrame:
-    """The rows that ``work`` yields for every split, one task per split.
-
-    Args:
-        spark: the session.
-        splits: what there is to do.
-        work: a function of an importable module, or a closure over values that can be pickled; few rows a split.
-        schema: of the rows, as Spark DDL.
-    """
+    """The rows that ``work`` yields for every split, few rows a split, one task per split.
+    ``work`` is a function of an importable module, or a closure over what can be pickled; ``schema`` is Spark DDL."""
     todo = spark.sparkContext.parallelize(splits, max(1, len(splits)))
     return spark.createDataFrame(todo.flatMap(work), schema)

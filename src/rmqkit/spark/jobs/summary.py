@@ -37,14 +37,9 @@ _SCHEMA = (
 
 def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = None) -> DataFrame:
     """One row per topic and tag of a store, in their order; ``summary(spark, path).show(truncate=False)``.
+    Further options are those of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
     Raises SettingsError: an option cannot be used.
-    Raises StoreError: there is no readable store.
-
-    Args:
-        spark: the session.
-        path: the store directory.
-        options: further options of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
-    """
+    Raises StoreError: there is no readable store."""
     from pyspark.sql import functions
 
     parsed = store_options({**(options or {}), "path": path})

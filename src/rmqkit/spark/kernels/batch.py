@@ -63,13 +63,8 @@ def topics_of(records: Records) -> pa.Array:
 
 class MessageBatch:
     """Rows of messages; columns are worked out when they are asked for.
-
-    Attributes:
-        records: the records behind the rows.
-        record_count: how many of the records given fitted into this batch.
-        problems: row → why it is not as a client would see it; columns may add to it.
-        broker_name: of every row; null if empty.
-    """
+    ``record_count`` of the records given fitted into this batch; ``problems`` says of rows why they are not as a client
+    would see them, and columns may add to it; ``broker_name`` is null in the rows if empty."""
 
     def __init__(
         self, records: Records, bodies: bool, decompressed: bool, unwrapped: bool, broker_name: str = ""

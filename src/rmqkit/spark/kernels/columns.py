@@ -22,7 +22,6 @@ from rmqkit.store.scan import Records
 
 __all__ = [
     "Kernel",
-    "bodies",
     "broker_names",
     "commit_log_offsets",
     "flags",
@@ -30,15 +29,12 @@ __all__ = [
     "int32",
     "int64",
     "message_ids",
-    "property_maps",
-    "property_strings",
     "property_value",
     "queue_offsets",
     "store_sizes",
     "sys_flags",
     "timestamp",
     "to_microseconds",
-    "topics",
 ]
 
 Kernel = Callable[[MessageBatch], pa.Array]
@@ -82,11 +78,6 @@ def property_value(name: str) -> Kernel:
     return lambda batch: batch.properties.values_of(name)
 
 
-def topics(batch: MessageBatch) -> pa.Array:
-    """The topic."""
-    return batch.topics()
-
-
 def broker_names(batch: MessageBatch) -> pa.Array:
     """The broker's name that the reader was told; a record holds none."""
     return pa.repeat(pa.scalar(batch.broker_name or None, pa.string()), len(batch))
@@ -113,21 +104,6 @@ def message_ids(batch: MessageBatch) -> pa.Array:
     if not unique_keys.null_count:
         return unique_keys
     return pc.coalesce(unique_keys, batch.array_of_record(_offset_ids(batch.records)))
-
-
-def property_maps(batch: MessageBatch) -> pa.Array:
-    """All properties, as a map."""
-    return batch.properties.map()
-
-
-def property_strings(batch: MessageBatch) -> pa.Array:
-    """All properties, as they are stored."""
-    return batch.property_strings
-
-
-def bodies(batch: MessageBatch) -> pa.Array:
-    """The body."""
-    return batch.bodies()
 
 
 def flags(batch: MessageBatch) -> pa.Array:

@@ -26,11 +26,7 @@ _CELLS_MAX = 1 << 24
 
 
 class Properties:
-    """The decoded properties of a batch of rows.
-
-    Args:
-        strings: one property string per row, valid UTF-8, no nulls.
-    """
+    """The decoded properties of a batch of rows: one property string per row, valid UTF-8, no nulls."""
 
     def __init__(self, strings: pa.Array) -> None:
         self._row_count = len(strings)
@@ -54,7 +50,7 @@ class Properties:
     def values_of(self, name: str) -> pa.Array:
         """One property per row, null where it is missing."""
         entry_of_row = np.full(self._row_count, -1, "i8")
-        code = self._code(name)
+        code = self._names_found.get(name)
         if code is not None:
             entries = np.flatnonzero(self._codes == code)
             entry_of_row[self._rows[entries]] = entries
@@ -68,9 +64,6 @@ class Properties:
     @functools.cached_property
     def _names_found(self) -> dict[str, int]:
         return {name: code for code, name in enumerate(self._names.dictionary.to_pylist())}
-
-    def _code(self, name: str) -> int | None:
-        return self._names_found.get(name)
 
     def _drop_duplicates(self) -> None:
         """Keep the last of several entries with one name in one row; that there are any is rare."""

@@ -1,0 +1,34 @@
+"""A question and its answer through a topic: ``python examples/request_reply.py [HOST:PORT of a name server]``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, ReplyTimedOut, StartFrom
+
+NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
+PRICES = {b"apples": b"3", b"pears": b"4"}
+
+
+async def main() -> None:
+    consumer = PushConsumer("price-desk", NAME_SERVERS, settings=FIRST)
+    desk = Producer("price-desk-replies", NAME_SERVERS)
+
+    @consumer.on("Prices")
+    async def tell_price(message: ReceivedMessage) -> None:
+        if message.body in PRICES:
+            await desk.reply(message, PRICES[message.body])
+
+    async with Producer("customers", NAME_SERVERS) as customers, desk, consumer:
+        for fruit in PRICES:
+            reply = await customers.request(Message(topic="Prices", body=fruit), timeout_ms=20_000)
+            print(f"{fruit.decode()} cost {reply.body.decode()}")
+        try:
+            await customers.request(Message(topic="Prices", body=b"plums"), timeout_ms=300)
+        except ReplyTimedOut as error:
+            print(error)
+
+
+asyncio.run(main())

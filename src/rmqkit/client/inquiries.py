@@ -1,0 +1,128 @@
+"""What brokers ask of the consumers of a client, mostly in an operator's name: codes 40, 220, 221, 307, 309.
+
+======================================  ======================================================================
+request                                 answer
+======================================  ======================================================================
+NOTIFY_CONSUMER_IDS_CHANGED (40)        none; queues are shared out again
+RESET_CONSUMER_CLIENT_OFFSET (220)      none; handlers finish, the queues begin anew at the given offsets
+GET_CONSUMER_STATUS_FROM_CLIENT (221)   queue → offset
+GET_CONSUMER_RUNNING_INFO (307)         settings, subscriptions, what is held of each queue
+CONSUME_MESSAGE_DIRECTLY (309)          the handler runs once, what came of it
+======================================  ======================================================================
+
+Source: behaviour.md §5.3, §8.15; remoting.md §4.5, §6.4.11, §6.4.12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from rmqkit.errors import PeerRefused
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
+from rmqkit.protocol.bodies.consumers import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    ConsumerStatus,
+    ResetOffsetBody,
+)
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header, reply
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.headers.consumers import (
+    ConsumeDirectlyRequest,
+    ConsumerStatusRequest,
+    ResetClientOffsetRequest,
+    RunningInfoRequest,
+)
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import Dispatch
+
+__all__ = ["GroupConsumer", "Inquiries"]
+
+
+class GroupConsumer(Protocol):
+    """What a client has to know of a consumer."""
+
+    def consumer_data(self) -> ConsumerData:
+        """Its group and subscriptions, as heartbeats say them."""
+        ...
+
+    def rebalance_soon(self) -> None:
+        """Its queues have to be shared out again: members, routes or subscriptions changed."""
+        ...
+
+    async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
+        """Go on at these offsets."""
+        ...
+
+    def offsets_of(self, topic: str) -> dict[MessageQueue, int]:
+        """Where it is in a topic."""
+        ...
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """What it is doing."""
+        ...
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """Run its handler once. Raises ClientError: it has none."""
+        ...
+
+
+class Inquiries:
+    """Answers for the consumers by their groups."""
+
+    def __init__(self, consumers: Mapping[str, GroupConsumer]) -> None:
+        self._consumers = consumers
+
+    def register(self, dispatch: Dispatch) -> None:
+        """Answer the codes above."""
+        dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.ids_changed)
+        dispatch.register(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self.reset)
+        dispatch.register(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, self.status)
+        dispatch.register(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
+        dispatch.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
+
+    def ids_changed(self, connection: Connection, command: Command) -> None:
+        """Members of a group came or went."""
+        consumer = self._consumers.get(decode_header(command, ConsumerGroupRequest).consumer_group)
+        if consumer is not None:
+            consumer.rebalance_soon()
+
+    async def reset(self, connection: Connection, command: Command) -> None:
+        """Move a group."""
+        consumer = self._consumers.get(decode_header(command, ResetClientOffsetRequest).group)
+        if consumer is not None:
+            await consumer.reset_offsets(fastjson.decode_as(command.payload, ResetOffsetBody).offset_table)
+
+    def status(self, connection: Connection, command: Command) -> Command:
+        """Where a group is in a topic."""
+        header = decode_header(command, ConsumerStatusRequest)
+        consumer = self._consumers.get(header.group)
+        offsets = {} if consumer is None else consumer.offsets_of(header.topic)
+        return reply(command, body=fastjson.dumps(ConsumerStatus(offsets)))
+
+    def running_info(self, connection: Connection, command: Command) -> Command:
+        """What a group does here."""
+        consumer = self._consumer(decode_header(command, RunningInfoRequest).consumer_group)
+        return reply(command, body=fastjson.dumps(consumer.running_info()))
+
+    async def consume_directly(self, connection: Connection, command: Command) -> Command:
+        """Handle the message in the request once."""
+        header = decode_header(command, ConsumeDirectlyRequest)
+        consumer = self._consumer(header.consumer_group)
+        (message,) = read_messages(command.payload, header.broker_name)[:1] or (None,)
+        if message is None:
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, "the request has no message to consume", connection.peer)
+        return reply(command, body=msgspec.json.encode(await consumer.consume_directly(message)))
+
+    def _consumer(self, group: str) -> GroupConsumer:
+        consumer = self._consumers.get(group)
+        if consumer is None:
+            remark = f"The Consumer Group <{group}> not exist in this consumer"
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, remark, "")
+        return consumer

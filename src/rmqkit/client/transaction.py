@@ -1,0 +1,208 @@
+"""The transaction producer (``TransactionMQProducer``): a message that counts only if a local transaction commits.
+
+=====================================  =========================================================================
+step                                   what happens
+=====================================  =========================================================================
+half send                              the message is stored where no consumer sees it
+… other than SEND_OK                   rolled back; ``execute`` is not called
+``execute(message, argument)``         the local transaction; what it returns is told to the broker, one-way
+CHECK_TRANSACTION_STATE                the broker did not hear how it ended: any producer of the group is asked,
+                                       ``check(message)`` says it, and that is told as above
+either raises, or returns None         UNKNOWN: the broker asks again, by default up to 15 times, then gives up
+=====================================  =========================================================================
+
+Questions wait in a line of 2000; beyond it they are dropped, as the broker repeats them. Loop only.
+Source: behaviour.md §7.9, §9.1; remoting.md §4.3.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from rmqkit.client.producer import Producer
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.sender import SendResult, SendStatus
+from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.tasks import Tasks
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ConnectFailed, MessageIllegal, RemotingError
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.headers.transactions import CheckTransactionRequest, EndTransactionRequest
+from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+
+__all__ = ["Check", "Execute", "TransactionProducer", "TransactionResult", "TransactionState"]
+
+_CHECKS_WAITING_MAX = 2000
+_CHECKS_AT_A_TIME = 4
+
+_log = logging.getLogger(__name__)
+
+
+class TransactionState(enum.Enum):
+    """How a local transaction ended (``LocalTransactionState``)."""
+
+    COMMIT = TRANSACTION_COMMIT
+    ROLLBACK = TRANSACTION_ROLLBACK
+    UNKNOWN = 0
+
+
+Execute = Callable[[Message, Any], "Awaitable[TransactionState | None] | TransactionState | None"]
+Check = Callable[[ReceivedMessage], "Awaitable[TransactionState | None] | TransactionState | None"]
+
+
+class TransactionResult(Struct):
+    """How a message was sent in a transaction.
+
+    Attributes:
+        sent: where the half message is stored; its ``msg_id`` is the id of the transaction.
+        state: what the broker was told.
+        error: what ``execute`` raised.
+    """
+
+    sent: SendResult
+    state: TransactionState
+    error: Exception | None = None
+
+
+class TransactionProducer(Producer):
+    """Sends messages that consumers get only if a local transaction commits::
+
+        async def execute(message, argument):     # write to your database, with message.msg_id as the key
+            return TransactionState.COMMIT
+
+        async def check(message):                 # look whether message.msg_id is there
+            return TransactionState.COMMIT if ... else TransactionState.ROLLBACK
+
+        async with TransactionProducer("shop", execute=execute, check=check) as producer:
+            result = await producer.send_in_transaction(Message(topic="Orders", body=b"17"), argument)
+
+    Coroutine functions run on the loop, plain functions in a thread. Every producer of the group must be able to check
+    every transaction of the group. Further arguments are those of a `Producer`.
+
+    Args:
+        execute: the local transaction, called with the message and the argument once the message is stored.
+        check: called with a stored message when the broker asks how its transaction ended; maybe more than once.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | None = None,
+        *,
+        execute: Execute,
+        check: Check,
+        settings: ProducerSettings | None = None,
+        runtime: ClientRuntime | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(group, name_servers, settings=settings, runtime=runtime, clock=clock)
+        self._execute = execute
+        self._check = check
+        self._questions: asyncio.Queue[tuple[str, CheckTransactionRequest, ReceivedMessage]]
+        self._questions = asyncio.Queue(_CHECKS_WAITING_MAX)
+        self._tasks = Tasks()
+        self._threads = ThreadPoolExecutor(thread_name_prefix=f"rmqkit {group}")
+
+    async def send_in_transaction(
+        self, message: Message, argument: Any = None, *, timeout_ms: float | None = None
+    ) -> TransactionResult:
+        """Store a message, run the local transaction, and tell the broker how it ended.
+
+        ``timeout_ms`` is for storing it.
+        Raises MessageIllegal: as `send`, or the message has a delay level.
+        Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`; the local transaction did not run."""
+        self._check_started()
+        if message.delay_level:
+            raise MessageIllegal(f"message for topic {message.topic} in a transaction cannot have a delay_level")
+        prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: self.group})
+        prepared.sys_flag |= TRANSACTION_PREPARED
+        sent = await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms)
+        result = TransactionResult(sent, TransactionState.ROLLBACK)
+        end = EndTransactionRequest(
+            topic=message.topic,
+            producer_group=self.group,
+            tran_state_table_offset=sent.queue_offset,
+            commit_log_offset=decode_offset_id(sent.offset_msg_id)[2],
+            commit_or_rollback=result.state.value,
+            msg_id=sent.msg_id,
+            transaction_id=sent.transaction_id,
+            bname=sent.queue.broker_name,
+        )
+        if sent.status is SendStatus.SEND_OK:
+            named = replace(message, msg_id=sent.msg_id)
+            result.state, result.error = await self._outcome(sent.msg_id, self._execute, named, argument)
+            end.commit_or_rollback = result.state.value
+        await self._end(self._runtime.routes.address(sent.queue.broker_name), end, result.error)
+        return result
+
+    def _register(self) -> None:
+        self._runtime.register_producer(self.group, self._asked)
+
+    async def _open(self) -> None:
+        for number in range(_CHECKS_AT_A_TIME):
+            self._tasks.start(self._answer_questions(), f"transaction checks {number} of group {self.group}")
+
+    async def _finish(self) -> None:
+        await self._tasks.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await super()._finish()
+
+    def _asked(self, address: str, header: CheckTransactionRequest, message: ReceivedMessage) -> None:
+        try:
+            self._questions.put_nowait((address, header, message))
+        except asyncio.QueueFull:
+            _log.warning(
+                "transaction %s: %d checks wait, the broker will ask again", message.msg_id, _CHECKS_WAITING_MAX
+            )
+
+    async def _answer_questions(self) -> None:
+        while True:
+            address, header, message = await self._questions.get()
+            state, error = await self._outcome(message.msg_id, self._check, message)
+            answer = EndTransactionRequest(
+                topic=message.topic,
+                producer_group=self.group,
+                tran_state_table_offset=header.tran_state_table_offset,
+                commit_log_offset=header.commit_log_offset,
+                commit_or_rollback=state.value,
+                from_transaction_check=True,
+                msg_id=message.msg_id,
+                transaction_id=header.transaction_id,
+                bname=header.bname,
+            )
+            await self._end(self._runtime.routes.address(header.bname or "") or address, answer, error)
+
+    async def _outcome(
+        self, msg_id: str, function: Callable[..., Any], *arguments: Any
+    ) -> tuple[TransactionState, Exception | None]:
+        try:
+            if inspect.iscoroutinefunction(function):
+                outcome = await function(*arguments)
+            else:
+                outcome = await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+                if inspect.isawaitable(outcome):
+                    outcome = await outcome
+            return TransactionState.UNKNOWN if outcome is None else TransactionState(outcome), None
+        except Exception as error:  # noqa: BLE001 - the outer edge of the program's part: the broker will ask again
+            _log.warning("state of transaction %s is not known", msg_id, exc_info=error)
+            return TransactionState.UNKNOWN, error
+
+    async def _end(self, address: str | None, header: EndTransactionRequest, error: Exception | None) -> None:
+        remark = None if error is None else f"{type(error).__name__}: {error}"
+        try:
+            if address is None:
+                raise ConnectFailed(header.bname or "broker", "no route names its master any more")
+            await self._runtime.calls.end_transaction(address, header, remark)
+        except RemotingError as failure:
+            _log.warning("end of transaction %s not told, the broker will ask: %s", header.msg_id, failure)

@@ -1,0 +1,151 @@
+"""Topic, group and offset tables: a change is on the disk or it did not happen (behaviour.md §2.8, §5; store.md §9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqkit.broker.groups import GroupTable
+from rmqkit.broker.offsets import OffsetTable
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.topics import TopicTable
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.errors import StoreUnavailable
+from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
+from rmqkit.protocol.bodies.topics import TopicConfig
+
+SETTINGS = BrokerSettings(broker_name="broker-a")
+
+
+@pytest.fixture
+def topics(tmp_path):
+    told = []
+    table = TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, told.extend)
+    table.told = told
+    table.load()
+    return table
+
+
+@pytest.fixture
+def groups(tmp_path):
+    table = GroupTable(tmp_path, SETTINGS, SYSTEM_CLOCK)
+    table.load()
+    return table
+
+
+@pytest.fixture
+def offsets(tmp_path):
+    table = OffsetTable(tmp_path, SYSTEM_CLOCK)
+    for topic, group, offset in (("T", "g", 3), ("T", "h", 4), ("U", "g", 5), ("T2", "g", 6), ("T", "g2", 7)):
+        table.commit(group, topic, 0, offset)
+    return table
+
+
+def refuse(table, monkeypatch):
+    def save(value):
+        raise StoreUnavailable("the disk refuses")
+
+    monkeypatch.setattr(table._file, "save", save)
+
+
+def test_a_topic_that_the_disk_refuses_is_not_there(topics, monkeypatch):
+    topics.put(TopicConfig("T", 4, 4))
+    before = topics.snapshot()
+    refuse(topics, monkeypatch)
+    for change in (
+        lambda: topics.put(TopicConfig("U", 4, 4), TopicConfig("T", 1, 1)),
+        lambda: topics.remove("T"),
+        lambda: topics.mark_ordered(["T"]),
+    ):
+        with pytest.raises(StoreUnavailable):
+            change()
+        assert topics.snapshot() == before
+    assert [config.topic_name for config in topics.told] == ["T"]
+
+
+def test_a_group_that_the_disk_refuses_is_not_there(groups, monkeypatch):
+    groups.put(SubscriptionGroupConfig(group_name="g"))
+    before = groups.stored
+    refuse(groups, monkeypatch)
+    for change in (
+        lambda: groups.put(SubscriptionGroupConfig(group_name="h")),
+        lambda: groups.get("h"),
+        lambda: groups.remove("g"),
+        lambda: groups.forbid_reading("g", "T", is_forbidden=True),
+    ):
+        with pytest.raises(StoreUnavailable):
+            change()
+        assert groups.stored is before
+    groups.forbid_reading("g", "T", is_forbidden=False)  # nothing to write
+    groups.remove("none")
+
+
+def test_other_forbidden_bits_stay(groups):
+    groups.stored.forbidden_table["g"] = {"T": 1, "U": 5}
+    groups.forbid_reading("g", "T", is_forbidden=True)
+    groups.forbid_reading("g", "U", is_forbidden=False)
+    assert groups.stored.forbidden_table == {"g": {"T": 5, "U": 1}}
+    assert (groups.is_read_forbidden("g", "T"), groups.is_read_forbidden("g", "U")) == (True, False)
+
+
+def test_only_known_topics_are_marked_as_ordered(topics):
+    topics.put(TopicConfig("T", 4, 4), TopicConfig("U", 4, 4))
+    version = topics.data_version
+    topics.mark_ordered(["none"])
+    assert topics.data_version == version
+    topics.mark_ordered(["T", "none"])
+    assert (topics.get("T").order, topics.get("U").order) == (True, False)
+    assert topics.told[-1].topic_name == "T"
+    changed = topics.data_version
+    topics.mark_ordered(["T"])
+    assert (topics.data_version, changed.counter) == (changed, version.counter + 1)
+
+
+def test_offsets_by_topic_and_by_group(offsets):
+    assert sorted(offsets.topics("g")) == ["T", "T2", "U"]
+    assert sorted(offsets.groups("T")) == ["g", "g2", "h"]
+    offsets.clone("T", source="g", target="twin")
+    offsets.commit("g", "T", 0, 9)
+    assert offsets.get("twin", "T", 0) == 3
+    offsets.clone("none", source="g", target="other")
+    assert offsets.topics("other") == []
+
+
+@pytest.mark.parametrize(
+    ("remove", "left"),
+    [
+        (lambda table: table.remove_group("g"), {"T@h", "T@g2"}),
+        (lambda table: table.remove_topic("T"), {"U@g", "T2@g"}),
+        (lambda table: table.remove_group("none"), {"T@g", "T@h", "U@g", "T2@g", "T@g2"}),
+    ],
+)
+def test_what_is_removed_takes_resets_and_pull_offsets_along(offsets, remove, left):
+    for key in ("T@g", "T@h", "U@g", "T2@g", "T@g2"):
+        topic, _, group = key.partition("@")
+        offsets.reset(group, topic, 0, 1)
+        offsets.pulled(group, topic, 0, 2)
+    offsets.snapshot()
+    remove(offsets)
+    assert set(offsets.contents.offset_table) == left
+    assert offsets.is_dirty == (len(left) < 5)
+    for key in ("T@g", "T@h", "U@g", "T2@g", "T@g2"):
+        topic, _, group = key.partition("@")
+        assert offsets.has_reset(group, topic, 0) == (key in left)
+        assert offsets.pull_offset(group, topic, 0) == (2 if key in left else 0)
+
+
+def test_a_reset_is_taken_once(offsets):
+    offsets.reset("g", "T", 0, 1)
+    assert (offsets.get("g", "T", 0), offsets.has_reset("g", "T", 0), offsets.has_reset("g", "T", 1)) == (
+        1,
+        True,
+        False,
+    )
+    assert [offsets.take_reset("g", "T", 0) for _ in range(2)] == [1, None]
+    assert not offsets.has_reset("g", "T", 0)
+
+
+def test_showing_the_table_does_not_count_as_writing_it(offsets):
+    assert offsets.contents.offset_table["T@g"] == {0: 3}
+    assert offsets.is_dirty
+    offsets.snapshot()
+    assert not offsets.is_dirty

@@ -1,0 +1,95 @@
+"""Broadcasting's offsets in a file. Source: behaviour.md §5.6; store.md §9.8."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqkit.client.local_offsets import LocalOffsets
+from rmqkit.protocol.bodies.clients import MessageQueue
+from tests.client.peers import on_loop
+
+FIRST, SECOND = MessageQueue("TopicTest", "broker-a", 0), MessageQueue("TopicTest", "broker-a", 1)
+TEXT = b'{"offsetTable":{{"topic":"TopicTest","brokerName":"broker-a","queueId":0}:3}}'
+
+
+def table(root) -> LocalOffsets:
+    return LocalOffsets(str(root), "10.0.0.1@DEFAULT", "G")
+
+
+@on_loop
+async def test_the_file_is_where_and_what_java_clients_have(tmp_path):
+    offsets = table(tmp_path)
+    offsets.raise_to(FIRST, 3)
+    await offsets.save_all()
+    assert offsets.path == tmp_path / "10.0.0.1@DEFAULT" / "G" / "offsets.json"
+    assert offsets.path.read_bytes() == TEXT
+
+
+@on_loop
+async def test_a_file_of_a_java_client_is_read(tmp_path):
+    offsets = table(tmp_path)
+    offsets.path.parent.mkdir(parents=True)
+    offsets.path.write_text(
+        '{\n\t"offsetTable":{{\n\t\t"brokerName":"broker-a",\n\t\t"queueId":0,\n\t\t"topic":"TopicTest"\n\t}:3\n\t}\n}'
+    )
+    assert await offsets.fetch(FIRST) == 3
+    assert offsets.known(FIRST) == 3
+    assert await offsets.fetch(SECOND) is None
+
+
+@on_loop
+async def test_a_save_merges_and_keeps_the_content_before_as_a_backup(tmp_path):
+    one, other = table(tmp_path), table(tmp_path)
+    one.raise_to(FIRST, 3)
+    await one.save(FIRST)
+    other.raise_to(SECOND, 7)
+    await other.send_changed()
+    assert (await table(tmp_path).fetch(FIRST), await table(tmp_path).fetch(SECOND)) == (3, 7)
+    assert one.path.with_name("offsets.json.bak").read_bytes() == TEXT
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"offsetTable":{{"topic":7}:"x"}}', None], ids=repr)
+@on_loop
+async def test_an_unreadable_file_is_replaced_by_its_backup(tmp_path, content):
+    offsets = table(tmp_path)
+    offsets.path.parent.mkdir(parents=True)
+    offsets.path.with_name("offsets.json.bak").write_bytes(TEXT)
+    if content is not None:
+        offsets.path.write_bytes(content)
+    assert await offsets.fetch(FIRST) == 3
+
+
+@on_loop
+async def test_what_did_not_change_is_not_written(tmp_path):
+    offsets = table(tmp_path)
+    offsets.raise_to(FIRST, 3)
+    await offsets.save_all()
+    offsets.path.unlink()
+    await offsets.save_all()
+    assert not offsets.path.exists()
+    offsets.raise_to(FIRST, 4)
+    await offsets.save_all()
+    assert offsets.path.exists()
+
+
+@on_loop
+async def test_a_queue_that_is_forgotten_keeps_its_place_in_the_file(tmp_path):
+    offsets = table(tmp_path)
+    offsets.freeze(FIRST, 3)
+    offsets.raise_to(FIRST, 9)
+    await offsets.save_all()
+    offsets.forget(FIRST)
+    assert offsets.known(FIRST) is None
+    assert await offsets.fetch(FIRST) == 3
+
+
+@on_loop
+async def test_a_failed_save_is_logged_and_made_good(tmp_path, caplog):
+    offsets = table(tmp_path / "file" / "below")
+    (tmp_path / "file").write_bytes(b"")
+    offsets.raise_to(FIRST, 3)
+    await offsets.save_all()
+    assert "offsets.json are not saved" in caplog.text
+    (tmp_path / "file").unlink()
+    await offsets.save_all()
+    assert await offsets.fetch(FIRST) == 3

@@ -1,0 +1,56 @@
+"""The programs in ``examples/`` do what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.standalone import run_standalone
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SECONDS_MAX = 60
+CONF = "transactionCheckInterval=1000\ntransactionTimeOut=1000\n"
+
+PRINTS = {
+    "transactions.py": r"""order of 1: COMMIT
+order of 0: rolled back, CHECK constraint failed: amount > 0
+order of 0: ROLLBACK
+order of 3: UNKNOWN
+asked about an order: \(3,\)
+shipped: 1 3""",
+    "delay.py": r"""(no timer: .*\n)?(.* after \d+ s\n?){2,3}""",
+    "request_reply.py": r"""apples cost 3
+pears cost 4
+send request message to <Prices> OK, but wait reply message timeout, 300 ms\.: .*""",
+    "batch.py": r"""10000 messages in 4 queues
+in order: True
+1 of 2 messages not sent, .* Counter\({'SendResult': 1, 'MessageIllegal': 1}\)""",
+}
+
+
+@pytest.fixture(scope="module")
+def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    work_dir = tmp_path_factory.mktemp("examples")
+    conf = work_dir / "broker.conf"
+    conf.write_text(CONF)
+    with run_standalone(work_dir / "store", work_dir, "--config", str(conf)) as running:
+        yield running.namesrv_addr
+        running.stop()
+
+
+def test_every_example_is_run():
+    others = {"demo.py"}  # is for people to watch and needs Spark: `make demo`
+    assert {path.name for path in EXAMPLES.glob("*.py")} - others <= PRINTS.keys()
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_prints_what_it_is_for(namesrv, name):
+    command = [sys.executable, str(EXAMPLES / name), namesrv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(PRINTS[name], done.stdout.strip()), done.stdout
