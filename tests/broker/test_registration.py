@@ -25,6 +25,17 @@ async def routed(cluster, topic):
     return queues
 
 
+def test_a_change_that_was_answered_is_routed(run):
+    async def scenario(cluster):
+        for perm in (6, 4, 6, 2):
+            topics = [{"topicName": "T", "perm": perm}]
+            await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": topics})
+            answer = await ask_namesrv(cluster, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
+            assert [queues.perm for queues in decode_as(answer.body, TopicRoute).queue_datas] == [perm]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_topics_are_registered_whole_and_one_by_one(run, compressed):
     async def scenario(cluster):
