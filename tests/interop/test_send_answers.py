@@ -172,6 +172,7 @@ async def ask_all(address: str, cluster: str) -> dict[str, object]:
     heartbeat = HeartbeatData(clientID="me@1", producerDataSet=[ProducerData("requesters")])
     await client.call(address, request(RequestCode.HEART_BEAT, body=msgspec.json.encode(heartbeat)), 10_000)
     found: dict[str, object] = {}
+    starts = {(topic, queue_id): await _end(client, address, topic, queue_id) for topic, queue_id, _ in STORED}
     base = 0
     for probe in probes(f"{cluster}_REPLY_TOPIC"):
         fields = probe.fields
@@ -183,7 +184,9 @@ async def ask_all(address: str, cluster: str) -> dict[str, object]:
             base = int(decode_fields(answer)["msgId"][16:], 16)
         found[probe.name] = _comparable(answer, cluster)
     for topic, queue_id, count in STORED:
-        found[f"stored in {topic}-{queue_id}"] = await _stored(client, address, topic, queue_id, count)
+        found[f"stored in {topic}-{queue_id}"] = await _stored(
+            client, address, topic, queue_id, starts[topic, queue_id], count
+        )
     found["pushed"] = pushed
     await client.close()
     return found
@@ -200,12 +203,26 @@ def _comparable(answer: Command, cluster: str) -> tuple[int, str | None, list[tu
     return answer.code, remark, shown
 
 
-async def _stored(client: RemotingClient, address: str, topic: str, queue_id: int, count: int) -> list[object]:
+async def _end(client: RemotingClient, address: str, topic: str, queue_id: int) -> int:
+    """Where the next message of a queue goes: the broker is shared, and other tests send delayed messages, too."""
+    fields = {"topic": topic, "queueId": str(queue_id)}
+    answer = await client.call(address, Command(RequestCode.GET_MAX_OFFSET, fields=fields), 15_000)
+    return int(decode_fields(answer).get("offset", 0))
+
+
+async def _stored(
+    client: RemotingClient, address: str, topic: str, queue_id: int, start: int, count: int
+) -> list[object]:
     messages: list[ReceivedMessage] = []
     async with asyncio.timeout(SECONDS_MAX):
         while len(messages) < count:
             fields = {"consumerGroup": "reader", "topic": topic, "queueId": str(queue_id), "maxMsgNums": "32"}
-            fields |= {"queueOffset": str(len(messages)), "sysFlag": "6", "commitOffset": "0", "subVersion": "0"}
+            fields |= {
+                "queueOffset": str(start + len(messages)),
+                "sysFlag": "6",
+                "commitOffset": "0",
+                "subVersion": "0",
+            }
             fields |= {"suspendTimeoutMillis": "1000", "subscription": "*", "expressionType": "TAG"}
             answer = await client.call(address, Command(RequestCode.PULL_MESSAGE, fields=fields), 15_000)
             messages += read_messages(answer.payload) if answer.code == 0 else []

@@ -67,6 +67,6 @@ def test_clock_set_back_lowers_what_counts_as_flushed_until_it_is_past_that_time
     again = Checkpoint(checkpoint.path)
     again.load()
     for one in (checkpoint, again):
-        assert (one.physic_timestamp, one.logics_timestamp, one.index_timestamp) == (8500, 8000, 8500)
+        assert (one.physic_timestamp, one.logics_timestamp, one.index_timestamp) == (8499, 8000, 8499)
     checkpoint.reach(physic=9501, logics=9502)
     assert (checkpoint.physic_timestamp, checkpoint.logics_timestamp) == (9501, 9502)

@@ -135,7 +135,7 @@ def test_failed_recovery_gives_the_lock_back(tmp_path: Path, monkeypatch: pytest
     with opened(tmp_path / "s") as store:
         put_all(store, message())
 
-    def fail(self: object) -> int:
+    def fail(self: object, *, clean: bool) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("rmqkit.store.consume_queues.ConsumeQueues.recover", fail)

@@ -84,10 +84,11 @@ class Checkpoint:
         """
         with self._lock:
             self._held_until = max(before_ms, self._held_until)
-            if now_ms < max(self.physic_timestamp, self.logics_timestamp, self.index_timestamp):
-                self.physic_timestamp = min(now_ms, self.physic_timestamp)
-                self.logics_timestamp = min(now_ms, self.logics_timestamp)
-                self.index_timestamp = min(now_ms, self.index_timestamp)
+            earlier_ms = now_ms - 1  # a file that ends now would count as flushed
+            if earlier_ms < max(self.physic_timestamp, self.logics_timestamp, self.index_timestamp):
+                self.physic_timestamp = min(earlier_ms, self.physic_timestamp)
+                self.logics_timestamp = min(earlier_ms, self.logics_timestamp)
+                self.index_timestamp = min(earlier_ms, self.index_timestamp)
                 self.save()
 
     def save(self) -> None:

@@ -294,8 +294,8 @@ class LogicQueue(ABC):
             return 0 < room < _PLACE.size and not is_record(self, index, entry)
 
         self._drop_from(start, is_torn)
-        if self.first_index == self.end_index:
-            self.queue.destroy()  # the replay says with which number the queue begins
+        if self.first_index == self.end_index == 0:
+            self.queue.destroy()  # the replay says with which number the queue begins; one that had others keeps on
             self.resume()
 
     def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:

@@ -199,6 +199,7 @@ public final class SqlProbe {
                         offset = result.getNextBeginOffset();
                         if (result.getMsgFoundList() != null) {
                             result.getMsgFoundList().forEach(message -> seen.add(message.getUserProperty("index")));
+                            seen.remove("-1"); // which queue the first message went to is chance
                         }
                     }
                 }
