@@ -149,3 +149,12 @@ def test_showing_the_table_does_not_count_as_writing_it(offsets):
     assert offsets.is_dirty
     offsets.snapshot()
     assert not offsets.is_dirty
+
+
+def test_offsets_that_could_not_be_written_are_written_the_next_time(tmp_path):
+    table = OffsetTable(tmp_path / "config", SYSTEM_CLOCK)
+    table.commit("g", "T", 0, 7)
+    (tmp_path / "config").write_text("in the way")
+    with pytest.raises(StoreUnavailable):
+        table.write(table.snapshot())
+    assert table.is_dirty
