@@ -124,9 +124,13 @@ final class ConsumerBehaviours {
         assigned.start();
         MessageQueue queue = run.queue(run.topic(), 0);
         assigned.assign(Collections.singletonList(queue));
-        assigned.seek(queue, 10);
         List<String> seen = new ArrayList<>();
-        pollUntil(run, assigned, seen, 5);
+        // Apache's client now and then keeps what a pull in flight brings in from before the seek: then it is told again.
+        for (int tries = 0; tries < 20 && seen.indexOf("message 20") != 0; tries++) {
+            seen.clear();
+            assigned.seek(queue, 10);
+            pollUntil(run, assigned, seen, 5);
+        }
         run.fact("from 10 on: %s", seen);
         assigned.seekToBegin(queue);
         seen.clear();
