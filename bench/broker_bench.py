@@ -110,12 +110,20 @@ def peer(kit: ApacheKit, name: str, folder: Path, body_bytes: int) -> Iterator[P
         else:
             ours = stack.enter_context(run_standalone(work_dir / "store", work_dir))
             namesrv_addr, pid = ours.namesrv_addr, ours.process.pid
-        command = kit.jvm("interop.BrokerLoad", [namesrv_addr, body_bytes], heap_mb=400, work_dir=work_dir)
-        load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        stack.callback(load.kill)
-        running = Peer(name, pid, load)
+        running = Peer(name, pid, stack.enter_context(load_of(kit, namesrv_addr, body_bytes, work_dir)))
         running.ask("")
         yield running
+
+
+@contextlib.contextmanager
+def load_of(kit: ApacheKit, namesrv_addr: str, body_bytes: int, work_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """The Java program that does jobs against the broker behind a name server."""
+    command = kit.jvm("interop.BrokerLoad", [namesrv_addr, body_bytes], heap_mb=400, work_dir=work_dir)
+    load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield load
+    finally:
+        load.kill()
 
 
 def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:

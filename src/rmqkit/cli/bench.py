@@ -71,6 +71,20 @@ def store(
     _report("store", {"messages": messages, "body_bytes": body_bytes}, figures, as_json)
 
 
+@app.command()
+def client(
+    namesrv: Annotated[str | None, typer.Option(help="Name servers of the broker. [default: starts one]")] = None,
+    messages: Annotated[int, typer.Option(min=100, help="Messages of a round.")] = 30_000,
+    body_bytes: Annotated[int, typer.Option(min=100, max=1 << 20, help="Bytes of a body.")] = 1024,
+    as_json: _Json = False,
+) -> None:
+    """What sending and consuming cost the client's process, latency through the broker, import times."""
+    from rmqkit.cli import client_figures
+
+    figures = client_figures.measure(name_servers=namesrv, messages=messages, body_bytes=body_bytes)
+    _report("client", {"messages": messages, "body_bytes": body_bytes}, figures, as_json)
+
+
 def _measure(kind: str, runs: int) -> dict[str, Any]:
     ready_ms, rss_mib = zip(*(_start_once(kind) for _ in range(runs)), strict=True)
     ready_ms_budget, rss_mib_budget = BUDGETS[kind]
@@ -132,8 +146,10 @@ def _report(bench: str, settings: dict[str, Any], figures: list[dict[str, Any]],
     from rich.table import Table
 
     table = Table(title=f"bench {bench}: " + ", ".join(f"{value} {name}" for name, value in settings.items()))
-    for i, heading in enumerate(figures[0]):
+    headings = list(dict.fromkeys(heading for figure in figures for heading in figure))
+    for i, heading in enumerate(headings):
         table.add_column(heading.replace("_", " "), justify="right" if i else "left", no_wrap=not i)
     for figure in figures:
-        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in figure.values()))
+        values = (figure.get(heading, "") for heading in headings)
+        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in values))
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
