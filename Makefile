@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 FUZZER := $(VENV)/.fuzzer
 UV     := requirements/uv.sh $(VENV)
-LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/dev.txt
+LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/examples.txt requirements/dev.txt
 ARGS   ?=
 SECONDS ?= 600
 
@@ -51,7 +51,7 @@ fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
 
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run spark otel dev fuzz peers; do \
+	@for name in uv run spark otel dev examples fuzz peers; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \

@@ -17,6 +17,13 @@ SECONDS_MAX = 60
 CONF = "transactionCheckInterval=1000\ntransactionTimeOut=1000\n"
 
 PRINTS = {
+    "hello.py": r"""sent: SEND_OK
+received hello, world""",
+    "ordered.py": "\n".join(f"order {order}: created, paid, packed, shipped" for order in range(5)),
+    "worker_pool.py": "200 jobs by 8 workers",
+    "fastapi_service.py": r"""\["book","lamp"]""",
+    "django_site.py": r"""SEND_OK
+SEND_OK""",
     "transactions.py": r"""order of 1: COMMIT
 order of 0: rolled back, CHECK constraint failed: amount > 0
 order of 0: ROLLBACK

@@ -1,0 +1,30 @@
+"""The shortest round trip: ``python examples/hello.py [HOST:PORT of a name server]``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
+
+NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
+
+
+async def main() -> None:
+    arrived = asyncio.Event()
+    consumer = PushConsumer("greeters", NAME_SERVERS, settings=FIRST)
+
+    @consumer.on("Greetings")
+    async def greet(message: ReceivedMessage) -> None:
+        print(f"received {message.body.decode()}")
+        arrived.set()
+
+    async with Producer("hello", NAME_SERVERS) as producer:
+        result = await producer.send(Message(topic="Greetings", body=b"hello, world"))
+        print(f"sent: {result.status.name}")
+    async with consumer:
+        await arrived.wait()
+
+
+asyncio.run(main())

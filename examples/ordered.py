@@ -1,0 +1,48 @@
+"""Each order's events in their order, retried in place: ``python examples/ordered.py [HOST:PORT of a name server]``.
+
+Events of an order have one sharding key and so lie in one queue. An ordered consumer has a queue to itself; when its
+handler raises, what follows in the queue waits until the message has been handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import defaultdict
+
+from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom, selectors
+
+NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+SETTINGS = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, suspend_queue_ms=100)
+EVENTS = ("created", "paid", "packed", "shipped")
+ORDERS = 5
+
+
+async def main() -> None:
+    histories: dict[str, list[str]] = defaultdict(list)
+    failed: set[str] = set()
+    complete = asyncio.Event()
+    consumer = PushConsumer("warehouse", NAME_SERVERS, settings=SETTINGS, ordered=True)
+
+    @consumer.on("OrderEvents")
+    async def follow(message: ReceivedMessage) -> None:
+        order, event = message.body.decode().split()
+        if event == "packed" and order not in failed:
+            failed.add(order)
+            raise RuntimeError("no boxes left")  # comes again, before "shipped"
+        histories[order].append(event)
+        if sum(map(len, histories.values())) == ORDERS * len(EVENTS):
+            complete.set()
+
+    async with Producer("shop", NAME_SERVERS) as producer:
+        for event in EVENTS:
+            for order in range(ORDERS):
+                message = Message(topic="OrderEvents", body=f"{order} {event}".encode(), sharding_key=str(order))
+                await producer.send(message, selector=selectors.by_sharding_key)
+    async with consumer:
+        await complete.wait()
+    for order in sorted(histories):
+        print(f"order {order}: {', '.join(histories[order])}")
+
+
+asyncio.run(main())
