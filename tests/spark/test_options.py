@@ -40,7 +40,7 @@ def test_sizes_may_have_a_suffix(text: str, size: int) -> None:
         ({"splitbyte": "1"}, "option 'splitbyte' is not known: did you mean splitBytes?"),
         ({"qwertz": "1"}, "option 'qwertz' is not known: choose from path, storePathCommitLog, entity, topic,"),
         ({"verifyCrc": "maybe"}, "verifyCrc=maybe must be one of none, fail, drop, column"),
-        ({"entity": "index"}, "entity=index must be one of messages"),
+        ({"entity": "queue"}, "entity=queue must be one of messages, consumequeue"),
         ({"splitBytes": "0"}, "splitBytes=0 must be a whole number at least 1"),
         ({"splitBytes": "12x"}, "splitBytes=12x must be a whole number at least 1"),
         ({"batchRows": "-5"}, "batchRows=-5 must be a whole number from 1 to 1048576"),

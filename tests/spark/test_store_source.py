@@ -20,11 +20,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from rmqkit.protocol.record import Record
-from rmqkit.spark.options import StoreOptions
+from rmqkit.spark.options import Entity, StoreOptions
 from rmqkit.spark.reader import ReadPlan
 from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema, to_ddl
 from rmqkit.spark.splits import Split
 from rmqkit.spark.store_source import StoreReader, StoreSource, store_splits
+from rmqkit.spark.tables import TABLES
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.messages import plain_records, record_at, segment_of
 
@@ -380,3 +381,31 @@ def test_a_reader_without_partition_reads_nothing() -> None:
 
     reader = StoreReader(StoreOptions(path="/nowhere"), ReadPlan(columns=()))
     assert list(reader.read(InputPartition(None))) == []
+
+
+# ---------------------------------------------------------------- the other entities, and some messages only
+
+
+def test_every_entity_is_a_table(spark: SparkSession, stores: dict[str, GoldenStore]) -> None:
+    root = stores["5.4.0"].root
+    for entity, table in TABLES.items():
+        frame = _load(spark, root, entity=entity.value, maxHashSlotNum="64")
+        assert frame.columns == [column.name for column in table.columns]
+        assert (frame.count() > 0) == (entity is not Entity.TRANSACTIONS), entity
+    lags = _load(spark, root, entity="offsets").where("lag > 0").select("group", "lag")
+    assert lags.schema.simpleString() == "struct<group:string,lag:bigint>"
+
+
+def test_a_column_of_another_entity_is_named(spark: SparkSession, stores: dict[str, GoldenStore]) -> None:
+    root = stores["5.4.0"].root
+    text = _error(lambda: _load(spark, root, entity="consumequeue", columns="topic,queueOfset").count())
+    assert text == "rocketmq-store: there is no column 'queueOfset' with these options: did you mean queueOffset?"
+
+
+def test_what_is_pushed_chooses_queues_and_files(spark: SparkSession, stores: dict[str, GoldenStore]) -> None:
+    root = stores["5.4.0"].root
+    wanted = "topic = 'GoldTag' AND queueId IN (0, 2)"
+    everything = _load(spark, root).where(wanted).select("queueId", "queueOffset", "body").collect()
+    pointed = _load(spark, root, filterPushdown="true", offsetsFrom="consumequeue").where(wanted)
+    assert sorted(pointed.select("queueId", "queueOffset", "body").collect()) == sorted(everything)
+    assert everything

@@ -15,7 +15,7 @@ Only columns that an inner batch and its members share are here. A null fails ev
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,11 +23,13 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from rmqkit.spark.fs import Segment, map_file
 from rmqkit.spark.kernels.batch import topics_of
 from rmqkit.spark.kernels.columns import to_microseconds
+from rmqkit.store import scan
 from rmqkit.store.scan import Records
 
-__all__ = ["Condition", "from_spark", "matches", "topic_in"]
+__all__ = ["Condition", "from_spark", "matches", "topic_in", "wanted", "within_times"]
 
 _NUMBERS = {"queueId": "queue_id", "reconsumeTimes": "reconsume_times"}
 _TIMES = {"bornTimestamp": "born_timestamp", "storeTimestamp": "store_timestamp"}
@@ -45,6 +47,12 @@ _TEXT_TESTS: dict[str, Callable[[str, str], bool]] = {
     "StringEndsWith": str.endswith,
     "StringContains": operator.contains,
 }
+
+
+_EQUAL = {"EqualTo", "EqualNullSafe", "In"}
+_LOWER = {"GreaterThan", "GreaterThanOrEqual", *_EQUAL}
+_UPPER = {"LessThan", "LessThanOrEqual", *_EQUAL}
+_CLOCK_SLACK_US = 60_000_000
 
 
 class Condition(Struct, frozen=True):
@@ -89,6 +97,44 @@ def from_spark(pushed: Any) -> Condition | None:
     if None in values:  # a type that is not the column's, or a null, which has SQL's own rules
         return None
     return Condition(column, kind, values, negated)
+
+
+def wanted(conditions: Iterable[Condition], column: str) -> list[Any]:
+    """The values to which conditions restrict a column; none means any."""
+    sets = [
+        set(one.values)
+        for one in conditions
+        if one.column == column and one.kind in ("In", "EqualTo", "EqualNullSafe") and not one.negated
+    ]
+    return sorted(set.intersection(*sets)) if sets else []
+
+
+def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -> list[Segment]:
+    """The files of a log that can have messages of the wanted store times.
+
+    A file ends before the first message of the next, give or take what a clock was set back (`_CLOCK_SLACK_US`). Files
+    are left out at the two ends only, so that the rest is still one log."""
+    low, high = _bounds([one for one in conditions if one.column == "storeTimestamp" and not one.negated])
+    kept = list(segments)
+    while len(kept) > 1 and high is not None and _first_stored(kept[-1]) > high + _CLOCK_SLACK_US:
+        kept.pop()
+    while len(kept) > 1 and low is not None and 0 < _first_stored(kept[1]) < low - _CLOCK_SLACK_US:
+        kept.pop(0)
+    return kept
+
+
+def _bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
+    lows = [min(one.values) for one in conditions if one.kind in _LOWER]
+    highs = [max(one.values) for one in conditions if one.kind in _UPPER]
+    return max(lows, default=None), min(highs, default=None)
+
+
+def _first_stored(segment: Segment) -> int:
+    """µs of the first message of a file; 0 when it begins with none, which says nothing."""
+    for part in scan.pick(map_file(segment.path), segment.base_offset, [0]):
+        if isinstance(part, Records):
+            return int(part.field("store_timestamp")[0]) * 1000
+    return 0
 
 
 def matches(records: Records, conditions: Iterable[Condition]) -> NDArray[np.bool_]:

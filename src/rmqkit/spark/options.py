@@ -21,13 +21,36 @@ from rmqkit.errors import SettingsError
 from rmqkit.settings import Setting, load, setting_table
 from rmqkit.store.scan import BATCH_ROWS
 
-__all__ = ["CorruptRecords", "Entity", "IncludeProperties", "StoreOptions", "VerifyCrc", "parse_options", "words"]
+__all__ = [
+    "CorruptRecords",
+    "Entity",
+    "IncludeProperties",
+    "OffsetsFrom",
+    "StoreOptions",
+    "VerifyCrc",
+    "parse_options",
+    "words",
+]
 
 
 class Entity(enum.Enum):
     """What the rows of a store are."""
 
     MESSAGES = "messages"
+    CONSUME_QUEUE = "consumequeue"
+    INDEX = "index"
+    RAW = "commitlog-raw"
+    TOPICS = "topics"
+    OFFSETS = "offsets"
+    DELAY = "delay"
+    TRANSACTIONS = "transactions"
+
+
+class OffsetsFrom(enum.Enum):
+    """How messages are found."""
+
+    WALK = "walk"
+    CONSUME_QUEUE = "consumequeue"
 
 
 class IncludeProperties(enum.Enum):
@@ -78,9 +101,24 @@ class StoreOptions(msgspec.Struct, frozen=True):
     decompress: Annotated[bool, Setting("decompress", help="bodies as they were sent, or as they are stored")] = True
     unwrap: Annotated[bool, Setting("unwrap", help="one row per member of an inner batch, or per record")] = True
     broker_name: Annotated[str, Setting("brokerName", help="value of the brokerName column")] = ""
+    offsets_from: Annotated[
+        OffsetsFrom,
+        Setting("offsetsFrom", help="walk the log, or read only what the consume queues of the wanted topics point at"),
+    ] = OffsetsFrom.WALK
+    keys: Annotated[
+        str, Setting("key", help="only messages with one of these keys or unique keys; needs topic, uses the index")
+    ] = ""
+    index_slot_count: Annotated[
+        int, Setting("maxHashSlotNum", low=1, help="slots of an index file, as the broker was configured")
+    ] = 5_000_000
     filter_pushdown: Annotated[
         bool, Setting("filterPushdown", help="filter in the reader; needs spark.sql.python.filterPushdown.enabled=true")
     ] = False
+
+    @property
+    def topic_names(self) -> list[str]:
+        """The wanted topics; none means all."""
+        return words(self.topics)
 
 
 OptionsType = TypeVar("OptionsType", bound=msgspec.Struct)

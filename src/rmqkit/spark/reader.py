@@ -11,7 +11,7 @@ Decoding is cut to the columns that are asked for: without ``body`` no body is c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from rmqkit.errors import StoreError
+from rmqkit.protocol import properties as names
 from rmqkit.spark.filters import Condition, matches
 from rmqkit.spark.fs import map_file
 from rmqkit.spark.kernels.batch import MessageBatch, message_batches
@@ -28,11 +29,12 @@ from rmqkit.spark.splits import Split
 from rmqkit.store import scan
 from rmqkit.store.scan import Damage, Records, crc_matches
 
-__all__ = ["ReadPlan", "read_split"]
+__all__ = ["ReadPlan", "read_parts", "read_split"]
 
 
 class ReadPlan(Struct, frozen=True):
-    """What to make of every split; damage that is reported need not meet the conditions."""
+    """What to make of every split; damage that is reported need not meet the conditions.
+    With ``keys`` only messages that have one of them, or such a unique key, are given out."""
 
     columns: tuple[Column, ...]
     conditions: tuple[Condition, ...] = ()
@@ -41,6 +43,7 @@ class ReadPlan(Struct, frozen=True):
     decompress: bool = True
     unwrap: bool = True
     broker_name: str = ""
+    keys: frozenset[str] = frozenset()
     batch_rows: int = scan.BATCH_ROWS
 
     def needs(self, column: str) -> bool:
@@ -56,7 +59,14 @@ def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
         raise StoreError(
             f"{split.path} has {len(buffer)} bytes, {split.high} when the query was planned: load it again"
         )
-    for part in scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.batch_rows):
+    return read_parts(
+        split, scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.batch_rows), plan
+    )
+
+
+def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+    """The messages of some records of a split's file. Raises StoreError: as `read_split`."""
+    for part in parts:
         if isinstance(part, Records):
             yield from _batches(split, part, plan)
         elif plan.corrupt_records is CorruptRecords.FAIL:
@@ -100,9 +110,20 @@ def _decoded(split: Split, batch: MessageBatch, crc_wrong: NDArray[np.int64], pl
         raise _damaged(split, int(batch.of_record(batch.records.positions)[row]), batch.problems[row])
     arrays = [_reasons(batch, crc_wrong) if array is None else array for array in arrays]
     decoded = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(plan.columns))
-    if batch.problems and plan.corrupt_records is CorruptRecords.SKIP:
-        return decoded.filter(pa.array([row not in batch.problems for row in range(len(batch))]))
-    return decoded
+    kept = np.ones(len(batch), bool)
+    if plan.corrupt_records is CorruptRecords.SKIP:
+        kept[list(batch.problems)] = False
+    if plan.keys:
+        kept &= _has_key(batch, plan.keys)
+    return decoded if kept.all() else decoded.filter(pa.array(kept))
+
+
+def _has_key(batch: MessageBatch, keys: frozenset[str]) -> NDArray[np.bool_]:
+    """Which rows have one of some keys, or such a unique key."""
+    unique_keys = batch.properties.values_of(names.UNIQ_KEY).to_pylist()
+    texts = batch.properties.values_of(names.KEYS).to_pylist()
+    rows = zip(unique_keys, texts, strict=True)
+    return np.array([unique in keys or not keys.isdisjoint((text or "").split()) for unique, text in rows], bool)
 
 
 def _reasons(batch: MessageBatch, crc_wrong: NDArray[np.int64]) -> pa.Array:

@@ -36,6 +36,7 @@ _ARROW_TYPES: dict[str, Any] = {
     "bigint": pa.int64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "binary": pa.binary(),
+    "boolean": pa.bool_(),
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
 
@@ -43,8 +44,8 @@ CORRUPT = "_corrupt"
 
 
 class Column(Struct, frozen=True):
-    """One column: its name and type in Spark's words, and what makes it from a batch of rows.
-    Only `CORRUPT` has no kernel: the reader fills it in."""
+    """One column: its name and type in Spark's words, and what makes it from a batch of messages.
+    `CORRUPT` and the columns of other tables have no kernel: their reader fills them in."""
 
     name: str
     spark: str

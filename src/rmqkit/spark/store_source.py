@@ -9,8 +9,17 @@ class                        runs in
 ===========================  =========================================================================================
 `StoreSource`                the driver's Python: options, schema
 `StoreReader.partitions`     the planner process: which files, which splits (`splits.plan_splits`)
-`StoreReader.read`           the executors' Python workers: `reader.read_split`
+`StoreReader.read`           the executors' Python workers: `reader.read_split`, `picks`, `tables.read_table`
 ===========================  =========================================================================================
+
+=========================================  ===========================================================================
+asked for                                  read
+=========================================  ===========================================================================
+everything                                 the log, split by bytes
+storeTimestamp within bounds (pushed)      the files of the log that may have such messages
+topic, queue with offsetsFrom=consumequeue  the records that the queues point at
+topic and key                              the records that the index points at, then compared
+=========================================  ===========================================================================
 
 Spark has no column pruning for Python sources: name the columns that are needed, by ``.schema("topic string, ...")``
 or ``option("columns", ...)``, and nothing else is decoded or shipped. Filters reach the reader with
@@ -31,16 +40,42 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 
 from rmqkit.errors import SettingsError
-from rmqkit.spark.filters import from_spark, topic_in
+from rmqkit.spark.filters import Condition, from_spark, topic_in, wanted, within_times
 from rmqkit.spark.fs import find_segments
-from rmqkit.spark.options import CorruptRecords, IncludeProperties, StoreOptions, VerifyCrc, parse_options, words
+from rmqkit.spark.options import (
+    CorruptRecords,
+    Entity,
+    IncludeProperties,
+    OffsetsFrom,
+    StoreOptions,
+    VerifyCrc,
+    parse_options,
+    words,
+)
+from rmqkit.spark.picks import Picks, QueueSplit, key_picks, queue_splits, read_picks, read_queue
 from rmqkit.spark.reader import ReadPlan, read_split
 from rmqkit.spark.schema import CORRUPT, CORRUPT_COLUMN, MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose, to_ddl
 from rmqkit.spark.splits import Split, plan_splits
+from rmqkit.spark.tables import TABLES, read_table
 
-__all__ = ["FORMAT", "StoreReader", "StoreSource", "available_columns", "read_plan", "store_options", "store_splits"]
+__all__ = [
+    "FORMAT",
+    "Part",
+    "StoreReader",
+    "StoreSource",
+    "available_columns",
+    "read_part",
+    "read_plan",
+    "store_options",
+    "store_parts",
+    "store_splits",
+]
 
 FORMAT = "rocketmq-store"
+_PARTITIONS_MAX = 256
+
+Part = Split | QueueSplit | Picks
+"""What one task reads, or a piece of it."""
 
 
 class StoreSource(DataSource):
@@ -53,19 +88,21 @@ class StoreSource(DataSource):
 
     def schema(self) -> str:
         """The columns when the caller gives no schema."""
-        options = store_options(self.options)
-        return to_ddl(read_plan(options, words(options.columns)).columns)
+        return to_ddl(chosen_columns(store_options(self.options), ()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in ``schema``, which is the caller's or ours."""
         options = store_options(self.options)
-        plan = read_plan(options, schema.names)
-        for column, field in zip(plan.columns, schema.fields, strict=True):
+        columns = chosen_columns(options, schema.names)
+        for column, field in zip(columns, schema.fields, strict=True):
             if field.dataType.simpleString() != column.spark:
                 raise SettingsError(
                     f"{FORMAT}: column {column.name} is {column.spark}, the schema says"
                     f" {field.dataType.simpleString()}: leave the cast to a select"
                 )
+        if options.entity is not Entity.MESSAGES:
+            return TableReader(options, schema.names)
+        plan = read_plan(options, schema.names)
         return FilteringStoreReader(options, plan) if options.filter_pushdown else StoreReader(options, plan)
 
 
@@ -77,13 +114,32 @@ class StoreReader(DataSourceReader):
         self._plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The splits of the log as it is now."""
-        return [InputPartition(split) for split in store_splits(self._options)]
+        """What tasks read of the store as it is now."""
+        return _partitions(store_parts(self._options, self._plan.conditions))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The messages of one split as Arrow record batches."""
-        if isinstance(partition.value, Split):  # an empty store has one partition of nothing
-            yield from read_split(partition.value, self._plan)
+        """The messages of one partition as Arrow record batches."""
+        for part in partition.value:
+            yield from read_part(part, self._plan)
+
+
+class TableReader(DataSourceReader):
+    """Plans and reads what is not messages (`rmqkit.spark.tables`)."""
+
+    def __init__(self, options: StoreOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = list(names)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The parts of the table as it is now."""
+        segments = find_segments(self._options.path, words(self._options.log_paths))
+        splits = plan_splits(segments, self._options.split_bytes)
+        return _partitions(TABLES[self._options.entity].parts(self._options, segments, splits))
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of one partition as Arrow record batches."""
+        for part in partition.value:
+            yield from read_table(self._options.entity, part, self._names, read_plan(self._options, ()))
 
 
 class FilteringStoreReader(StoreReader):
@@ -113,6 +169,46 @@ def store_splits(options: StoreOptions) -> list[Split]:
     return plan_splits(find_segments(options.path, words(options.log_paths)), options.split_bytes)
 
 
+def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> list[Part]:
+    """What has to be read for the messages that meet some conditions.
+    Raises StoreError: as `store_splits`. Raises SettingsError: a key is wanted of no topic."""
+    segments = find_segments(options.path, words(options.log_paths))
+    keys, topics = words(options.keys), wanted(conditions, "topic")
+    if keys:
+        if not topics:
+            raise SettingsError(f"{FORMAT}: key={options.keys} needs a topic: the index knows keys within topics")
+        slots = options.index_slot_count
+        return [one for topic in topics for one in key_picks(options.path, segments, slots, topic, keys)]
+    if options.offsets_from is OffsetsFrom.CONSUME_QUEUE:
+        queue_ids = wanted(conditions, "queueId")
+        return [*queue_splits(options.path, segments, options.split_bytes, topics=topics, queue_ids=queue_ids)]
+    return [*plan_splits(within_times(segments, conditions), options.split_bytes)]
+
+
+def read_part(part: Part, plan: ReadPlan) -> Iterator[Any]:
+    """The messages of a part. Raises StoreError: a file has vanished, or is damaged and the plan says to fail."""
+    if isinstance(part, Split):
+        return read_split(part, plan)
+    return read_queue(part, plan) if isinstance(part, QueueSplit) else read_picks(part, plan)
+
+
+def _partitions(parts: Sequence[Any]) -> list[InputPartition]:
+    """A task for each part, but small ones together: a task costs more than many a queue file."""
+    size = max(1, len(parts) // _PARTITIONS_MAX + 1)
+    groups = [tuple(parts[first : first + size]) for first in range(0, len(parts), size)]
+    return [InputPartition(group) for group in groups or [()]]
+
+
+def chosen_columns(options: StoreOptions, names: Iterable[str]) -> list[Column]:
+    """The columns of a read: those named, else those of the option, else all.
+    Raises SettingsError: a column does not exist."""
+    wanted_names = list(names) or words(options.columns)
+    if options.entity is Entity.MESSAGES:
+        return list(read_plan(options, wanted_names).columns)
+    columns = TABLES[options.entity].columns
+    return choose(columns, wanted_names, FORMAT) if wanted_names else list(columns)
+
+
 def available_columns(options: StoreOptions) -> list[Column]:
     """The columns that exist with some options."""
     columns = [column for column in MESSAGE_COLUMNS if column.name != "body" or options.include_body]
@@ -131,15 +227,16 @@ def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
         raise SettingsError(
             f"{FORMAT}: corruptRecordMode=report and verifyCrc=column need the column {CORRUPT}: add it to the columns"
         )
-    topics = words(options.topics)
+    conditions = [topic_in(options.topic_names)] if options.topics else []
     return ReadPlan(
         columns=tuple(columns),
-        conditions=(topic_in(topics),) if topics else (),
+        conditions=tuple(conditions),
         verify_crc=options.verify_crc,
         corrupt_records=options.corrupt_records,
         decompress=options.decompress,
         unwrap=options.unwrap,
         broker_name=options.broker_name,
+        keys=frozenset(words(options.keys)),
         batch_rows=options.batch_rows,
     )
 

@@ -28,7 +28,7 @@ from msgspec import Struct
 from rmqkit.store.file_queue import FileQueue
 from rmqkit.store.mapped_file import MappedFile
 
-__all__ = ["ADDRESS_BASE", "FILE_FULL", "FREE_BYTES", "UNIT", "ExtUnit", "QueueExt", "is_address"]
+__all__ = ["ADDRESS_BASE", "ADDRESS_MAX", "FILE_FULL", "FREE_BYTES", "UNIT", "ExtUnit", "QueueExt", "is_address"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,14 +37,14 @@ _SIZE = struct.Struct(">h")
 FILE_FULL = -1
 FREE_BYTES = 4
 ADDRESS_BASE = 1 << 63
-_ADDRESS_MAX = -2147483649
+ADDRESS_MAX = -2147483649
 _UNIT_BYTES_MAX = 32767
 assert UNIT.size == 20
 
 
 def is_address(tags_code: int) -> bool:
     """Whether a consume-queue entry points to an extension unit; no tag hash is that small."""
-    return tags_code <= _ADDRESS_MAX
+    return tags_code <= ADDRESS_MAX
 
 
 class ExtUnit(Struct, gc=False):

@@ -30,10 +30,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import mmap
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ __all__ = [
     "has_numpy",
     "log_end",
     "need_numpy",
+    "pick",
     "runs",
     "split",
     "walk",
@@ -250,6 +252,30 @@ def runs(
     ):
         yield records
         low = records.end
+
+
+def pick(buffer: Buffer, base_offset: int, positions: Sequence[int]) -> Iterator[Records | Damage]:
+    """The records at chosen positions of a segment, in their order; a place where none lies is damage."""
+    left, high = list(positions), len(buffer)
+    while left:
+        chain = list(itertools.takewhile(lambda position: _fits(buffer, position, high), left))
+        found = len(chain)
+        if chain:
+            records = _run(buffer, base_offset, chain)
+            found = len(records)
+            if found:
+                yield records
+        if found < len(left):
+            reason = _unsound(buffer, base_offset, left[found], high) if 0 <= left[found] < high else None
+            yield Damage(left[found], left[found], reason or "outside of the file")
+            found += 1
+        left = left[found:]
+
+
+def _fits(buffer: Buffer, position: int, high: int) -> bool:
+    return 0 <= position <= high - RECORD_BYTES_MIN and (
+        RECORD_BYTES_MIN <= _I32.unpack_from(buffer, position)[0] <= high - position
+    )
 
 
 def crc_matches(records: Records) -> NDArray[np.bool_]:

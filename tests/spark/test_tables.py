@@ -1,0 +1,226 @@
+"""Every entity of ``rocketmq-store``, and the ways to read only some messages, against golden stores; without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rmqkit.broker.transaction import TRANSACTION_GROUP
+from rmqkit.errors import SettingsError, StoreError
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.names import HALF_TOPIC, OFFSET_MOVED_EVENT, OP_HALF_TOPIC, SCHEDULE_TOPIC
+from rmqkit.protocol.record import is_blank
+from rmqkit.spark.filters import Condition
+from rmqkit.spark.store_source import (
+    StoreReader,
+    TableReader,
+    chosen_columns,
+    read_plan,
+    store_options,
+    store_parts,
+    store_splits,
+)
+from tests.golden_stores import GoldenStore, unpack_golden
+from tests.store.stores import message, opened
+
+NAMES = ["5.4.0", "4.9.4", "5.4.0-ipv6-crc"]
+Row = dict[str, Any]
+LEVEL_MS = {1: 1000, 2: 5000, 3: 10_000, 6: 120_000, 9: 300_000, 18: 7_200_000}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GoldenStore:
+    return unpack_golden(request.param, tmp_path_factory.mktemp("golden"))
+
+
+def rows(root: Path, **given: str) -> list[Row]:
+    """All rows of a read, as Spark would get them."""
+    options = store_options({"path": str(root), **given})
+    names = [column.name for column in chosen_columns(options, ())]
+    is_messages = given.get("entity", "messages") == "messages"
+    reader = StoreReader(options, read_plan(options, names)) if is_messages else TableReader(options, names)
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    return pa.Table.from_batches(batches).to_pylist() if batches else []
+
+
+def place(row: Row) -> tuple[str, int, int]:
+    return row["topic"], row["queueId"], row["queueOffset"]
+
+
+def is_listed(topic: str) -> bool:
+    """Whether a manifest lists a topic's messages: see golden/README.md."""
+    return topic not in (OFFSET_MOVED_EVENT, OP_HALF_TOPIC) and not topic.startswith("%LMQ%")
+
+
+def slots(store: GoldenStore) -> str:
+    return store.manifest["brokerConf"]["maxHashSlotNum"]
+
+
+# ---------------------------------------------------------------- files of the store
+
+
+def test_queue_entries_are_what_the_client_read(store):
+    listed = {place(one): one for one in store.manifest["messages"] if is_listed(one["topic"])}
+    found = {place(row): row for row in rows(store.root, entity="consumequeue") if is_listed(row["topic"])}
+    batch_queues = {topic.name for topic in (store.root / "batchconsumequeue").glob("*")}
+    assert found
+    assert found.keys() <= listed.keys()
+    assert {one[0] for one in listed.keys() - found.keys()} <= batch_queues
+    for key, row in found.items():
+        one = listed[key]
+        assert (row["commitLogOffset"], row["size"]) == (one["physicalOffset"], one["size"])
+        if one["topic"] != SCHEDULE_TOPIC:
+            assert row["tagsCode"] == (java_hash(one["tags"]) if one["tags"] else 0)
+
+
+def test_the_entries_of_a_topic(store):
+    topics = sorted(path.name for path in (store.root / "consumequeue").iterdir())[-2:]
+    chosen = rows(store.root, entity="consumequeue", topic=", ".join(topics))
+    assert {row["topic"] for row in chosen} == set(topics)
+
+
+def test_a_blank_filled_queue_has_rows_for_messages_only(tmp_path):
+    retained = unpack_golden("5.4.0-ipv6-crc", tmp_path)
+    queue = retained.root / "consumequeue" / "Filled" / "0"
+    queue.mkdir(parents=True)
+    blank, entry = (0).to_bytes(8) + 0x7FFFFFFF.to_bytes(4) + bytes(8), (244).to_bytes(8) + (9).to_bytes(4) + bytes(8)
+    (queue / f"{2000:020}").write_bytes(blank * 3 + entry + bytes(1920))
+    assert [place(row) for row in rows(retained.root, entity="consumequeue", topic="Filled")] == [("Filled", 0, 103)]
+
+
+def test_the_index_holds_every_key_that_can_be_asked_for(store):
+    by_hash = defaultdict(set)
+    for row in rows(store.root, entity="index", maxHashSlotNum=slots(store)):
+        assert row["slot"] == row["keyHash"] % int(slots(store))
+        by_hash[row["keyHash"]].add(row["commitLogOffset"])
+    for query in store.manifest["queryByKey"]:
+        if "physicalOffsets" in query:
+            hashed = abs(java_hash(f"{query['topic']}#{query['key']}"))
+            assert set(query["physicalOffsets"]) <= by_hash[hashed]
+
+
+def test_an_index_that_does_not_fit_its_slots_names_the_option(store):
+    with pytest.raises(StoreError, match=r"index/\d{17} of \d+ bytes has no room .* give the broker's maxHashSlotNum"):
+        rows(store.root, entity="index")
+
+
+def test_raw_records_are_the_bytes_of_the_log(store):
+    raw = rows(store.root, entity="commitlog-raw")
+    log = b"".join(path.read_bytes() for path in sorted((store.root / "commitlog").iterdir()))
+    at = 0
+    for row in raw:
+        if is_blank(log, at):
+            at += int.from_bytes(log[at : at + 4])
+        assert (row["offset"], row["size"]) == (at, len(row["bytes"]))
+        assert row["bytes"] == log[at : at + row["size"]]
+        at += row["size"]
+    assert len(raw) > 20
+
+
+# ---------------------------------------------------------------- config files
+
+
+def test_topics_are_those_of_the_config(store):
+    table = json.loads((store.root / "config" / "topics.json").read_text())["topicConfigTable"]
+    found = {row["topic"]: row for row in rows(store.root, entity="topics")}
+    assert found.keys() == table.keys()
+    for name, row in found.items():
+        assert (row["readQueues"], row["perm"]) == (table[name]["readQueueNums"], table[name]["perm"])
+        assert dict(row["attributes"]) == (table[name].get("attributes") or {})
+
+
+def test_the_lag_of_a_group_counts_to_the_end_of_its_queues(store):
+    ends = {(one["topic"], one["queueId"]): one["maxOffset"] for one in store.manifest["queues"]}
+    found = rows(store.root, entity="offsets")
+    assert bool(found) == (store.root / "config" / "consumerOffset.json").exists()
+    for row in found:
+        end = ends.get((row["topic"], row["queueId"]), 0)
+        assert (row["maxOffset"], row["lag"]) == (end, max(end - row["offset"], 0))
+
+
+def test_a_config_file_that_is_damaged_is_named_with_its_copy(tmp_path):
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "topics.json").write_text("{")
+    with pytest.raises(StoreError, match=r"topics.json has no topicConfigTable: .*; its copy topics.json.bak may be"):
+        rows(tmp_path, entity="topics")
+
+
+# ---------------------------------------------------------------- messages that wait
+
+
+def test_delayed_messages_are_told_with_the_time_they_are_due(store):
+    path = store.root / "config" / "delayOffset.json"
+    offsets = fastjson.loads(path.read_bytes())["offsetTable"] if path.exists() else {}
+    progress = {int(level): offset for level, offset in offsets.items()}
+    listed = {place(one): one for one in store.manifest["messages"] if one["topic"] == SCHEDULE_TOPIC}
+    waiting = {place(row): row for row in rows(store.root, entity="delay")}
+    assert waiting.keys() == {key for key in listed if key[2] >= progress.get(key[1] + 1, 0)}
+    for key, row in waiting.items():
+        due_ms = listed[key]["storeTimestamp"] + LEVEL_MS[row["delayLevel"]]
+        assert row["deliverTimestamp"].timestamp() * 1000 == pytest.approx(due_ms)
+        assert row["realTopic"] == listed[key]["properties"]["REAL_TOPIC"]
+
+
+def test_half_messages_wait_until_an_op_message_names_them(tmp_path):
+    with opened(tmp_path / "store") as made:
+        for i in range(6):
+            properties = (
+                f"PGROUP\x01shop\x02REAL_TOPIC\x01Orders\x02REAL_QID\x01{i}\x02TRANSACTION_CHECK_TIMES\x01{i}\x02"
+            )
+            made.put(message(HALF_TOPIC, queue_id=0, body=b"half %d" % i, properties=properties.encode()))
+        made.put(message(OP_HALF_TOPIC, queue_id=0, body=b"2,4,", properties=b"TAGS\x01d\x02"))
+    config = tmp_path / "store" / "config"
+    config.mkdir(exist_ok=True)
+    progress = {"offsetTable": {f"{HALF_TOPIC}@{TRANSACTION_GROUP}": {"0": 1}}}
+    (config / "consumerOffset.json").write_text(json.dumps(progress))
+    waiting = rows(tmp_path / "store", entity="transactions")
+    assert [(row["body"], row["checkTimes"]) for row in waiting] == [(b"half 1", 1), (b"half 3", 3), (b"half 5", 5)]
+    assert {(row["producerGroup"], row["realTopic"]) for row in waiting} == {("shop", "Orders")}
+
+
+# ---------------------------------------------------------------- some messages only
+
+
+def test_the_queues_point_at_the_messages_that_a_walk_finds(store):
+    queues = {place(row) for row in rows(store.root, entity="consumequeue")}
+    topics = {topic for topic, _, _ in queues}
+    assert len(topics) > 5
+    for topic in topics:
+        walked = [row for row in rows(store.root, topic=topic) if place(row) in queues]
+        picked = rows(store.root, topic=topic, offsetsFrom="consumequeue", splitBytes="500")
+        assert sorted(picked, key=place) == sorted(walked, key=place)
+
+
+def test_a_key_finds_what_the_client_found(store):
+    for query in store.manifest["queryByKey"]:
+        found = rows(store.root, topic=query["topic"], key=query["key"], maxHashSlotNum=slots(store))
+        offsets = {row["commitLogOffset"] for row in found}
+        listed = set(query.get("physicalOffsets", ()))
+        assert offsets >= listed if query["unique"] else offsets == listed  # the client takes one of several copies
+
+
+def test_a_key_without_a_topic_is_refused(store):
+    with pytest.raises(SettingsError, match="key=k needs a topic: the index knows keys within topics"):
+        rows(store.root, key="k")
+
+
+def test_files_outside_of_the_wanted_times_are_not_read(store):
+    options = store_options({"path": str(store.root)})
+    splits = store_splits(options)
+    stored = sorted(one["storeTimestamp"] for one in store.manifest["messages"])
+
+    def read(kind: str, stored_ms: int) -> list[str]:
+        return [part.path for part in store_parts(options, [Condition("storeTimestamp", kind, (stored_ms * 1000,))])]
+
+    everything = [split.path for split in splits]
+    assert read("GreaterThan", stored[0]) == read("LessThan", stored[-1]) == everything
+    hour = 3_600_000
+    assert read("GreaterThan", stored[-1] + hour) == everything[-1:]
+    assert read("LessThan", stored[0] - hour) == everything[:1]
