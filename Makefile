@@ -12,7 +12,7 @@ SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help env check test test-unit crash demo bench fuzz lock clean
+.PHONY: help env check test test-unit crash soak demo bench bench-broker fuzz lock clean
 
 help: ## list the tasks
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,11 +41,18 @@ test-unit: $(STAMP) ## the tests that need only Python
 crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 10 minutes; ARGS="--seed 7" repeats
 	@$(BIN)/python -m tests.faults.crash $(ARGS)
 
+soak: SECONDS = 1800
+soak: $(STAMP) ## clients of every kind under load, SECONDS=1800 long: nothing lost, nothing grows
+	@$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(ARGS)
+
 demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 bench: $(STAMP) ## measure this machine
 	@$(BIN)/rmq bench start $(ARGS)
+
+bench-broker: $(STAMP) ## our broker and Apache's under the same Java load (needs Java 17 and Maven)
+	@$(BIN)/python bench/broker_bench.py $(ARGS)
 
 fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)

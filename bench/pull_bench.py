@@ -6,7 +6,9 @@
 | ``pull_32_registered_us`` | the same with the subscription of a heartbeat |
 | ``pull_sql_us`` | the same with an SQL92 expression that wants every message |
 | ``sql_verdict_us`` | one message through ``a > 5 AND region = 'hangzhou'`` |
-| ``held_send_us`` | by pulls held on other queues: a put with one pull held on its own queue, woken and held again |
+| ``send_us`` | a send, checks and answer included, that ends a pull held on its queue; alone and in a crowd by turns |
+
+The crowd are 10,000 pulls held on other queues, 1,000 consumer groups on the topic of the sends, or both.
 
 Usage: ``python bench/pull_bench.py [--rounds 5]``; every figure is the best round.
 """
@@ -23,30 +25,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rmqkit.broker.clients import Member
 from rmqkit.broker.handlers.pull import PullHandlers
+from rmqkit.broker.handlers.send import SendHandlers
 from rmqkit.broker.long_polling import Held
-from rmqkit.broker.own_address import OwnAddress
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.filter.sql92 import compile_expression
-from rmqkit.protocol.bodies.clients import ConsumerData
+from rmqkit.filter.subscription import subscription
+from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, request
 from rmqkit.protocol.frame import FrameSplitter
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.headers.send import SendMessageV2Request
 from rmqkit.standalone import Standalone
 from rmqkit.store.message_store import PutMessage
 from rmqkit.store.settings import StoreSettings
 
 PROPERTIES = b"a\x017\x02region\x01hangzhou\x02TAGS\x01TagA\x02UNIQ_KEY\x017F0000010001\x02"
 EXPRESSION = "a > 5 AND region = 'hangzhou'"
-HELD = (0, 10_000)
+HELD = 10_000
+GROUPS = 1_000
 
 
 class _Peer:
     """Stands for a connection."""
 
     peer = "127.0.0.1:1"
+    peer_host = bytes(8)
 
     def send(self, command: Command) -> None:
         """Drop the answer."""
@@ -55,10 +62,11 @@ class _Peer:
 def _pull(expression: str, *, flags: int, kind: str = "TAG") -> Command:
     """A pull as it comes from the wire."""
     header = PullMessageRequest("g", "T", 0, 0, 32, flags, 0, 15_000, 0, expression, kind)
-    frames = FrameSplitter().feed(
-        b"".join(bytes(part) for part in encode_command(request(RequestCode.PULL_MESSAGE, header)))
-    )
-    return decode_command(frames[0])
+    return _received(request(RequestCode.PULL_MESSAGE, header))
+
+
+def _received(command: Command) -> Command:
+    return decode_command(FrameSplitter().feed(b"".join(bytes(part) for part in encode_command(command)))[0])
 
 
 def _best_us(work: Callable[[], Any], count: int, rounds: int) -> float:
@@ -78,23 +86,46 @@ def _message(topic: str, queue_id: int, body: bytes = b"x" * 1024) -> PutMessage
     )  # fmt: skip
 
 
-def _held_send_us(parts: Any, others: int, rounds: int) -> float:
-    """A put whose message wakes a pull of a group, while other groups wait on other queues."""
-    peers = [_Peer() for _ in range(max(1, others // 10))]
+def _send_us(parts: Any, rounds: int) -> dict[str, float]:
+    """A send while nobody else is there, and while many wait on other queues or many groups consume its topic."""
+    send, peer, long_polling = SendHandlers(parts).send_v2, _Peer(), parts.long_polling
+    parts.topics.ensure("S", 1)
+    header = SendMessageV2Request("p", "S", "TBW102", 4, 0, 0, 0, 0, PROPERTIES.decode())
+    command = _received(request(RequestCode.SEND_MESSAGE_V2, header, b"x" * 1024))
     until_ms = SYSTEM_CLOCK.monotonic_ms() + 3_600_000
-    for number in range(others):
-        held = Held(peers[number // 10], 0, None, until_ms, lambda: None)  # type: ignore[arg-type]
-        parts.long_polling.hold(f"other-{number % 1000}", number // 1000, held)
 
     def hold() -> None:
-        parts.long_polling.hold("S", 0, Held(peers[0], 0, None, until_ms, hold))  # type: ignore[arg-type]
+        long_polling.hold("S", 0, Held(peer, 0, None, until_ms, hold))  # type: ignore[arg-type]
 
+    def hold_others() -> None:
+        for number in range(HELD):
+            held = Held(others[number // 10], 0, None, until_ms, lambda: None)  # type: ignore[arg-type]
+            long_polling.hold(f"other-{number % 1000}", number // 1000, held)
+
+    def join_groups() -> None:
+        for number in range(GROUPS):
+            parts.clients.register_consumer(others[number], _member(number), _consumer(f"g{number}", "S"), notify=False)
+            parts.offsets.commit(f"g{number}", "S", 0, 1)
+            parts.queue_locks.lock(f"g{number}", f"c{number}", [MessageQueue("S", "bench", 0)])
+
+    def leave() -> None:
+        for other in others:
+            parts.clients.connection_closed(other)
+            long_polling.connection_closed(other)
+
+    others: list[Any] = [_Peer() for _ in range(GROUPS)]
+    cases = {"alone": (), "10,000 held": (hold_others,), "1,000 groups": (join_groups,)}
+    cases["both"] = (hold_others, join_groups)
+    costs: dict[str, float] = {}
     hold()
-    message = _message("S", 0)
-    cost = _best_us(lambda: parts.store.put(message), 5_000, rounds)
-    for peer in peers:
-        parts.long_polling.connection_closed(peer)
-    return cost
+    for _ in range(rounds):
+        for name, crowd in cases.items():
+            for come in crowd:
+                come()
+            cost = _best_us(lambda: send(peer, command), 3_000, 1)  # type: ignore[arg-type]
+            costs[name] = min(cost, costs.get(name, cost))
+            leave()
+    return costs
 
 
 async def measure(root: Path, rounds: int) -> dict[str, Any]:
@@ -106,24 +137,13 @@ async def measure(root: Path, rounds: int) -> dict[str, Any]:
     await standalone.start()
     try:
         parts: Any = standalone._broker._parts
-        pull = PullHandlers(
-            settings,
-            OwnAddress("127.0.0.1", bytes(8)),
-            store=parts.store,
-            topics=parts.topics,
-            groups=parts.groups,
-            clients=parts.clients,
-            filters=parts.filters,
-            offsets=parts.offsets,
-            long_polling=parts.long_polling,
-            clock=SYSTEM_CLOCK,
-        ).pull
+        pull = PullHandlers(parts).pull
         parts.topics.ensure("T", 1)
         for _ in range(1000):
             parts.store.put(_message("T", 0))
         peer: Any = _Peer()
         inline = _pull("TagA || TagB", flags=PullFlag.SUBSCRIPTION)
-        parts.clients.register_consumer(peer, None, _consumer(), notify=False)
+        parts.clients.register_consumer(peer, _member(0), _consumer("g", "T"), notify=False)
         registered = _pull("", flags=0)
         sql = _pull(EXPRESSION, flags=PullFlag.SUBSCRIPTION, kind="SQL92")
         for command in (inline, registered, sql):
@@ -136,16 +156,18 @@ async def measure(root: Path, rounds: int) -> dict[str, Any]:
             "pull_32_registered_us": _best_us(lambda: pull(peer, registered), 2_000, rounds),
             "pull_sql_us": _best_us(lambda: pull(peer, sql), 500, rounds),
             "sql_verdict_us": _best_us(lambda: expression.matches(PROPERTIES), 20_000, rounds),
-            "held_send_us": {str(others): _held_send_us(parts, others, rounds) for others in HELD},
+            "send_us": _send_us(parts, rounds),
         }
     finally:
         await standalone.stop()
 
 
-def _consumer() -> ConsumerData:
-    from rmqkit.filter.subscription import subscription
+def _member(number: int) -> Member:
+    return Member(f"c{number}", "PYTHON", 493, SYSTEM_CLOCK.monotonic_ms())
 
-    return ConsumerData(group_name="g", subscription_data_set=[subscription("T", "TagA || TagB", version=1)])
+
+def _consumer(group: str, topic: str) -> ConsumerData:
+    return ConsumerData(group_name=group, subscription_data_set=[subscription(topic, "TagA || TagB", version=1)])
 
 
 def main() -> None:

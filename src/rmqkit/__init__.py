@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from rmqkit.client.batching import SendManyFailed as SendManyFailed
     from rmqkit.client.calls import PullStatus as PullStatus
     from rmqkit.client.consuming import ConsumeLater as ConsumeLater
+    from rmqkit.client.hooks import ConsumeOutcome as ConsumeOutcome
+    from rmqkit.client.hooks import Consumption as Consumption
+    from rmqkit.client.hooks import Hook as Hook
+    from rmqkit.client.hooks import Recall as Recall
+    from rmqkit.client.hooks import Sending as Sending
+    from rmqkit.client.hooks import SendOutcome as SendOutcome
+    from rmqkit.client.hooks import TransactionEnd as TransactionEnd
+    from rmqkit.client.pop_consumer import PopConsumer as PopConsumer
     from rmqkit.client.producer import Producer as Producer
     from rmqkit.client.pull_consumer import PullConsumer as PullConsumer
     from rmqkit.client.pull_consumer import PullResult as PullResult
@@ -32,6 +40,11 @@ if TYPE_CHECKING:
     from rmqkit.client.settings import PullConsumerSettings as PullConsumerSettings
     from rmqkit.client.settings import PushConsumerSettings as PushConsumerSettings
     from rmqkit.client.settings import StartFrom as StartFrom
+    from rmqkit.client.status import BrokerStatus as BrokerStatus
+    from rmqkit.client.status import MemberStatus as MemberStatus
+    from rmqkit.client.status import ProducerStatus as ProducerStatus
+    from rmqkit.client.status import QueueState as QueueState
+    from rmqkit.client.status import QueueStatus as QueueStatus
     from rmqkit.client.transaction import TransactionProducer as TransactionProducer
     from rmqkit.client.transaction import TransactionResult as TransactionResult
     from rmqkit.client.transaction import TransactionState as TransactionState
@@ -56,6 +69,16 @@ _MODULES = {
     "rmqkit.client.batching": ("SendManyFailed",),
     "rmqkit.client.calls": ("PullStatus",),
     "rmqkit.client.consuming": ("ConsumeLater",),
+    "rmqkit.client.hooks": (
+        "ConsumeOutcome",
+        "Consumption",
+        "Hook",
+        "Recall",
+        "SendOutcome",
+        "Sending",
+        "TransactionEnd",
+    ),
+    "rmqkit.client.pop_consumer": ("PopConsumer",),
     "rmqkit.client.producer": ("Producer",),
     "rmqkit.client.pull_consumer": ("PullConsumer", "PullResult"),
     "rmqkit.client.push_consumer": ("PushConsumer",),
@@ -71,6 +94,7 @@ _MODULES = {
         "PushConsumerSettings",
         "StartFrom",
     ),
+    "rmqkit.client.status": ("BrokerStatus", "MemberStatus", "ProducerStatus", "QueueState", "QueueStatus"),
     "rmqkit.client.transaction": ("TransactionProducer", "TransactionResult", "TransactionState"),
     "rmqkit.errors": (
         "ClientError",

@@ -123,8 +123,8 @@ class RemotingError(RmqError):
 class ConnectFailed(RemotingError):
     """No connection to an address could be made."""
 
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(f"cannot connect to {address}: {reason}")
+    def __init__(self, address: str, reason: str, remedy: str = "look whether it runs and can be reached") -> None:
+        super().__init__(f"cannot connect to {address}: {reason}; {remedy}")
         self.address = address
         self.reason = reason
 
@@ -133,7 +133,7 @@ class ConnectionLost(RemotingError):
     """The connection closed before the answer came."""
 
     def __init__(self, address: str, reason: str) -> None:
-        super().__init__(f"connection to {address} closed before the answer came: {reason}")
+        super().__init__(f"connection to {address} closed before the answer came: {reason}; it may have done its work")
         self.address = address
         self.reason = reason
 
@@ -142,10 +142,29 @@ class RequestTimedOut(RemotingError):
     """No answer came within the budget of the call."""
 
     def __init__(self, address: str, code: int, timeout_ms: float) -> None:
-        super().__init__(f"{address} did not answer request {code} within {timeout_ms:.0f} ms")
+        super().__init__(
+            f"{address} did not answer request {code} within {timeout_ms:.0f} ms; it may have done its work: "
+            "look whether it is overloaded, or allow it more time"
+        )
         self.address = address
         self.code = code
         self.timeout_ms = timeout_ms
+
+
+REMEDIES = {
+    2: "it is overloaded: send less, or later",
+    3: "it is of an older version, or has this switched off",
+    13: "change the message's topic, size or properties",
+    14: "wait until it serves; it may be shutting down, a slave, or short of disk",
+    16: "have the permission granted: of the topic, the group, the broker or the user",
+    17: "create the topic",
+    23: "correct the subscription's expression",
+    24: "the consumer may have been started just now, or with other topics than the rest of its group",
+    25: "members of the group subscribe differently: give all of them the same subscriptions",
+    26: "create the group, or have autoCreateSubscriptionGroup=true there",
+    215: "it limits its clients: ask less, or later",
+}
+"""What to do after a response code (remoting.md §5)."""
 
 
 class PeerRefused(RmqError):
@@ -158,7 +177,8 @@ class PeerRefused(RmqError):
     """
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
-        super().__init__(f"{address} answered with code {code}: {remark or 'no remark'}")
+        remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
+        super().__init__(f"{address} answered with code {code}: {remark or 'no remark'}{remedy}")
         self.code = code
         self.remark = remark or ""
         self.address = address

@@ -68,7 +68,6 @@ def test_a_group_that_the_disk_refuses_is_not_there(groups, monkeypatch):
     refuse(groups, monkeypatch)
     for change in (
         lambda: groups.put(SubscriptionGroupConfig(group_name="h")),
-        lambda: groups.get("h"),
         lambda: groups.remove("g"),
         lambda: groups.forbid_reading("g", "T", is_forbidden=True),
     ):
@@ -77,6 +76,37 @@ def test_a_group_that_the_disk_refuses_is_not_there(groups, monkeypatch):
         assert groups.stored is before
     groups.forbid_reading("g", "T", is_forbidden=False)  # nothing to write
     groups.remove("none")
+
+
+@pytest.mark.parametrize("kind", ["groups", "topics"])
+def test_what_appears_by_itself_is_written_with_the_others_of_its_second(tmp_path, groups, topics, kind, monkeypatch):
+    table, fresh = (
+        (groups, GroupTable(tmp_path, SETTINGS, SYSTEM_CLOCK))
+        if kind == "groups"
+        else (topics, TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, print))
+    )
+    saved, save = [], table._file.save
+    monkeypatch.setattr(table._file, "save", lambda value: (saved.append(value), save(value)))
+    for number in range(100):
+        name = f"g{number}"
+        assert (table.get(name) if kind == "groups" else table.ensure(f"%RETRY%{name}", 1, soon=True)) is not None
+    assert saved == []
+    table.write_new()
+    table.write_new()
+    assert len(saved) == 1
+    fresh.load()
+    names = fresh.stored.subscription_group_table if kind == "groups" else fresh.snapshot().topic_config_table
+    assert len([name for name in names if "g" in name and name[-1].isdigit()]) == 100
+
+
+def test_a_refused_write_of_what_appeared_is_tried_again(groups, monkeypatch):
+    with monkeypatch.context() as patch:
+        refuse(groups, patch)
+        assert groups.get("h") is not None
+        with pytest.raises(StoreUnavailable):
+            groups.write_new()
+    groups.write_new()
+    assert b'"h"' in groups._file.path.read_bytes()
 
 
 def test_other_forbidden_bits_stay(groups):

@@ -34,7 +34,9 @@ def received(offset: int, body: bytes = b"body", **fields: Any) -> ReceivedMessa
     return ReceivedMessage(queue_offset=offset, body=body, **values)
 
 
-def record(offset: int, body: bytes = b"body", *, topic: str = "T", sys_flag: int = 0, **properties: str) -> bytes:
+def record(
+    offset: int, body: bytes = b"body", *, topic: str = "T", sys_flag: int = 0, reconsume: int = 0, **properties: str
+) -> bytes:
     """A message of queue 0 as it is stored and pulled."""
     return encode_record(
         topic=topic.encode(),
@@ -47,7 +49,7 @@ def record(offset: int, body: bytes = b"body", *, topic: str = "T", sys_flag: in
         born_host=pack_host("127.0.0.1", 1),
         store_timestamp=0,
         store_host=pack_host("127.0.0.1", 2),
-        reconsume_times=0,
+        reconsume_times=reconsume,
         prepared_transaction_offset=0,
         body=body,
         properties=encode_properties({"UNIQ_KEY": f"id-{offset}", **properties}),

@@ -6,8 +6,11 @@ They are built on the project's own listening side, so everything a client does 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +22,7 @@ from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
+from rmqkit.standalone import Standalone
 
 SECONDS = 30.0
 
@@ -45,6 +49,23 @@ async def until(condition: Callable[[], object], what: str, seconds: float = 10.
                 await asyncio.sleep(0.002)
     except TimeoutError:
         raise AssertionError(f"not within {seconds:g} s: {what}") from None
+
+
+@contextlib.contextmanager
+def standalone(root: Path) -> Iterator[str]:
+    """Our name server and broker on a loop and in a thread of their own; yields the name server's address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    cluster = Standalone(root / "store")
+    try:
+        asyncio.run_coroutine_threadsafe(cluster.start(), loop).result(20)
+        yield cluster.namesrv_address
+        asyncio.run_coroutine_threadsafe(cluster.stop(), loop).result(20)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 Answer = Callable[[Command], "Command | None"]

@@ -121,6 +121,26 @@ async def test_a_status_tells_the_offsets_of_a_topic(tmp_path):
 
 
 @on_loop
+async def test_running_information_tells_where_threads_and_tasks_stand_if_asked(tmp_path):
+    gate, running = asyncio.Event(), []
+
+    async def waiting_for_the_gate(message):
+        running.append(message)
+        await gate.wait()
+
+    async with Operator(tmp_path, waiting_for_the_gate) as it:
+        await until(lambda: running, "a handler")
+        answer = await it.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, RunningInfoRequest("CG", it.client_id, True))
+        jstack = fastjson.decode_as(answer.body, ConsumerRunningInfo).jstack
+        gate.set()
+    lines = jstack.splitlines()
+    assert "thread MainThread" in lines
+    calls = lines[lines.index("task handler 0 of group CG") + 1 :]
+    assert next(i for i, line in enumerate(calls) if "Consuming._work" in line) == 0
+    assert any("waiting_for_the_gate" in line and "test_inquiries.py" in line for line in calls)
+
+
+@on_loop
 async def test_running_information_tells_settings_subscriptions_and_queues_but_no_secrets(tmp_path):
     async with Operator(tmp_path) as it:
         await it.consumed()

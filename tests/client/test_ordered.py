@@ -235,6 +235,20 @@ async def test_a_queue_is_locked_before_it_is_read_and_unlocked_after_its_offset
 
 
 @on_loop
+async def test_a_locked_queue_needs_no_pause_since_its_former_owner_saved_before_it_unlocked():
+    async with Broker() as it:
+        consumer = it.consumer(take_over_pause_ms=60_000, rebalance_interval_ms=60_000)
+        consumer.subscribe("T", "*", lambda message: None)
+        async with consumer:
+            await until(lambda: PULL in it.codes(), "the queue is read")
+            queue = MessageQueue("T", "broker-0", 0)
+            await consumer._membership.change_queues([], [queue], is_shared=True)
+            pulls = it.codes().count(PULL)
+            await consumer._membership.change_queues([queue], [], is_shared=True)
+            await until(lambda: it.codes().count(PULL) > pulls, "the queue is read again")
+
+
+@on_loop
 async def test_a_queue_that_somebody_else_has_is_not_read_until_it_is_free():
     async with Broker() as it:
         it.grants = False
@@ -246,6 +260,18 @@ async def test_a_queue_that_somebody_else_has_is_not_read_until_it_is_free():
             assert (consumer.held_queues(), it.codes().count(PULL)) == (set(), 0)
             it.grants = True
             await until(lambda: len(seen) == 3, "three messages")
+
+
+@on_loop
+async def test_a_lock_whose_answer_does_not_come_before_the_end_is_given_back():
+    async with Broker() as it:
+        it.cluster.broker.answer(LOCK, lambda command: None)
+        consumer = it.consumer()
+        consumer.subscribe("T", "*", lambda message: None)
+        async with consumer:
+            await until(lambda: LOCK in it.codes(), "it asks")
+        (body,) = (msgspec.json.decode(c.body) for c in it.cluster.broker.requests if c.code == UNLOCK)
+        assert body["mqSet"] == [{"topic": "T", "brokerName": "broker-0", "queueId": 0}]
 
 
 @on_loop

@@ -98,7 +98,10 @@ def test_topics_are_checked(topic, text):
         ({"body": "text"}, "body of a message for topic T is str: it must be bytes"),
         (
             {"body": bytes(1002)},
-            "body of a message for topic T has 1002 bytes, 2 more than the limit of 1000 (maxMessageSize)",
+            (
+                "body of a message for topic T has 1002 bytes, 2 more than the limit of 1000 (maxMessageSize): "
+                "split it, or raise the limit here and at the brokers"
+            ),
         ),
         (
             {"properties": {"TAGS": "x"}},
@@ -110,7 +113,10 @@ def test_topics_are_checked(topic, text):
         ),
         (
             {"properties": {"a": "x" * 32760}},
-            "properties of a message for topic T have 32785 bytes, 18 more than the limit of 32767",
+            (
+                "properties of a message for topic T have 32785 bytes, 18 more than the limit of 32767: move some to "
+                "the body"
+            ),
         ),
         (
             {"keys": ["a b"]},

@@ -209,6 +209,21 @@ async def test_refusals_and_lost_connections_are_followed_by_another_try(caplog)
     assert "slow down" not in caplog.text, "flow control is no warning"
 
 
+@pytest.mark.parametrize("rest", [record(1)[:-3], b"\0" * 40, record(1)[:4] + bytes(200)])
+@on_loop
+async def test_an_answer_that_ends_in_no_record_is_asked_for_again_whole(rest):
+    async with Pulling(found(2, record(0), rest), found(2, record(0), record(1))) as it:
+        await until(lambda: len(it.seen) == 2, "both messages")
+        assert [fields["queueOffset"] for fields in it.pulls[:2]] == ["0", "0"]
+        assert [message.queue_offset for message in it.seen] == [0, 1]
+
+
+@on_loop
+async def test_a_pull_that_overtook_its_heartbeat_is_repeated_at_once():
+    async with Pulling(refused(25), found(1, record(0)), error_pause_ms=60_000) as it:
+        await until(lambda: len(it.seen) == 1, "the message")
+
+
 @pytest.mark.parametrize("code", [24, 25])
 @on_loop
 async def test_a_broker_that_does_not_know_the_subscription_gets_a_heartbeat(code):

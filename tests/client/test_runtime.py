@@ -9,10 +9,10 @@ import pytest
 
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import ClientSettings
-from rmqkit.errors import ClientError, NoRoute, SettingsError
+from rmqkit.errors import ClientError, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.bodies.clients import ConsumerData
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import request
+from rmqkit.protocol.command import reply, request
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest
 from tests.client.peers import Cluster, Peer, on_loop, refused, until
 
@@ -79,6 +79,17 @@ async def test_when_none_answers_all_are_named():
     await runtime.close()
     assert all(peer.address in str(caught.value) for peer in peers)
     assert str(caught.value).startswith("no name server answered, check the addresses: cannot connect to ")
+
+
+@pytest.mark.parametrize("body", [b"", b"?", b"[]", b'{"brokerDatas":7}'])
+@on_loop
+async def test_an_answer_that_is_no_route_is_a_refusal_that_says_so(body):
+    async with Cluster() as cluster:
+        cluster.name_server.answer(ROUTE, lambda command: reply(command, body=body))
+        runtime = ClientRuntime(cluster.namesrv)
+        with pytest.raises(PeerRefused, match="the route of topic T"):
+            await runtime.routes.publish_queues("T", "TBW102", 4)
+        await runtime.close()
 
 
 @on_loop

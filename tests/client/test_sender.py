@@ -13,6 +13,7 @@ from rmqkit.client.settings import ProducerSettings
 from rmqkit.errors import NoRoute, PeerRefused, RequestTimedOut, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import reply
 from tests.client.peers import Cluster, on_loop, refused, stored, until
 
 MESSAGE = Outgoing("T", b"body", "a\x01b\x02", "UK", flag=3, sys_flag=0x301)
@@ -107,11 +108,25 @@ async def test_some_refusals_lead_to_another_broker(code):
         assert it.tries()[1] == 4
 
 
+@pytest.mark.parametrize("fields", [None, {}, {"msgId": "A", "queueId": "many", "queueOffset": "7"}])
+@on_loop
+async def test_an_answer_without_its_fields_counts_as_none(fields):
+    async with Sending(2) as it:
+        it.answer(lambda command: reply(command, fields=fields), stored)
+        for _ in range(4):
+            assert (await it.sender.send(MESSAGE, timeout_ms=3000)).queue.broker_name == "broker-1"
+        it.answer(*[lambda command: reply(command, fields=fields)] * 2)
+        with pytest.raises(SendFailed, match="SendMessageResponse"):
+            await it.sender.send(MESSAGE, timeout_ms=3000)
+
+
 @on_loop
 async def test_other_refusals_are_raised_at_once_with_code_and_remark():
     async with Sending(2) as it:
         it.answer(*[refused(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal")] * 2)
-        with pytest.raises(PeerRefused, match=r"^127\.0\.0\.1:\d+ answered with code 13: the message is illegal$"):
+        with pytest.raises(
+            PeerRefused, match=r"^127\.0\.0\.1:\d+ answered with code 13: the message is illegal; change"
+        ):
             await it.sender.send(MESSAGE, timeout_ms=3000)
         assert sum(it.tries()) == 1
 

@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import inspect
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from rmqkit.client import producer, pull_consumer, push_consumer, sync, transaction
+from rmqkit.client import pop_consumer, producer, pull_consumer, push_consumer, sync, transaction
 from rmqkit.client.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, MessageIllegal
 from rmqkit.protocol.message import Message
-from rmqkit.standalone import Standalone
+from tests.client.peers import standalone
 
 PAIRS = [
     (sync.Producer, producer.Producer),
     (sync.TransactionProducer, transaction.TransactionProducer),
     (sync.PullConsumer, pull_consumer.PullConsumer),
     (sync.PushConsumer, push_consumer.PushConsumer),
+    (sync.PopConsumer, pop_consumer.PopConsumer),
 ]
 INTERNAL: set[str] = set()
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
-
-
-@contextlib.contextmanager
-def standalone(root: Path) -> Iterator[str]:
-    """Our name server and broker on a loop of their own; yields the name server's address."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    cluster = Standalone(root / "store")
-    try:
-        asyncio.run_coroutine_threadsafe(cluster.start(), loop).result(20)
-        yield cluster.namesrv_address
-        asyncio.run_coroutine_threadsafe(cluster.stop(), loop).result(20)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 def public_methods(client: type) -> set[str]:

@@ -19,7 +19,7 @@ import pytest
 from rmqkit.errors import StoreError, StoreUnavailable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.headers.topics import CreateTopicRequest
-from rmqkit.store import fsck, index_file
+from rmqkit.store import fsck, message_index
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
@@ -123,7 +123,7 @@ def test_record_written_in_part_leaves_nothing(tmp_path: Path, disk: RefusingDis
 def test_full_disk_of_queue_or_index_stops_puts_until_it_has_room(
     tmp_path: Path, disk: RefusingDisk, path: str, taken_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_file, "_WAITING_MAX", 8)
+    monkeypatch.setattr(message_index, "_WAITING_MAX", 8)
     settings = quiet(index_entry_count=40)
     stored = [b"first"]
     with opened(tmp_path / "s", settings) as store:

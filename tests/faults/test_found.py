@@ -15,8 +15,8 @@ from rmqkit.protocol.record import decode_record
 from rmqkit.store import fsck
 from rmqkit.store.consume_queue import ENTRY
 from rmqkit.store.file_queue import FileQueue
-from rmqkit.store.index_file import MessageIndex
 from rmqkit.store.json_files import JsonFile
+from rmqkit.store.message_index import MessageIndex
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from tests.store.stores import StepClock, copy_store, message, opened, put_all, read_all, small_settings

@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_command, encode_command
 from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.remoting.authentication import Credentials
 from tests.interop.kit import LOGGING_OFF, ApacheKit
 from tests.interop.server_process import ServerProcess, wait_until
 
@@ -82,7 +83,13 @@ class ApachePair:
 
 @contextmanager
 def open_store_with_apache(
-    kit: ApacheKit, store_dir: Path, work_dir: Path, conf: Mapping[str, object] | None = None
+    kit: ApacheKit,
+    store_dir: Path,
+    work_dir: Path,
+    conf: Mapping[str, object] | None = None,
+    *,
+    jvm_options: Sequence[str] = (),
+    credentials: Credentials | None = None,
 ) -> Iterator[ApachePair]:
     """A real name server and a real broker on any store directory, an empty or missing one included.
 
@@ -91,13 +98,17 @@ def open_store_with_apache(
         store_dir: becomes `storePathRootDir`. The broker writes to it: hand over a copy of what has to stay.
         work_dir: an existing folder for configuration, logs and the rest; not the store.
         conf: added to `BROKER_CONF`. The file sizes must be those that the store was written with.
+        jvm_options: of both Java programs.
+        credentials: a user who may change the broker, where it takes signed requests only.
 
     Both are killed at the end; call `stop_broker` before, where the store has to be left clean.
     """
     # One after the other: the broker's own attempts to register need a name server that listens.
     with (
-        run_apache_name_server(kit, work_dir) as (name_server, namesrv_addr),
-        run_apache_broker(kit, store_dir, work_dir, namesrv_addr, conf) as (broker, broker_addr),
+        run_apache_name_server(kit, work_dir, jvm_options) as (name_server, namesrv_addr),
+        run_apache_broker(
+            kit, store_dir, work_dir, namesrv_addr, conf, jvm_options=jvm_options, credentials=credentials
+        ) as (broker, broker_addr),
     ):
         yield ApachePair(
             kit=kit,
@@ -110,19 +121,28 @@ def open_store_with_apache(
 
 
 @contextmanager
-def run_apache_name_server(kit: ApacheKit, work_dir: Path) -> Iterator[tuple[ServerProcess, str]]:
+def run_apache_name_server(
+    kit: ApacheKit, work_dir: Path, jvm_options: Sequence[str] = ()
+) -> Iterator[tuple[ServerProcess, str]]:
     """A real name server, and its address."""
     port = free_ports()[0]
     conf = {"listenPort": port, "bindAddress": HOST}
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-    with start_apache(kit, "namesrv", main, conf, NAME_SERVER_HEAP_MB, work_dir) as process:
+    with start_apache(kit, "namesrv", main, conf, NAME_SERVER_HEAP_MB, work_dir, jvm_options) as process:
         process.wait_ready("boot success", READY_SECONDS)
         yield process, f"{HOST}:{port}"
 
 
 @contextmanager
 def run_apache_broker(
-    kit: ApacheKit, store_dir: Path, work_dir: Path, namesrv_addr: str, conf: Mapping[str, object] | None = None
+    kit: ApacheKit,
+    store_dir: Path,
+    work_dir: Path,
+    namesrv_addr: str,
+    conf: Mapping[str, object] | None = None,
+    *,
+    jvm_options: Sequence[str] = (),
+    credentials: Credentials | None = None,
 ) -> Iterator[tuple[ServerProcess, str]]:
     """A real broker that is registered with a name server, anybody's; and its address."""
     _, port, ha_port = free_ports()
@@ -138,14 +158,20 @@ def run_apache_broker(
         **(conf or {}),
     }
     main = "org.apache.rocketmq.broker.BrokerStartup"
-    with start_apache(kit, "broker", main, broker_conf, BROKER_HEAP_MB, work_dir) as process:
+    with start_apache(kit, "broker", main, broker_conf, BROKER_HEAP_MB, work_dir, jvm_options) as process:
         process.wait_ready("boot success", READY_SECONDS)
-        register_now(namesrv_addr, f"{HOST}:{port}")
+        register_now(namesrv_addr, f"{HOST}:{port}", credentials)
         yield process, f"{HOST}:{port}"
 
 
 def start_apache(
-    kit: ApacheKit, name: str, main: str, conf: Mapping[str, object], heap_mb: int, work_dir: Path
+    kit: ApacheKit,
+    name: str,
+    main: str,
+    conf: Mapping[str, object],
+    heap_mb: int,
+    work_dir: Path,
+    jvm_options: Sequence[str] = (),
 ) -> ServerProcess:
     """One of Apache's servers; what it writes beside its store goes below `work_dir`."""
     home = work_dir / "home"
@@ -153,11 +179,13 @@ def start_apache(
     (home / "conf" / f"logback_{name}.xml").write_text(LOGGING_OFF)  # 4.x does not start without
     conf_file = work_dir / f"{name}.conf"
     conf_file.write_text("".join(f"{key}={value}\n" for key, value in conf.items()))
-    command = kit.jvm(main, ["-c", conf_file], heap_mb=heap_mb, work_dir=work_dir)
-    return ServerProcess(command, work_dir / f"{name}.log", {**os.environ, "ROCKETMQ_HOME": str(home)})
+    java, *rest = kit.jvm(main, ["-c", conf_file], heap_mb=heap_mb, work_dir=work_dir)
+    return ServerProcess(
+        [java, *jvm_options, *rest], work_dir / f"{name}.log", {**os.environ, "ROCKETMQ_HOME": str(home)}
+    )
 
 
-def register_now(namesrv_addr: str, broker_addr: str) -> None:
+def register_now(namesrv_addr: str, broker_addr: str, credentials: Credentials | None = None) -> None:
     """Have the name server know the broker at once.
 
     A 5.x broker registers at its start, before its connection to the name server stands, so that nothing is sent, and
@@ -169,6 +197,8 @@ def register_now(namesrv_addr: str, broker_addr: str) -> None:
     def is_registered() -> bool:
         if ask(namesrv_addr, default_route).code == ResponseCode.SUCCESS:
             return True
+        if credentials is not None:
+            credentials.sign(update_config)
         updated = ask(broker_addr, update_config)
         assert updated.code == ResponseCode.SUCCESS, f"{broker_addr} answered {updated.code}: {updated.remark}"
         return False

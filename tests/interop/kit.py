@@ -57,7 +57,7 @@ class ApacheKit:
             f"-Xmx{heap_mb}m",
             "-XX:+UseSerialGC",
             *(["-XX:TieredStopAtLevel=1"] if self.is_short_lived else []),
-            "-XX:MaxDirectMemorySize=256m",
+            "-XX:MaxDirectMemorySize=1g",  # a broker's threads that store keep 4 MiB each
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED_PACKAGES),
             *(f"--add-exports=java.base/{package}=ALL-UNNAMED" for package in ("jdk.internal.ref", "sun.nio.ch")),
             f"-Duser.home={work_dir}",

@@ -1,64 +1,12 @@
-"""Requests with missing, empty, unreadable and extreme fields: Apache's broker and ours answer alike.
-
-Each scenario is a list of requests over one connection to each broker. Codes are compared; remarks, too, where the
-reference has one of its own and not the text of a Java exception; bodies where they are JSON.
-"""
-
-import asyncio
-import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+"""Administrative requests with missing, empty, unreadable and extreme fields: Apache's broker and ours answer alike."""
 
 import pytest
 
-from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode as Code
-from rmqkit.protocol.command import Command, decode_fields
-from rmqkit.protocol.fastjson import loads
-from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
-from rmqkit.standalone import Standalone
-from rmqkit.store.settings import StoreSettings
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
+from tests.interop.asking import Asked, Pairs, answers_of_both, differences, odd, without
 
 TOPIC, GROUP = "AdminCodes", "admin_codes"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One request; `body` is JSON or ready bytes."""
-
-    code: int
-    fields: Mapping[str, object] = field(default_factory=dict)
-    body: object = b""
-
-    def __str__(self) -> str:
-        shown = "" if self.body == b"" else f" {self.body!s:.60}"
-        return f"{Code(self.code).name}{dict(self.fields)}{shown}"
-
-    def command(self) -> Command:
-        body = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
-        return Command(self.code, fields={name: str(value) for name, value in self.fields.items()} or None, body=body)
-
-
-def without(fields: Mapping[str, object], *names: str) -> dict[str, object]:
-    return {name: value for name, value in fields.items() if name not in names}
-
-
-def odd(code: int, good: Mapping[str, object], *numbers: str, kept: str = "") -> list[Asked]:
-    """Every field missing in turn; every number missing, empty, no number, negative and huge.
-
-    `kept` is never missing: Apache takes a missing group for one that is called "null", ours wants it named.
-    """
-    values = ("", "x", -1, -(1 << 31), (1 << 31) - 1, 1 << 70)
-    return [
-        *(Asked(code, without(good, name)) for name in good if name != kept),
-        *(Asked(code, {**good, name: value}) for name in numbers for value in values),
-        Asked(code),
-    ]
-
 
 CREATE = {
     "topic": TOPIC,
@@ -211,56 +159,12 @@ SCENARIOS: dict[str, list[Asked]] = {
 }
 
 
-async def answers(address: str, asked: list[Asked]) -> list[Command]:
-    dispatch = Dispatch()
-    dispatch.register(Code.NOTIFY_CONSUMER_IDS_CHANGED, lambda connection, command: None)
-    client = RemotingClient(dispatch)
-    try:
-        return [await client.call(address, one.command(), 10_000) for one in asked]
-    finally:
-        await client.close()
-
-
-def is_same(theirs: Command, ours: Command) -> bool:
-    """Whether all agrees that Java does not leave to an exception's text or to the moment."""
-    remarks = theirs.remark or "", ours.remark or ""
-    is_exception = re.match(r"(java|com|org)\.|Cannot |Index |not set any response code", remarks[0]) is not None
-    return (theirs.code, shown(theirs)) == (ours.code, shown(ours)) and (is_exception or remarks[0] == remarks[1])
-
-
-def shown(answer: Command) -> tuple[dict[str, str], object]:
-    """Fields and body without ids, addresses and times."""
-    fields = {name: value for name, value in decode_fields(answer).items() if name not in ("msgId", "transactionId")}
-    body = re.sub(rb"127\.0\.0\.1:\d+|\b\d{13}\b", b"0", answer.payload)
-    return fields, loads(body) if body[:1] in (b"{", b"[") else body
-
-
 @pytest.fixture(scope="module")
-def pairs(
-    apache: ApachePair, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[tuple[Asked, Command, Command]]]:
-    """Per scenario: request, Apache's answer, ours."""
-    broker = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name=BROKER_NAME, cluster_name=CLUSTER)
-    store = StoreSettings(commit_log_file_bytes=1 << 20)
-    root: Path = tmp_path_factory.mktemp("ours") / "store"
-
-    async def run() -> dict[str, list[tuple[Asked, Command, Command]]]:
-        async with Standalone(root, broker=broker, store=store) as standalone:
-            found = {}
-            for name, asked in SCENARIOS.items():
-                theirs = await answers(apache.broker_addr, asked)
-                found[name] = list(zip(asked, theirs, await answers(standalone.broker_address, asked), strict=True))
-            return found
-
-    return asyncio.run(run())
+def pairs(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    return answers_of_both(SCENARIOS, apache.broker_addr, tmp_path_factory.mktemp("ours") / "store")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_answers_are_the_same(pairs: dict[str, list[tuple[Asked, Command, Command]]], name: str) -> None:
-    different = {
-        str(asked): [(answer.code, answer.remark, shown(answer)) for answer in (theirs, ours)]
-        for asked, theirs, ours in pairs[name]
-        if not is_same(theirs, ours)
-    }
-    assert different == {}
+def test_the_answers_are_the_same(pairs: Pairs, name: str) -> None:
+    assert differences(pairs[name]) == {}
     assert {ours.code for _, _, ours in pairs[name]} > {0, 1}

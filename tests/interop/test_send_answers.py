@@ -128,6 +128,9 @@ def probes(reply_topic: str) -> Iterator[Probe]:
     }.items():
         yield Probe(name, back, {**BACK, **changes}, b"")
     yield Probe("back, old client", back, {**BACK, "maxReconsumeTimes": "0"}, b"", version=100)
+    policy = b'{"groupName":"policy","groupRetryPolicy":{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[60000]}}}'
+    yield Probe("a group with a retry policy", RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, policy)
+    yield Probe("back, whatever the policy", back, {**BACK, "group": "policy"}, b"")
     to_me = "REPLY_TO_CLIENT\x01me@1\x02CORRELATION_ID\x01cc\x02MSG_TYPE\x01reply\x02"
     for name, changes in {
         "reply": {"i": to_me},
@@ -142,13 +145,24 @@ def probes(reply_topic: str) -> Iterator[Probe]:
         yield Probe(name, RequestCode.SEND_REPLY_MESSAGE_V2, short(**{"b": reply_topic, **changes}), b"answer")
     without_topic = {name: value for name, value in SHORT.items() if name != "b"}
     yield Probe("reply without b", RequestCode.SEND_REPLY_MESSAGE_V2, without_topic)
+    whole = {**LONG, "topic": reply_topic, "properties": to_me}
+    for name in whole:
+        without_name = {k: v for k, v in whole.items() if k != name}
+        yield Probe(f"reply in the long form without {name}", RequestCode.SEND_REPLY_MESSAGE, without_name, b"answer")
+    for name in ("queueId", "sysFlag", "bornTimestamp", "flag", "reconsumeTimes"):
+        for value in WRONG[:3]:
+            fields = {**whole, name: value}
+            yield Probe(f"reply in the long form {name}={value!r}", RequestCode.SEND_REPLY_MESSAGE, fields, b"answer")
     yield Probe("reply of nothing", RequestCode.SEND_REPLY_MESSAGE_V2, short(b=reply_topic, i=to_me), b"")
 
+
+AS_IF_MISSING = ("", "0", "false", "4")
+"""Apache's broker leaves out of a push what the reply left out, ours fills it in."""
 
 STORED = [
     *(("AnswersDelay", 0, 4), ("AnswersDelay", 2, 1), ("AnswersBatch", 0, 7), ("%RETRY%answers", 0, 2)),
     *(("%DLQ%answers", 0, 2), ("%RETRY%back", 0, 1), ("%DLQ%back", 0, 4), ("SCHEDULE_TOPIC_XXXX", 17, 2)),
-    *(("SCHEDULE_TOPIC_XXXX", 0, 4), ("AnswersReply", 0, 1)),
+    *(("SCHEDULE_TOPIC_XXXX", 0, 4), ("SCHEDULE_TOPIC_XXXX", 2, 12), ("AnswersReply", 0, 1)),
 ]
 """Queues whose messages are compared, and how many to wait for."""
 
@@ -163,7 +177,8 @@ async def ask_all(address: str, cluster: str) -> dict[str, object]:
             name: fields.pop(name) for name in ("storeTimestamp", "properties", "bornHost", "storeHost", "topic")
         }
         assert all(changing.values())
-        pushed.append((sorted(fields.items()), bytes(command.payload)))
+        told = sorted((name, value) for name, value in fields.items() if value not in AS_IF_MISSING)
+        pushed.append((told, bytes(command.payload)))
         return reply(command)
 
     dispatch = Dispatch()
@@ -213,19 +228,23 @@ async def _end(client: RemotingClient, address: str, topic: str, queue_id: int) 
 async def _stored(
     client: RemotingClient, address: str, topic: str, queue_id: int, start: int, count: int
 ) -> list[object]:
+    """The messages of a queue; of a retry topic not those of level 3, whose delays differ between the two."""
     messages: list[ReceivedMessage] = []
+    offset = start
     async with asyncio.timeout(SECONDS_MAX):
         while len(messages) < count:
             fields = {"consumerGroup": "reader", "topic": topic, "queueId": str(queue_id), "maxMsgNums": "32"}
             fields |= {
-                "queueOffset": str(start + len(messages)),
+                "queueOffset": str(offset),
                 "sysFlag": "6",
                 "commitOffset": "0",
                 "subVersion": "0",
             }
             fields |= {"suspendTimeoutMillis": "1000", "subscription": "*", "expressionType": "TAG"}
             answer = await client.call(address, Command(RequestCode.PULL_MESSAGE, fields=fields), 15_000)
-            messages += read_messages(answer.payload) if answer.code == 0 else []
+            found = read_messages(answer.payload) if answer.code == 0 else []
+            offset += len(found)
+            messages += [m for m in found if topic[0] != "%" or m.properties.get("DELAY") != "3"]
     unlike = ("UNIQ_KEY", "ORIGIN_MESSAGE_ID", "CLUSTER")
     return [
         (m.body, m.flag, m.sys_flag, m.reconsume_times, {k: v for k, v in m.properties.items() if k not in unlike})

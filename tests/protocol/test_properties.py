@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.hashing import java_hash, tags_code
+from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.properties import (
     PROPERTIES_BYTES_MAX,
     RESERVED_NAMES,
-    PlainProperties,
     _sort_entries,
     decode_properties,
     encode_properties,
@@ -123,30 +122,3 @@ def test_map_grows_beyond_three_quarters(count, buckets):
     hashes = {name: java_hash(name) & 0xFFFFFFFF for name in (f"n{i}" for i in range(count))}
     expected = sorted(hashes, key=lambda name: (hashes[name] ^ hashes[name] >> 16) % buckets)
     assert list(decode_properties(in_stored_order(encode_properties(dict.fromkeys(hashes, "v"))))) == expected
-
-
-@given(
-    st.lists(
-        st.sampled_from(
-            [b"UNIQ_KEY\x01U\x02", b"KEYS\x01a\x01b\x02", b"TAGS\x01t\x02", b"CLUSTER\x01c\x02", b"DELAY\x012\x02"]
-        )
-        | st.sampled_from([b"\xff\x01v\x02", b"\xfe\x01w\x02", b"x\x02", b"y\x01\x02", b"\x01z\x02", b"rest"])
-        | st.text("abc", min_size=1, max_size=2).map(lambda name: f"{name}\x01v\x02".encode()),
-        max_size=7,
-    ),
-)
-def test_plain_properties_are_stored_as_all_others(entries):
-    stamps = b"MSG_REGION\x01r\x02TRACE_ON\x01true\x02CLUSTER\x01mine\x02"
-    plain = PlainProperties(stamps, ["DELAY"])
-    encoded = b"".join(entries)
-    found = plain.stored(encoded)
-    if found is None:
-        names = [entry.partition(b"\x01")[0] for entry in entries]
-        is_odd = any(
-            entry.count(b"\x01") != 1 or entry[-2:] == b"\x01\x02" or entry[:1] == b"\x01" for entry in entries
-        )
-        assert b"UNIQ_KEY" not in names or {b"DELAY", b"CLUSTER"} & {*names} or len({*names}) < len(names) or is_odd
-    else:
-        properties = decode_properties(encoded)
-        unique_key, code = properties["UNIQ_KEY"].encode(), tags_code(properties.get("TAGS", ""))
-        assert found == (in_stored_order(encoded + stamps), unique_key, code)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import record
-from rmqkit.protocol.batch import BatchEntry, batch_bounds, encode_batch
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.record import (
     decode_record,
@@ -20,6 +19,7 @@ from rmqkit.protocol.record import (
     layout_of,
     pack_blank,
     pack_host,
+    topic_field,
     unpack_host,
 )
 
@@ -211,30 +211,32 @@ def test_a_host_must_be_a_literal_address():
 HOSTS = st.sampled_from([pack_host("10.0.0.1", 1000), pack_host("::1", 10911)])
 
 
-@given(
-    st.lists(st.builds(BatchEntry, st.binary(max_size=40), st.binary(max_size=40), st.integers(-9, 9)), max_size=5),
+ROWS = st.tuples(
     st.sampled_from([b"T", b"t" * 127, b"t" * 128]),
-    HOSTS,
-    HOSTS,
-    st.sampled_from([bytes, memoryview]),
+    *[st.integers(-9, 9)] * 6,
+    st.binary(max_size=40),
+    st.binary(max_size=40),
 )
-def test_records_of_a_batch_are_those_of_its_messages(entries, topic, born_host, store_host, kind):
-    fields = VECTOR_FIELDS | {"topic": topic, "born_host": born_host, "store_host": store_host, "sys_flag": 0x32}
-    own = ("body", "properties", "flag", "prepared_transaction_offset")
-    batch = kind(encode_batch(entries))
+
+
+@given(st.lists(ROWS, max_size=5), HOSTS, HOSTS, st.sampled_from([bytes, memoryview]))
+def test_records_of_a_run_are_those_that_are_encoded_one_by_one(rows, born_host, store_host, kind):
+    names = ("queue_id", "flag", "queue_offset", "sys_flag", "born_timestamp", "reconsume_times", "body", "properties")
+    common = {"born_host": born_host, "store_host": store_host, "store_timestamp": 99}
     data, sizes = encode_records(
-        batch, batch_bounds(batch), **{name: value for name, value in fields.items() if name not in own}
+        [
+            (topic_field(topic), *numbers, kind(body), kind(len(properties).to_bytes(2, "big") + properties))
+            for topic, *numbers, body, properties in rows
+        ],
+        physical_offset=1000,
+        **common,
     )
     position = 0
-    for number, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
-        changes = {
-            "queue_offset": fields["queue_offset"] + number,
-            "physical_offset": fields["physical_offset"] + position,
-            "prepared_transaction_offset": 0,
-            "body": entry.body,
-            "properties": entry.properties,
-            "flag": entry.flag,
-        }
-        assert data[position : position + size] == encode_record(**fields | changes)
+    for (topic, *values), size in zip(rows, sizes, strict=True):
+        fields = dict(zip(names, values, strict=True))
+        plain = encode_record(
+            topic=topic, physical_offset=1000 + position, prepared_transaction_offset=0, **common, **fields
+        )
+        assert data[position : position + size] == plain
         position += size
     assert position == len(data)

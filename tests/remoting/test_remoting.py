@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import struct
 
 import pytest
@@ -169,6 +170,22 @@ def test_a_call_without_answer_times_out_and_drops_its_connection():
         assert (await peers.call(ECHO)).remark == "echo"
 
     run(scenario)
+
+
+def test_a_peer_that_takes_nothing_does_not_keep_its_connection_after_a_time_out():
+    async def scenario():
+        with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts, nobody reads
+            client, address = RemotingClient(), join_address(*mute.getsockname())
+            connection = await client.connection(address)
+            small = asyncio.ensure_future(client.call(address, Command(SILENT), 60_000))
+            with pytest.raises(RequestTimedOut):
+                await client.call(address, Command(SILENT, body=bytes(16 << 20)), 150)
+            await asyncio.wait_for(connection.closed, 5)
+            with pytest.raises(ConnectionLost):
+                await small
+            await client.close()
+
+    asyncio.run(scenario())
 
 
 def test_calls_under_way_fail_when_the_connection_closes():

@@ -19,8 +19,9 @@ from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_property
 from rmqkit.protocol.record import decode_record
-from rmqkit.store import index_file
-from rmqkit.store.index_file import _KEYS, MessageIndex, key_hash, key_hashes
+from rmqkit.store import message_index
+from rmqkit.store.index_file import _KEYS, key_hash, key_hashes
+from rmqkit.store.message_index import MessageIndex
 from rmqkit.store.message_store import MessageStore
 from tests.golden_stores import golden_manifest, unpack_golden
 from tests.store.stores import StepClock, copy_store, golden_settings, message, opened, put_all, small_settings
@@ -190,7 +191,7 @@ def test_keys_wait_for_those_of_the_next_messages(index: MessageIndex, monkeypat
 
 
 def test_many_keys_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_file, "_WAITING_MAX", 32)
+    monkeypatch.setattr(message_index, "_WAITING_MAX", 32)
     index = MessageIndex(tmp_path / "index", 64, 400)
     for i in range(40):
         index.put("T", i, NOW, b"KEYS\x01k\x02")
@@ -466,7 +467,7 @@ def test_numpy_leaves_the_files_that_the_plain_code_leaves(tmp_path_factory, mes
     folder = tmp_path_factory.mktemp("columns")
     plain, columns = (MessageIndex(folder / name, 3, 8) for name in ("plain", "columns"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_file, "_COLUMNS_MIN", 0)
+        patch.setattr(message_index, "_COLUMNS_MIN", 0)
         for index, has_columns in ((plain, False), (columns, True)):
             patch.setattr(index, "_has_columns", lambda has_columns=has_columns: has_columns)
             patch.setattr(index, "_create", _refusing(index._create, room))

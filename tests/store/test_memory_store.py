@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.memory_store import MemoryStore
-from rmqkit.store.message_store import Arrival, GetStatus, PutStatus
-from rmqkit.store.store import Store
+from rmqkit.store.message_store import Arrival, GetStatus, MessageStore, PutStatus
 from tests.store.stores import StepClock, message, opened, small_settings
 
 NOW_MS = 1_800_000_000_000
+Store = MessageStore | MemoryStore
 
 
 @pytest.fixture
@@ -40,6 +41,15 @@ def either(request: pytest.FixtureRequest, tmp_path: Path, clock: StepClock) -> 
             store = MemoryStore(small_settings(), clock=clock)
             store.open()
             yield store
+
+
+@pytest.mark.parametrize("name", [name for name in vars(MemoryStore) if name[0] != "_" and hasattr(MessageStore, name)])
+def test_both_stores_are_asked_in_the_same_way(name: str) -> None:
+    theirs, ours = getattr(MessageStore, name), getattr(MemoryStore, name)
+    if callable(ours):
+        assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters
+    else:
+        assert type(ours) is type(theirs)
 
 
 def test_message_is_numbered_stored_and_found(either: Store) -> None:

@@ -37,6 +37,16 @@ send request message to <Prices> OK, but wait reply message timeout, 300 ms\.: .
     "batch.py": r"""10000 messages in 4 queues
 in order: True
 1 of 2 messages not sent, .* Counter\({'SendResult': 1, 'MessageIllegal': 1}\)""",
+    "pop.py": r"""no POP: .*request type 200050 not supported.*|popped: by hand
+jobs done: 100
+done again: \['7'\]""",
+    "tracing.py": r"""child span: send Bills
+root span: checkout
+child span: write the bill
+child span: process Bills
+trace topic: PublishTrace shop
+trace topic: SubscribeBeforeTrace billing
+trace topic: SubscribeAfterTrace billing""",
 }
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from rmqkit.broker.filters import FilterTable, PullFilter
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
-from rmqkit.filter.subscription import codes_of, is_tag_type
+from rmqkit.filter.subscription import TAG, codes_of, is_tag_type, subscription
 from rmqkit.protocol.bodies.clients import ConsumerData, SubscriptionData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
@@ -97,6 +97,7 @@ class ClientTable:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._producer_connections: dict[str, Connection] = {}
+        self._untold: set[str] = set()
 
     def consumers(self, group: str) -> ConsumerGroup | None:
         """A consumer group with members online, or None."""
@@ -168,13 +169,16 @@ class ClientTable:
         """Remember what a group asks for that shows itself in its pulls only; forgotten 10 minutes after the last."""
         data = self._compensated.get((group, topic))
         if data is None or data.sub_string != (expression or "*"):
-            data = SubscriptionData(topic=topic, sub_string=expression or "*", expression_type=expression_type)
-            self._compensated[group, topic] = data
+            self._compensated[group, topic] = data = subscription(
+                topic, expression, expression_type=expression_type or TAG
+            )
         data.sub_version = self._clock.now_ms()
 
-    def compensated(self, group: str, topic: str) -> SubscriptionData | None:
-        """What `compensate` remembers."""
-        return self._compensated.get((group, topic))
+    def subscription(self, group_name: str, topic: str) -> SubscriptionData | None:
+        """What a group wants of a topic, by its heartbeats or by its pulls."""
+        group = self._consumers.get(group_name)
+        subscribed = group.subscriptions.get(topic) if group is not None else None
+        return self._compensated.get((group_name, topic)) if subscribed is None else subscribed.data
 
     def register_producer(self, connection: Connection, member: Member, group: str) -> None:
         """Take in one producer of a heartbeat."""
@@ -224,9 +228,21 @@ class ClientTable:
         for key in [key for key, data in self._compensated.items() if data.sub_version < before_ms]:
             del self._compensated[key]
 
+    def tell_changes(self) -> None:
+        """Tell the members of the groups that changed since the last time (``realTimeNotifyConsumerChange`` false)."""
+        untold, self._untold = self._untold, set()
+        for name in untold & self._consumers.keys():
+            self._tell(self._consumers[name])
+
     def _notify(self, group: ConsumerGroup) -> None:
         if group.is_broadcasting or not self._settings.notify_consumers:
             return
+        if self._settings.notify_at_once:
+            self._tell(group)
+        else:
+            self._untold.add(group.name)
+
+    def _tell(self, group: ConsumerGroup) -> None:
         header = ConsumerGroupRequest(consumer_group=group.name)
         for connection in group.members:
             connection.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True))

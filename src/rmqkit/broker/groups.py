@@ -1,6 +1,7 @@
 """The broker's consumer groups (``SubscriptionGroupManager``), kept in ``config/subscriptionGroup.json``.
 
-A change is on the disk before anybody is told of it. Loop only. Source: behaviour.md §2.8; store.md §9.4.
+A change is on the disk before anybody is told of it; a group that was made because it appeared is written with the
+others of that second (after a crash it appears again). Loop only. Source: behaviour.md §2.8; store.md §9.4.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class GroupTable:
         self._settings = settings
         self._clock = clock
         self._stored = SubscriptionGroupTable()
+        self._has_new = False
 
     def load(self) -> None:
         """Read the file and add the groups every broker has."""
@@ -47,7 +49,8 @@ class GroupTable:
         config = self._stored.subscription_group_table.get(group)
         if config is None and self._may_create(group):
             config = SubscriptionGroupConfig(group_name=group)
-            self.put(config)
+            self._stored = self._changed(self._stored.subscription_group_table | {group: config})
+            self._has_new = True
         return config
 
     def __contains__(self, group: str) -> bool:
@@ -61,15 +64,13 @@ class GroupTable:
     def put(self, *configs: SubscriptionGroupConfig) -> None:
         """Create or change groups; they are on the disk when this returns, and unchanged when it raises."""
         changed = {config.group_name: config for config in configs}
-        self._replace(groups=self._stored.subscription_group_table | changed, forbidden=self._stored.forbidden_table)
+        self._save(self._changed(self._stored.subscription_group_table | changed))
 
     def remove(self, group: str) -> None:
         """Forget a group and what is forbidden to it; an unknown one is fine."""
         if group in self or group in self._stored.forbidden_table:
-            self._replace(
-                groups=_without(self._stored.subscription_group_table, group),
-                forbidden=_without(self._stored.forbidden_table, group),
-            )
+            groups = _without(self._stored.subscription_group_table, group)
+            self._save(self._changed(groups, _without(self._stored.forbidden_table, group)))
 
     def forbid_reading(self, group: str, topic: str, *, is_forbidden: bool) -> None:
         """Close a topic to a group, or open it again; neither needs to exist."""
@@ -79,7 +80,7 @@ class GroupTable:
         topics[topic] = topics.get(topic, 0) ^ _READ_FORBIDDEN
         topics = {topic: bits for topic, bits in topics.items() if bits}
         forbidden = _without(self._stored.forbidden_table, group) | ({group: topics} if topics else {})
-        self._replace(groups=self._stored.subscription_group_table, forbidden=forbidden)
+        self._save(self._changed(self._stored.subscription_group_table, forbidden))
 
     def is_read_forbidden(self, group: str, topic: str) -> bool:
         """Whether an operator closed a topic to a group (``forbiddenTable``)."""
@@ -88,14 +89,24 @@ class GroupTable:
 
     def persist(self) -> None:
         """Write the table."""
-        self._file.save(self._stored)
+        self._save(self._stored)
 
-    def _replace(self, *, groups: dict[str, SubscriptionGroupConfig], forbidden: dict[str, dict[str, int]]) -> None:
+    def write_new(self) -> None:
+        """Write the table if groups appeared since it was written; to be called every second."""
+        if self._has_new:
+            self.persist()
+
+    def _changed(
+        self, groups: dict[str, SubscriptionGroupConfig], forbidden: dict[str, dict[str, int]] | None = None
+    ) -> SubscriptionGroupTable:
+        """The table with other contents and the next version."""
         version = msgspec.structs.replace(self._stored.data_version)
         version.advance(self._clock.now_ms())
-        stored = SubscriptionGroupTable(version, forbidden, groups)
+        return SubscriptionGroupTable(version, self._stored.forbidden_table if forbidden is None else forbidden, groups)
+
+    def _save(self, stored: SubscriptionGroupTable) -> None:
         self._file.save(stored)
-        self._stored = stored
+        self._stored, self._has_new = stored, False
 
     def _may_create(self, group: str) -> bool:
         allowed = self._settings.auto_create_group or group.startswith(SYSTEM_GROUP_PREFIX)

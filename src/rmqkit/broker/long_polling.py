@@ -43,6 +43,7 @@ class Held:
         until_ms: monotonic time of its last try.
         retry: reads once more and answers, whatever comes of it.
         wants: a further test of what arrived.
+        group: whose pull it is.
     """
 
     connection: Connection | None
@@ -51,6 +52,7 @@ class Held:
     until_ms: float
     retry: Callable[[], None]
     wants: Callable[[Arrival], bool] | None = None
+    group: str = ""
     _key: tuple[str, int] = ("", 0)
     _slot: int = 0
     _was_passed_by: bool = False
@@ -105,6 +107,11 @@ class LongPolling:
                     self._answer(held)
                 elif not held._was_passed_by:
                     self._pass_by(held)
+
+    def wake(self, topic: str, queue_id: int, group: str) -> None:
+        """Answer the pulls of a group that was moved on a queue."""
+        for held in [held for held in self._queues.get((topic, queue_id), ()) if held.group == group]:
+            self._answer(held)
 
     def close(self) -> None:
         """Answer everything that waits, as the broker stops."""

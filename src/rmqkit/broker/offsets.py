@@ -8,7 +8,7 @@ Source: behaviour.md §5; store.md §9.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -45,7 +45,11 @@ class OffsetTable(LazyTable):
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset, or None."""
-        return self._table.get(topic + _SEPARATOR + group, {}).get(queue_id)
+        return self.queues(group, topic).get(queue_id)
+
+    def queues(self, group: str, topic: str) -> Mapping[int, int]:
+        """The committed offsets on a topic by queue id."""
+        return self._table.get(topic + _SEPARATOR + group, {})
 
     def topics(self, group: str) -> list[str]:
         """The topics on which a group has offsets."""
@@ -97,6 +101,11 @@ class OffsetTable(LazyTable):
         if offsets is not None:
             self._table[topic + _SEPARATOR + target] = dict(offsets)
             self._is_dirty = True
+
+    def remove(self, group: str, topic: str) -> None:
+        """Forget a group on a topic."""
+        self._remove([topic + _SEPARATOR + group])
+        self._forget(lambda key: key[:2] == (group, topic))
 
     def remove_group(self, group: str) -> None:
         """Forget a group on every topic."""

@@ -15,9 +15,11 @@ from rmqkit.broker.own_address import OwnAddress
 from rmqkit.broker.queue_locks import QueueLocks
 from rmqkit.broker.schedule import Schedule
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.topics import TopicTable
 from rmqkit.broker.transaction import OpMessages
 from rmqkit.clock import Clock
+from rmqkit.protocol.command import Command
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
 
@@ -31,6 +33,7 @@ class Parts:
     Attributes:
         address: where clients reach it, as ``host:port``.
         durability: makes answers wait for the disk; None when the log is flushed behind the answers.
+        ask_namesakes: asks every other broker of this name; the answers of those that succeed within a second.
         told: waits until the name servers know of the topics that were changed, or do not answer.
     """
 
@@ -49,8 +52,10 @@ class Parts:
     durability: Durability | None
     queue_locks: QueueLocks
     schedule: Schedule
+    statistics: Statistics
     ops: OpMessages
     told: Callable[[], Awaitable[None]]
+    ask_namesakes: Callable[[Callable[[], Command]], Awaitable[list[Command]]]
 
     def persist(self) -> None:
         """Write every table."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -19,11 +19,16 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
 from rmqkit.errors import BodyError, PeerRefused, RemotingError, StoreError
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.namesrv import KVTable, compress_registration
+from rmqkit.protocol.bodies.namesrv import BrokerMemberGroupBody, KVTable, compress_registration
 from rmqkit.protocol.bodies.topics import Permission, RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
 from rmqkit.protocol.command import Command, decode_header_leniently, request
-from rmqkit.protocol.headers.registration import BrokerIdentity, DataVersionResponse, RegisterBrokerRequest
+from rmqkit.protocol.headers.registration import (
+    BrokerIdentity,
+    BrokerMemberGroupRequest,
+    DataVersionResponse,
+    RegisterBrokerRequest,
+)
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 
@@ -34,6 +39,7 @@ _MakeCommand = Callable[[], Command]
 _SETTLED_SECONDS = 3.0
 _FIRST_REPEAT_SECONDS = 10.0
 _GOODBYE_TIMEOUT_MS = 3000
+_NAMESAKE_TIMEOUT_MS = 1000
 _CHANGED = {"changed": "true"}
 _READ_WRITE = Permission.READ | Permission.WRITE
 
@@ -58,6 +64,7 @@ class Registration:
         self._ha_address = ha_address
         self._name_servers = split_addresses(settings.namesrv_addr) if settings.namesrv_addr else []
         self._repeat: asyncio.Task[None] | None = None
+        self._changed: list[TopicConfig] = []
         self._single: set[asyncio.Task[int]] = set()
 
     async def start(self) -> int:
@@ -69,7 +76,8 @@ class Registration:
 
     async def stop(self) -> None:
         """Say good-bye to every name server."""
-        for task in [self._repeat, *self._single]:
+        self._changed.clear()
+        for task in (self._repeat, *self._single):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -104,16 +112,35 @@ class Registration:
             _log.warning("the order topics of a name server were not taken over: %s", error)
 
     def topics_changed(self, topics: list[TopicConfig]) -> None:
-        """Tell the name servers of changed topics, soon."""
+        """Tell the name servers of changed topics, soon: those of one tick go together."""
         if self._name_servers and self._repeat is not None:
-            task = asyncio.create_task(self.register(topics), name="registration of a changed topic")
+            if not self._changed:
+                asyncio.get_running_loop().call_soon(self._tell_changes)
+            self._changed += topics
+
+    def _tell_changes(self) -> None:
+        topics, self._changed = self._changed, []
+        if topics:
+            task = asyncio.create_task(self.register(topics), name="registration of changed topics")
             self._single.add(task)
             task.add_done_callback(self._single.discard)
 
     async def settled(self) -> None:
         """Wait until the name servers were told of every change so far, or for 3 s."""
+        self._tell_changes()
         if self._single:
             await asyncio.wait(self._single, timeout=_SETTLED_SECONDS)
+
+    async def ask_namesakes(self, command: _MakeCommand) -> list[Command]:
+        """Ask the other brokers of this name, as the name servers know them; the answers of those that succeed."""
+        asked = BrokerMemberGroupRequest(self._settings.cluster_name, self._settings.broker_name)
+        addresses: set[str] = set()
+        for answer in await self._ask_all(
+            self._name_servers, lambda: request(RequestCode.GET_BROKER_MEMBER_GROUP, asked), _NAMESAKE_TIMEOUT_MS
+        ):
+            group = fastjson.decode_as(answer.payload, BrokerMemberGroupBody).broker_member_group
+            addresses.update(group.broker_addrs.values())
+        return await self._ask_all(addresses - {self._address}, command, _NAMESAKE_TIMEOUT_MS)
 
     @property
     def _identity(self) -> BrokerIdentity:
@@ -150,12 +177,15 @@ class Registration:
             await asyncio.sleep(self._settings.register_interval_ms / 1000)
 
     async def _tell_all(self, command: _MakeCommand, timeout_ms: int) -> list[Command]:
-        told = await asyncio.gather(*(self._tell(server, command(), timeout_ms) for server in self._name_servers))
+        return await self._ask_all(self._name_servers, command, timeout_ms)
+
+    async def _ask_all(self, servers: Iterable[str], command: _MakeCommand, timeout_ms: int) -> list[Command]:
+        told = await asyncio.gather(*(self._ask(server, command(), timeout_ms) for server in servers))
         return [answer for answer in told if answer is not None]
 
-    async def _tell(self, server: str, command: Command, timeout_ms: int) -> Command | None:
+    async def _ask(self, server: str, command: Command, timeout_ms: int) -> Command | None:
         try:
             return expect_success(await self._client.call(server, command, timeout_ms), server)
         except (RemotingError, PeerRefused) as error:
-            _log.warning("name server %s was not told (request %s): %s", server, command.code, error)
+            _log.warning("%s did not take request %s: %s", server, command.code, error)
             return None

@@ -24,6 +24,7 @@ from rmqkit.broker.handlers.clients import ClientHandlers
 from rmqkit.broker.handlers.connections import ConnectionHandlers
 from rmqkit.broker.handlers.groups import GroupHandlers
 from rmqkit.broker.handlers.offsets import OffsetHandlers
+from rmqkit.broker.handlers.progress import ProgressHandlers
 from rmqkit.broker.handlers.pull import PullHandlers
 from rmqkit.broker.handlers.query import QueryHandlers
 from rmqkit.broker.handlers.reply import ReplyHandlers
@@ -41,10 +42,12 @@ from rmqkit.broker.queue_locks import QueueLocks
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.schedule import Schedule
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
+from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
 from rmqkit.broker.topics import TopicTable
 from rmqkit.broker.transaction import OpMessages
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.protocol.bodies.topics import TopicConfig
+from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, inner_credentials
@@ -61,12 +64,24 @@ __all__ = ["Broker"]
 
 _CLIENT_SWEEP_SECONDS = 10.0
 _FILTER_PERSIST_SECONDS = 10.0
+_TELL_CHANGES_SECONDS = 15.0
+_WRITE_NEW_SECONDS = 1.0
 _FIRST_RETENTION_SECONDS = 60.0
 _VIP_BELOW = 2
 _GRACE_MS = 30_000
 
-_MORE_HANDLERS = (ClientHandlers, TopicHandlers, GroupHandlers, ConnectionHandlers, ResetHandlers, RuntimeInfoHandlers)
-_HANDLERS = (SendHandlers, SendBackHandlers, ReplyHandlers, TransactionHandlers, OffsetHandlers, QueryHandlers)
+_HANDLERS = (
+    *(
+        SendHandlers,
+        SendBackHandlers,
+        ReplyHandlers,
+        TransactionHandlers,
+        OffsetHandlers,
+        QueryHandlers,
+        ClientHandlers,
+    ),
+    *(TopicHandlers, GroupHandlers, ConnectionHandlers, ResetHandlers, ProgressHandlers, RuntimeInfoHandlers),
+)
 """What every port answers; pulls are answered by one port only."""
 
 _Work = Callable[[], object]
@@ -160,11 +175,14 @@ class Broker:
             self._start_check_back(parts)
         dispatch.together = vip_dispatch.together = parts.store.together
         parts.persist()
+        parts.statistics.sample()
         for server in servers:
             await server.serve()
         if settings.graceful_shutdown:
             self._stops += [partial(server.drain, _GRACE_MS) for server in servers]
         await self._register(parts, port)
+        self._run("new topics", parts.topics.write_new, _WRITE_NEW_SECONDS)
+        self._run("new groups", parts.groups.write_new, _WRITE_NEW_SECONDS)
         self._run("filter table", parts.filters.persist_round, _FILTER_PERSIST_SECONDS)
         self._run("offset table", parts.offsets.persist_round, settings.offset_persist_interval_ms / 1000)
         self._run("delay offsets", parts.schedule.persist_round, settings.delay_offset_persist_interval_ms / 1000)
@@ -172,8 +190,10 @@ class Broker:
             parts.schedule.start()
             self._stops.append(parts.schedule.stop)
         self._run("silent clients", parts.clients.close_silent, _CLIENT_SWEEP_SECONDS)
+        self._run("consumer changes", parts.clients.tell_changes, _TELL_CHANGES_SECONDS)
         self._run("expired queue locks", parts.queue_locks.drop_expired, _CLIENT_SWEEP_SECONDS)
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
+        self._run("statistics", parts.statistics.sample, SAMPLE_SECONDS)
         self._run("retention", parts.store.retention_round, retention_seconds, _FIRST_RETENTION_SECONDS)
 
     def _server(self, dispatch: Dispatch) -> RemotingServer:
@@ -234,8 +254,10 @@ class Broker:
             durability=durability,
             queue_locks=QueueLocks(clock),
             schedule=Schedule(folder, store, delays_ms, long_polling, clock, flushes=is_sync),
+            statistics=Statistics(store, settings.cluster_name, clock),
             ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
             told=self._told,
+            ask_namesakes=self._ask_namesakes,
         )
         for table in (parts.topics, parts.groups, parts.offsets, parts.filters, parts.schedule):
             table.load()
@@ -244,7 +266,7 @@ class Broker:
 
     def _add_handlers(self, parts: Parts, dispatch: Dispatch, vip_dispatch: Dispatch) -> None:
         """The VIP port serves everything but pulls."""
-        for handlers in (kind(parts) for kind in (*_HANDLERS, *_MORE_HANDLERS)):
+        for handlers in (kind(parts) for kind in _HANDLERS):
             handlers.register(dispatch)
             handlers.register(vip_dispatch)
         PullHandlers(parts).register(dispatch)
@@ -281,6 +303,9 @@ class Broker:
     def _topics_changed(self, topics: list[TopicConfig]) -> None:
         if self._registration is not None:
             self._registration.topics_changed(topics)
+
+    async def _ask_namesakes(self, command: Callable[[], Command]) -> list[Command]:
+        return [] if self._registration is None else await self._registration.ask_namesakes(command)
 
     async def _told(self) -> None:
         if self._registration is not None:

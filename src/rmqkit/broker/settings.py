@@ -137,6 +137,14 @@ class BrokerSettings(Struct, kw_only=True):
             "notifyConsumerIdsChangedEnable", "tell the members of a consumer group when others come or go", hot=True
         ),
     ] = True
+    notify_at_once: Annotated[
+        bool, Setting("realTimeNotifyConsumerChange", "tell them at once; false: every 15 s", hot=True)
+    ] = True
+    strict_locks: Annotated[
+        bool,
+        Setting("lockInStrictMode", "lock a queue only when most of the brokers of this name agree", hot=True),
+    ] = False
+    replica_count: Annotated[int, Setting("totalReplicas", "brokers of this name, for lockInStrictMode", low=1)] = 1
     client_silent_ms_max: Annotated[
         int,
         Setting("channelExpiredTimeout", "ms without a heartbeat after which a client is sent away", low=1, hot=True),
@@ -197,7 +205,7 @@ NOT_BUILT = frozenset(
     haSlaveFallbehindMax haTransferBatchSize mappedFileSizeTimerLog
     maxHaTransferByteInSecond minInSyncReplicas recallMessageEnable reviveQueueNum
     slaveTimeout timerCongestNumEachSlot timerFlushIntervalMs
-    timerMaxDelaySec timerPrecisionMs timerRollWindowSlot timerWheelEnable totalReplicas
+    timerMaxDelaySec timerPrecisionMs timerRollWindowSlot timerWheelEnable
     waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue
     """.split()
 )

@@ -1,7 +1,8 @@
 """The broker's topic table (``TopicConfigManager``), kept in ``config/topics.json``.
 
-A change is written to disk before anybody is told of it; then the broker registers it with the name servers.
-Loop only. Source: behaviour.md §2.8, §3.2; store.md §9.2.
+A change is written to disk before anybody is told of it; then the broker registers it with the name servers. Only the
+retry topic that a group gets with its first heartbeat is written with the others of that second: after a crash the next
+heartbeat makes it again. Loop only. Source: behaviour.md §2.8, §3.2; store.md §9.2.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class TopicTable:
         self._on_change = on_change
         self._table: dict[str, TopicConfig] = {}
         self._own: frozenset[str] = frozenset()
+        self._has_new = False
         self.data_version = DataVersion()
 
     def load(self) -> None:
@@ -102,12 +104,19 @@ class TopicTable:
     def persist(self) -> None:
         """Write the table."""
         self._file.save(self.snapshot())
+        self._has_new = False
 
-    def _replace(self, table: dict[str, TopicConfig]) -> None:
+    def write_new(self) -> None:
+        """Write the table if it was changed without that; to be called every second."""
+        if self._has_new:
+            self.persist()
+
+    def _replace(self, table: dict[str, TopicConfig], *, soon: bool = False) -> None:
         version = msgspec.structs.replace(self.data_version)
         version.advance(self._clock.now_ms())
-        self._file.save(TopicConfigTable(data_version=version, topic_config_table=table))
-        self._table, self.data_version = table, version
+        if not soon:
+            self._file.save(TopicConfigTable(data_version=version, topic_config_table=table))
+        self._table, self.data_version, self._has_new = table, version, soon
 
     def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
         """The topic a message is sent to, made from the template topic the producer names if that lets it.
@@ -133,14 +142,17 @@ class TopicTable:
         self.put(created)
         return created
 
-    def ensure(self, topic: str, queue_count: int, *, order: bool = False, unit: bool = False) -> TopicConfig:
-        """A topic the broker itself needs, readable and writable."""
+    def ensure(
+        self, topic: str, queue_count: int, *, order: bool = False, unit: bool = False, soon: bool = False
+    ) -> TopicConfig:
+        """A topic the broker itself needs, readable and writable; with ``soon`` it is written by `write_new`."""
         known = self._table.get(topic)
         if known is not None:
             return known
         sys_flag = _sys_flag(topic, unit=unit)
         created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag, order=order)
-        self.put(created)
+        self._replace(self._table | {topic: created}, soon=soon)
+        self._on_change([created])
         return created
 
 

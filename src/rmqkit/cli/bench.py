@@ -72,6 +72,24 @@ def store(
 
 
 @app.command()
+def broker(
+    namesrv: Annotated[str | None, typer.Option(help="Name servers of the broker. [default: starts one]")] = None,
+    pid: Annotated[int | None, typer.Option(help="Process of that broker, to tell what it costs.")] = None,
+    messages: Annotated[int, typer.Option(min=1000, help="Messages of a load.")] = 50_000,
+    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
+    as_json: _Json = False,
+) -> None:
+    """What sends and pulls cost the broker's process, and how long held pulls take; ours, or any (Apache's, too).
+
+    The load is Python. A checkout's make bench-broker puts ours and Apache's under the same Java load in one run.
+    """
+    from rmqkit.cli import broker_figures
+
+    figures = broker_figures.measure(name_servers=namesrv, pid=pid, messages=messages, body_bytes=body_bytes)
+    _report("broker", {"messages": messages, "body_bytes": body_bytes}, figures, as_json)
+
+
+@app.command()
 def client(
     namesrv: Annotated[str | None, typer.Option(help="Name servers of the broker. [default: starts one]")] = None,
     messages: Annotated[int, typer.Option(min=100, help="Messages of a round.")] = 30_000,

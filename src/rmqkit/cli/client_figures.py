@@ -10,22 +10,19 @@ import asyncio
 import gc
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from rmqkit.cli.served import serve_standalone
 from rmqkit.client.producer import Producer
 from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.client.settings import PushConsumerSettings, StartFrom
-from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
 
 __all__ = ["measure"]
@@ -45,7 +42,8 @@ Work = Callable[[], Awaitable[object]]
 def measure(*, name_servers: str | None, messages: int, body_bytes: int) -> list[Figure]:
     """All figures, against the broker behind some name servers or one that is started for it.
     Raises RmqError: it cannot be reached, or does not become ready."""
-    with _name_servers(name_servers) as addresses:
+    with ExitStack() as stack:
+        addresses = name_servers or stack.enter_context(serve_standalone())[0]
         figures = _run(_Bench(addresses, messages, body_bytes).figures())
     return [*figures, *_import_times()]
 
@@ -56,26 +54,6 @@ def _run(figures: Any) -> list[Figure]:
     except ImportError:
         return asyncio.run(figures)
     return uvloop.run(figures)
-
-
-@contextmanager
-def _name_servers(given: str | None) -> Iterator[str]:
-    if given is not None:
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
-        command = [sys.executable, "-m", "rmqkit", "standalone", "--host", "127.0.0.1", "--port", "0"]
-        command += ["--namesrv-port", "0", "--store", str(Path(folder) / "store")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None, "stdout is piped"
-            line = process.stdout.readline()
-            if not line.startswith("ready "):
-                raise RmqError(f"the standalone did not become ready, it said {line!r}")
-            yield dict(word.split("=", 1) for word in line.split()[1:])["namesrv"]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(30)
 
 
 class _Bench:

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from rmqkit.client.hooks import Hooks, Sending, SendOutcome
 from rmqkit.client.outgoing import Outgoing, batch_entry, outgoing, outgoing_entries
 from rmqkit.client.sender import SendResult
 from rmqkit.client.settings import ProducerSettings
@@ -59,6 +60,8 @@ class _Batch(Struct):
     entries: list[BatchEntry] = field(default_factory=list)
     size: int = 0
     timer: asyncio.TimerHandle | None = None
+    sending: Sending | None = None
+    tell: Callable[[SendOutcome], None] | None = None
 
 
 class Batching:
@@ -68,12 +71,22 @@ class Batching:
         send: sends what is prepared, to a queue if one is chosen.
         choose: the queue of a message; None leaves it to the sender.
         next_key: gives out unique keys.
+        hooks: are told of every batch.
     """
 
     def __init__(
-        self, settings: ProducerSettings, *, send: _Send, choose: _Choose | None, next_key: Callable[[], str]
+        self,
+        group: str,
+        settings: ProducerSettings,
+        *,
+        send: _Send,
+        choose: _Choose | None,
+        next_key: Callable[[], str],
+        hooks: Hooks,
     ) -> None:
+        self._group = group
         self._settings = settings
+        self._hooks = hooks
         self._send = send
         self._choose = choose
         self._next_key = next_key
@@ -113,7 +126,9 @@ class Batching:
         try:
             queue = None if self._choose is None else await self._choose(message)
             if message.is_delayed or _is_large(message.body, settings):
-                prepared = outgoing(message, unique_key, settings)
+                prepared = self._hooks.prepare(
+                    Sending(self._group, [message]), lambda own: outgoing(message, unique_key, settings, own)
+                )
                 if queue in self._open:
                     self._close(queue)
                 self._start([place], [unique_key], prepared, queue)
@@ -137,9 +152,16 @@ class Batching:
             batch = None
         if batch is None:
             batch = self._open[key] = _Batch(message, queue)
+            if self._hooks:
+                batch.sending = Sending(self._group, [message], is_batch=True)
+                batch.tell = self._hooks.sending(batch.sending)
             if self._linger_ms:
                 loop = asyncio.get_running_loop()
                 batch.timer = loop.call_later(self._linger_ms / 1000, self._close, key)
+        if batch.sending is not None:
+            if batch.entries:
+                batch.sending.messages.append(message)
+            entry = batch_entry(message, unique_key, self._settings, batch.sending.properties)
         batch.places.append(place)
         batch.unique_keys.append(unique_key)
         batch.entries.append(entry)
@@ -154,8 +176,11 @@ class Batching:
             keys = batch.unique_keys
             prepared = outgoing_entries(batch.first, batch.entries, keys, self._next_key(), self._settings)
         except RmqError as error:
+            if batch.tell is not None:
+                batch.tell(SendOutcome(error=error))
             self._fill(batch.places, [error] * len(batch.places))
         else:
+            prepared.tell = batch.tell
             self._start(batch.places, keys, prepared, batch.queue)
 
     def _start(self, places: list[int], unique_keys: list[str], prepared: Outgoing, queue: MessageQueue | None) -> None:
@@ -173,6 +198,8 @@ class Batching:
                 async with self._turns.setdefault(queue, asyncio.Lock()):
                     result = await self._send_in_turn(prepared, queue)
         except RmqError as error:
+            if prepared.tell is not None:  # one before it in its queue was not sent
+                prepared.tell(SendOutcome(error=error))
             self._fill(places, [error] * len(places))
         else:
             self._fill(places, _shares(result, unique_keys))

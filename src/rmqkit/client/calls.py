@@ -13,12 +13,18 @@ from msgspec import Struct
 
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.bodies.clients import CheckClientBody, ConsumerIds, HeartbeatData, MessageQueue, SubscriptionData
+from rmqkit.protocol.bodies.pop import Assignment, Assignments, BatchAckBody, MessageRequestMode, QueryAssignmentBody
 from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.brokers import RecallMessageRequest, RecallMessageResponse
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest, ConsumerSendBackRequest, UnregisterClientRequest
+from rmqkit.protocol.headers.clients import (
+    ConsumerGroupRequest,
+    ConsumerSendBackRequest,
+    UnregisterClientRequest,
+    ViewMessageRequest,
+)
 from rmqkit.protocol.headers.offsets import (
     OffsetResponse,
     QueryConsumerOffsetRequest,
@@ -26,14 +32,23 @@ from rmqkit.protocol.headers.offsets import (
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
+from rmqkit.protocol.headers.pop import (
+    AckMessageRequest,
+    ChangeInvisibleTimeRequest,
+    ChangeInvisibleTimeResponse,
+    PopMessageRequest,
+    PopMessageResponse,
+)
 from rmqkit.protocol.headers.pull import PullMessageRequest, PullMessageResponse
+from rmqkit.protocol.headers.queries import QueryMessageRequest
 from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
 
-__all__ = ["OFFSET_TIMEOUT_MS", "SEND_BACK_TIMEOUT_MS", "BrokerCalls", "PullStatus", "Pulled"]
+__all__ = ["OFFSET_TIMEOUT_MS", "SEND_BACK_TIMEOUT_MS", "BrokerCalls", "PopStatus", "Popped", "PullStatus", "Pulled"]
 
 OFFSET_TIMEOUT_MS = 5000
 SEND_BACK_TIMEOUT_MS = 5000
+QUERY_TIMEOUT_MS = 18_000
 
 
 class PullStatus(enum.Enum):
@@ -61,6 +76,30 @@ class Pulled(Struct):
     min_offset: int
     max_offset: int
     suggested_broker_id: int
+    body: bytes
+
+
+class PopStatus(enum.Enum):
+    """What became of a pop (behaviour.md §4.8)."""
+
+    FOUND = "FOUND"
+    NOT_FOUND = "POLLING_NOT_FOUND"
+    POLLING_FULL = "POLLING_FULL"
+
+
+_POP_STATUS: dict[int, PopStatus] = {
+    ResponseCode.SUCCESS: PopStatus.FOUND,
+    ResponseCode.POLLING_TIMEOUT: PopStatus.NOT_FOUND,
+    ResponseCode.PULL_NOT_FOUND: PopStatus.NOT_FOUND,
+    ResponseCode.POLLING_FULL: PopStatus.POLLING_FULL,
+}
+
+
+class Popped(Struct):
+    """The answer to a pop, its records undecoded; ``header`` has its defaults unless something was found."""
+
+    status: PopStatus
+    header: PopMessageResponse
     body: bytes
 
 
@@ -141,6 +180,17 @@ class BrokerCalls:
         header = SearchOffsetRequest(queue.topic, queue.queue_id, timestamp_ms)
         return await self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
+    async def view_message(self, address: str, topic: str, physical_offset: int) -> bytes:
+        """VIEW_MESSAGE_BY_ID: the record at a place in the broker's log."""
+        header = ViewMessageRequest(physical_offset, topic)
+        return (await self._ask(address, request(RequestCode.VIEW_MESSAGE_BY_ID, header))).payload
+
+    async def query_messages(self, address: str, header: QueryMessageRequest) -> bytes:
+        """QUERY_MESSAGE: the records whose keys have the same hash, none or several."""
+        command = request(RequestCode.QUERY_MESSAGE, header)
+        answer = await self._remoting.call(address, command, QUERY_TIMEOUT_MS)
+        return b"" if answer.code == ResponseCode.QUERY_NOT_FOUND else expect_success(answer, address).payload
+
     async def send_back(self, address: str, header: ConsumerSendBackRequest) -> None:
         """CONSUMER_SEND_MSG_BACK: have a message delivered again later, or put to the dead letters."""
         command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
@@ -172,6 +222,41 @@ class BrokerCalls:
             numbers.suggest_which_broker_id,
             answer.payload,
         )
+
+    async def pop(self, address: str, header: PopMessageRequest, timeout_ms: float) -> Popped:
+        """POP_MESSAGE. Raises HeaderError: the answer's fields cannot be read."""
+        answer = await self._remoting.call(address, request(RequestCode.POP_MESSAGE, header), timeout_ms)
+        status = _POP_STATUS.get(answer.code)
+        if status is None:
+            raise PeerRefused(answer.code, answer.remark, address)
+        if status is not PopStatus.FOUND:
+            return Popped(status, PopMessageResponse(), b"")
+        return Popped(status, decode_header(answer, PopMessageResponse), answer.payload)
+
+    async def ack(self, address: str, header: AckMessageRequest) -> None:
+        """ACK_MESSAGE: a popped message is consumed."""
+        await self._ask(address, request(RequestCode.ACK_MESSAGE, header))
+
+    async def ack_batch(self, address: str, body: BatchAckBody) -> None:
+        """BATCH_ACK_MESSAGE: popped messages of one broker are consumed."""
+        await self._ask(address, request(RequestCode.BATCH_ACK_MESSAGE, body=msgspec.json.encode(body)))
+
+    async def change_invisible_time(
+        self, address: str, header: ChangeInvisibleTimeRequest
+    ) -> ChangeInvisibleTimeResponse:
+        """CHANGE_MESSAGE_INVISIBLETIME: when a popped message comes again. Raises HeaderError: as `pop`."""
+        answer = await self._ask(address, request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header))
+        return decode_header(answer, ChangeInvisibleTimeResponse)
+
+    async def assignments(self, address: str, asked: QueryAssignmentBody) -> list[Assignment]:
+        """QUERY_ASSIGNMENT: a client's queues of a topic as the broker shares them out; none when it does not know the
+        client. Raises BodyError: they cannot be read."""
+        answer = await self._ask(address, request(RequestCode.QUERY_ASSIGNMENT, body=msgspec.json.encode(asked)))
+        return decode_as(answer.payload, Assignments).message_queue_assignments
+
+    async def set_request_mode(self, address: str, mode: MessageRequestMode) -> None:
+        """SET_MESSAGE_REQUEST_MODE: have a group pop a topic, or pull it; every broker keeps its own."""
+        await self._ask(address, request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=msgspec.json.encode(mode)))
 
     async def _ask(self, address: str, command: Command) -> Command:
         return expect_success(await self._remoting.call(address, command, self._timeout_ms), address)

@@ -25,6 +25,7 @@ import functools
 import inspect
 import itertools
 import logging
+import operator
 import time
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +33,10 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from rmqkit.client.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
 from rmqkit.client.offsets import Offsets
 from rmqkit.client.outgoing import outgoing_retry
-from rmqkit.client.process_queue import NOTHING_HELD, ProcessQueue
+from rmqkit.client.process_queue import NOTHING_HELD, Failure, ProcessQueue
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.sender import Sender
 from rmqkit.client.settings import ProducerSettings, PushConsumerSettings
@@ -44,7 +46,8 @@ from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.names import RETRY_PREFIX, without_namespace
+from rmqkit.protocol.trace import ConsumeReturn
 
 __all__ = [
     "BatchHandler",
@@ -66,6 +69,7 @@ class Listener(Struct):
 
     call: Callable[[Any], Awaitable[object]]
     batch_max: int | None = None
+    is_threaded: bool = False
 
 
 ListenerOf = Callable[[str], Listener | None]
@@ -79,6 +83,7 @@ _INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
 
 _log = logging.getLogger(__name__)
 _Item = tuple[ProcessQueue, ReceivedMessage]
+_topic_of = operator.attrgetter("topic")
 _at_work: contextvars.ContextVar[Consuming | None] = contextvars.ContextVar("_at_work", default=None)
 
 
@@ -86,12 +91,20 @@ class ConsumeLater(Exception):
     """A handler raises this to choose when it gets messages again.
     ``delay_level``: 1 to 18 for the broker's delay levels, 0 lets the broker choose, -1 for the dead letters.
     ``messages`` are those of a batch that come again, None for all; the others are consumed. In ordered consumption the
-    queue stands still from the first of them on, and only -1 makes a difference."""
+    queue stands still from the first of them on, and only -1 makes a difference. ``invisible_ms`` says exactly when,
+    of messages that were popped; with such a level is a step of `rmqkit.client.pop_consuming.BACK_OFF_SECONDS`."""
 
-    def __init__(self, delay_level: int = 0, messages: Collection[ReceivedMessage] | None = None) -> None:
+    def __init__(
+        self,
+        delay_level: int = 0,
+        messages: Collection[ReceivedMessage] | None = None,
+        *,
+        invisible_ms: int | None = None,
+    ) -> None:
         super().__init__(f"to be consumed again at delay level {delay_level}")
         self.delay_level = delay_level
         self.messages = messages
+        self.invisible_ms = invisible_ms
 
 
 class Consuming:
@@ -106,12 +119,17 @@ class Consuming:
         offsets: Offsets,
         settings: PushConsumerSettings,
         listener_of: ListenerOf,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self._runtime = runtime
         self._group = group
         self._offsets = offsets
         self._settings = settings
         self._listener_of = listener_of
+        self._hooks = hooks
+        self._run = self._told_outcome if hooks else self._outcome
+        self._now_ms = runtime.clock.now_ms
+        self._begun_ms, self._begun_text = 0, "0"
         self._retries_max = _RETRIES_MAX if settings.retries_max < 0 else settings.retries_max
         self._resend = Sender(runtime, _INNER_PRODUCER, ProducerSettings())
         self._ready: asyncio.Queue[tuple[ProcessQueue, list[ReceivedMessage]]] = asyncio.Queue()
@@ -145,19 +163,23 @@ class Consuming:
             return None
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
             return Listener(cast("Callable[[Any], Awaitable[object]]", handler), batch_max)
-        return Listener(functools.partial(self._in_thread, handler), batch_max)
+        return Listener(functools.partial(self._in_thread, handler), batch_max, is_threaded=True)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Have messages handled that the process queue holds."""
         for message in messages:
-            restore_topic(message)
-        for topic, some in itertools.groupby(messages, key=lambda message: message.topic):
+            if names.RETRY_TOPIC in message.properties:
+                restore_topic(message, self._runtime.namespace)
+        for topic, some in itertools.groupby(messages, key=_topic_of):
             listener = self._listener_of(topic)
             if listener is None:
                 for message in some:
                     self._taken_by_hand.put_nowait((process_queue, message))
+            elif listener.batch_max is None:
+                for message in some:
+                    self._ready.put_nowait((process_queue, [message]))
             else:
-                while batch := list(itertools.islice(some, listener.batch_max or 1)):
+                while batch := list(itertools.islice(some, listener.batch_max)):
                     self._ready.put_nowait((process_queue, batch))
 
     def passed(self, process_queue: ProcessQueue, offset: int) -> None:
@@ -169,6 +191,12 @@ class Consuming:
         if not self._settings.is_broadcasting:
             await self._send_back(message, _TO_DEAD_LETTERS)
 
+    def waits_for(self, message: ReceivedMessage) -> str:
+        """Whose turn it is with a message that no handler has begun with."""
+        if self._listener_of(message.topic) is None:
+            return "the program to iterate further"
+        return f"a free handler: all {self._settings.handlers_max} are at work (consumeThreadMax)"
+
     async def next(self) -> _Item | None:
         """The next message of a topic without handler, for `consumed`; None when this is closed."""
         while True:
@@ -176,7 +204,7 @@ class Consuming:
             if item is None:
                 self._taken_by_hand.put_nowait(None)  # for others that wait
                 return None
-            if not item[0].is_dropped:
+            if not item[0].is_dropped and item[1] in item[0]:
                 return item
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
@@ -213,7 +241,7 @@ class Consuming:
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         """Run the handler once, at an operator's wish (code 309); nothing is saved or sent back.
         Raises ClientError: the topic has no handler."""
-        restore_topic(message)
+        restore_topic(message, self._runtime.namespace)
         listener = self._listener_of(message.topic)
         if listener is None:
             raise ClientError(f"topic {message.topic} has no handler: its messages are iterated")
@@ -246,17 +274,33 @@ class Consuming:
     async def _handle(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         listener = self._listener_of(messages[0].topic)
         assert listener is not None, f"messages of topic {messages[0].topic} are taken by hand"
-        self._begin(process_queue, messages)
-        error = await self._outcome(listener, messages)
+        begun_ms = self._begin(process_queue, messages)
+        error = await self._run(listener, messages)
+        self._count(process_queue, messages, begun_ms, error)
         if error is None:
             self.consumed(process_queue, *messages)
         else:
             await self._failed(process_queue, messages, error)
 
-    def _begin(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        process_queue.consumed_ms = now_ms = self._runtime.clock.now_ms()
+    def _begin(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> int:
+        process_queue.consumed_ms = now_ms = self._now_ms()
+        if now_ms != self._begun_ms:
+            self._begun_ms, self._begun_text = now_ms, str(now_ms)
         for message in messages:
-            message.properties[names.CONSUME_START_TIME] = str(now_ms)
+            message.properties[names.CONSUME_START_TIME] = self._begun_text
+        return now_ms
+
+    def _count(
+        self, process_queue: ProcessQueue, messages: list[ReceivedMessage], begun_ms: int, error: BaseException | None
+    ) -> None:
+        rates = process_queue.rates
+        rates.calls += 1
+        if (passed_ms := self._now_ms() - begun_ms) > 0:
+            rates.call_ms += passed_ms
+        if error is None:
+            rates.consumed += len(messages)
+        else:
+            rates.failed += len(messages)
 
     async def _outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
         """What the handler raised, None when it returned."""
@@ -271,6 +315,26 @@ class Consuming:
         except Exception as error:  # noqa: BLE001 - the outer edge of a handler: the messages are delivered again
             return error
         return None
+
+    async def _told_outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
+        """As `_outcome`, where hooks are told of it."""
+        clock, outcome = self._runtime.clock, ConsumeOutcome()
+        begun_ms = clock.monotonic_ms()
+        tell = self._hooks.consuming(Consumption(self._group, messages))
+        try:
+            outcome.error = await self._outcome(listener, messages)
+        except BaseException as error:
+            outcome.error = error
+            raise
+        finally:
+            if outcome.error is not None and not isinstance(outcome.error, ConsumeLater):
+                outcome.returned = ConsumeReturn.EXCEPTION
+            elif clock.monotonic_ms() - begun_ms >= self._settings.consume_timeout_minutes * 60_000:
+                outcome.returned = ConsumeReturn.TIME_OUT
+            elif outcome.error is not None:
+                outcome.returned = ConsumeReturn.FAILED
+            tell(outcome)
+        return outcome.error
 
     async def _in_thread(self, handler: Handler | BatchHandler, argument: Any) -> None:
         context = contextvars.copy_context()
@@ -291,13 +355,16 @@ class Consuming:
             return
         log_failure(failed, error)
         level = error.delay_level if isinstance(error, ConsumeLater) else 0
-        await asyncio.gather(*(self._come_again(process_queue, message, level) for message in failed))
+        await asyncio.gather(*(self._come_again(process_queue, message, level, error) for message in failed))
 
-    async def _come_again(self, process_queue: ProcessQueue, message: ReceivedMessage, level: int) -> None:
+    async def _come_again(
+        self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
+    ) -> None:
         if self._settings.is_broadcasting or await self.send_back(message, level):
             self.consumed(process_queue, message)
         else:
             message.reconsume_times += 1
+            process_queue.failure = Failure(message, error)
             self._later(self._settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
 
     def _later(self, pause_ms: float, action: Callable[[], None]) -> None:
@@ -323,7 +390,7 @@ class Consuming:
 
     async def _send_to_retry_topic(self, message: ReceivedMessage) -> bool:
         try:
-            prepared = outgoing_retry(message, self._group, self._retries_max)
+            prepared = outgoing_retry(message, self._group, self._retries_max, self._runtime.namespace)
             await self._resend.send(prepared, timeout_ms=ProducerSettings().send_timeout_ms)
         except (RmqError, ValueError) as error:
             _log.warning("message %s of %s stays here: %s", message.msg_id, message.topic, error)
@@ -360,11 +427,11 @@ def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
     )
 
 
-def restore_topic(message: ReceivedMessage) -> None:
+def restore_topic(message: ReceivedMessage, namespace: str) -> None:
     """A message that comes again has its own topic for handlers."""
     original = message.properties.get(names.RETRY_TOPIC)
     if original is not None and message.topic.startswith(RETRY_PREFIX):
-        message.topic = original
+        message.topic = without_namespace(namespace, original)
 
 
 class _ThreadsClosed(Exception):

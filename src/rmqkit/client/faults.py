@@ -46,6 +46,14 @@ class FaultTable:
         else:
             self._unreachable.add(broker_name)
 
+    def avoided_ms(self, broker_name: str) -> float:
+        """How much longer a broker is avoided."""
+        return max(0.0, self._avoided_until_ms.get(broker_name, 0.0) - self._clock.monotonic_ms())
+
+    def is_reachable(self, broker_name: str) -> bool:
+        """Whether the last send did not show the contrary."""
+        return broker_name not in self._unreachable
+
     def pick(self, queues: PublishQueues, last_broker: str | None) -> MessageQueue:
         """The next queue that is not on a broker to avoid, nor on the one just tried, where there is one."""
         now_ms = self._clock.monotonic_ms()

@@ -15,11 +15,18 @@ Source: behaviour.md §5.3, §8.15; remoting.md §4.5, §6.4.11, §6.4.12.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from types import CoroutineType, FrameType
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
+from rmqkit.client.outbound import bare, renamed
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
@@ -39,6 +46,7 @@ from rmqkit.protocol.headers.consumers import (
     RunningInfoRequest,
 )
 from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.names import with_namespace, without_namespace
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 
@@ -48,8 +56,9 @@ __all__ = ["GroupConsumer", "Inquiries"]
 class GroupConsumer(Protocol):
     """What a client has to know of a consumer."""
 
-    def consumer_data(self) -> ConsumerData:
-        """Its group and subscriptions, as heartbeats say them."""
+    def consumer_data(self) -> ConsumerData | None:
+        """Its group and subscriptions, as heartbeats say them; None without a subscription, of which brokers would
+        conclude that the group has none."""
         ...
 
     def rebalance_soon(self) -> None:
@@ -76,8 +85,9 @@ class GroupConsumer(Protocol):
 class Inquiries:
     """Answers for the consumers by their groups."""
 
-    def __init__(self, consumers: Mapping[str, GroupConsumer]) -> None:
+    def __init__(self, consumers: Mapping[str, GroupConsumer], namespace: str = "") -> None:
         self._consumers = consumers
+        self._namespace = namespace
 
     def register(self, dispatch: Dispatch) -> None:
         """Answer the codes above."""
@@ -89,27 +99,33 @@ class Inquiries:
 
     def ids_changed(self, connection: Connection, command: Command) -> None:
         """Members of a group came or went."""
-        consumer = self._consumers.get(decode_header(command, ConsumerGroupRequest).consumer_group)
+        consumer = self._consumers.get(self._bare(decode_header(command, ConsumerGroupRequest).consumer_group))
         if consumer is not None:
             consumer.rebalance_soon()
 
     async def reset(self, connection: Connection, command: Command) -> None:
         """Move a group."""
-        consumer = self._consumers.get(decode_header(command, ResetClientOffsetRequest).group)
+        consumer = self._consumers.get(self._bare(decode_header(command, ResetClientOffsetRequest).group))
         if consumer is not None:
-            await consumer.reset_offsets(fastjson.decode_as(command.payload, ResetOffsetBody).offset_table)
+            offsets = fastjson.decode_as(command.payload, ResetOffsetBody).offset_table
+            await consumer.reset_offsets(renamed(offsets, self._bare))
 
     def status(self, connection: Connection, command: Command) -> Command:
         """Where a group is in a topic."""
         header = decode_header(command, ConsumerStatusRequest)
-        consumer = self._consumers.get(header.group)
-        offsets = {} if consumer is None else consumer.offsets_of(header.topic)
-        return reply(command, body=fastjson.dumps(ConsumerStatus(offsets)))
+        consumer = self._consumers.get(self._bare(header.group))
+        offsets = {} if consumer is None else consumer.offsets_of(self._bare(header.topic))
+        return reply(command, body=fastjson.dumps(ConsumerStatus(renamed(offsets, self._full))))
 
     def running_info(self, connection: Connection, command: Command) -> Command:
         """What a group does here."""
-        consumer = self._consumer(decode_header(command, RunningInfoRequest).consumer_group)
-        return reply(command, body=fastjson.dumps(consumer.running_info()))
+        header = decode_header(command, RunningInfoRequest)
+        info = self._consumer(header.consumer_group).running_info()
+        if header.jstack_enable:
+            info.jstack = _stacks()
+        info.subscription_set = [replace(one, topic=self._full(one.topic)) for one in info.subscription_set]
+        info.mq_table = renamed(info.mq_table, self._full)
+        return reply(command, body=fastjson.dumps(info))
 
     async def consume_directly(self, connection: Connection, command: Command) -> Command:
         """Handle the message in the request once."""
@@ -118,11 +134,40 @@ class Inquiries:
         (message,) = read_messages(command.payload, header.broker_name)[:1] or (None,)
         if message is None:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, "the request has no message to consume", connection.peer)
+        bare(self._namespace, [message])
         return reply(command, body=msgspec.json.encode(await consumer.consume_directly(message)))
 
+    def _bare(self, name: str) -> str:
+        return without_namespace(self._namespace, name)
+
+    def _full(self, name: str) -> str:
+        return with_namespace(self._namespace, name)
+
     def _consumer(self, group: str) -> GroupConsumer:
-        consumer = self._consumers.get(group)
+        consumer = self._consumers.get(self._bare(group))
         if consumer is None:
             remark = f"The Consumer Group <{group}> not exist in this consumer"
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, remark, "")
         return consumer
+
+
+def _stacks() -> str:
+    """Where every thread of this process stands, and every task of its loop (``jstack``), outermost call first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = [
+        (f"thread {names.get(ident, ident)}", [*traceback.walk_stack(frame)][::-1])
+        for ident, frame in sys._current_frames().items()
+    ]
+    found += [(f"task {task.get_name()}", [*_awaits(task.get_coro())]) for task in asyncio.all_tasks()]
+    lines = []
+    for name, stack in sorted(found, key=lambda one: one[0]):
+        lines.append(name)
+        lines += [f"  {frame.f_code.co_qualname} ({frame.f_code.co_filename}:{line})" for frame, line in stack]
+    return "\n".join(lines)
+
+
+def _awaits(coroutine: object) -> Iterator[tuple[FrameType, int]]:
+    """The frames of a coroutine that is suspended, each waiting for the next."""
+    while isinstance(coroutine, CoroutineType) and (frame := coroutine.cr_frame) is not None:
+        yield frame, frame.f_lineno
+        coroutine = coroutine.cr_await

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from rmqkit.client import forks
+from rmqkit.client.hooks import Hook, Hooks
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import ClientSettings
 from rmqkit.clock import Clock
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.protocol.names import group_fault
+
+if TYPE_CHECKING:
+    from rmqkit.client.tracing import MessageTrace
 
 __all__ = ["Client"]
 
@@ -20,10 +26,20 @@ class _State(enum.Enum):
     NEW = "not started"
     STARTED = "started"
     CLOSED = "closed"
+    LEFT_BEHIND = "the parent process's, from before a fork"
+
+
+_REMEDIES = {
+    _State.NEW: "use it inside 'async with' or call start()",
+    _State.CLOSED: "make a new one",
+    _State.LEFT_BEHIND: "make a new one here, or start it only after the fork",
+}
 
 
 class Client:
     """A member of a group; started and closed once, best by ``async with``.
+
+    After a fork the child may start what was not started before; what was, it can only make anew.
 
     ``name_servers`` None takes the environment's ``NAMESRV_ADDR``. ``runtime`` shares the connections of another client
     instead; its owner starts and closes it.
@@ -31,6 +47,7 @@ class Client:
 
     _kind = "client"
     _reserved_group = ""
+    _trace_kind = "CONSUME"
 
     def __init__(
         self,
@@ -39,6 +56,7 @@ class Client:
         settings: ClientSettings,
         runtime: ClientRuntime | None,
         clock: Clock,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         fault = group_fault(group)
         if fault is None and group == self._reserved_group:
@@ -50,20 +68,33 @@ class Client:
         self.group = group
         self._owns_runtime = runtime is None
         self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)
+        self._trace = self._make_trace(settings) if settings.enable_trace else None
+        self._hooks = Hooks(hooks if self._trace is None else (*hooks, self._trace))
         self._state = _State.NEW
         self._is_registered = False
         self._closing: asyncio.Task[None] | None = None
+        forks.tell(self, Client._forked)
+
+    def _make_trace(self, settings: ClientSettings) -> MessageTrace:
+        from rmqkit.client.tracing import MessageTrace  # few programs need it, and it takes time to load
+
+        return MessageTrace(self._runtime, self.group, self._trace_kind, settings)
 
     async def start(self) -> None:
         """Begin to work. Raises ClientError: it was started before; a closed client cannot be started again."""
+        if self.is_left_behind:
+            self._check_started()
         if self._state is not _State.NEW:
             raise ClientError(f"{self._described} is {self._state.value} already: make a new one")
+        self._runtime.check_process()
         self._state = _State.STARTED
         try:
             if self._owns_runtime:
                 await self._runtime.start()
             self._register()
             self._is_registered = True
+            if self._trace is not None:
+                self._trace.start()
             await self._open()
         except BaseException:
             await self.close()
@@ -73,6 +104,8 @@ class Client:
         """Finish what is under way, leave the group and let go of the connections; nothing happens twice.
 
         Called by one of the client's own handlers it returns at once: the handler has to end first."""
+        if self._state is _State.LEFT_BEHIND:
+            return
         if self._closing is None:
             self._state = _State.CLOSED
             self._closing = asyncio.create_task(self._close(), name=f"closing of {self._described}")
@@ -84,6 +117,8 @@ class Client:
             if self._is_registered:
                 await self._finish()
         finally:
+            if self._trace is not None:
+                await self._trace.close()
             if self._owns_runtime:
                 await self._runtime.close()
 
@@ -111,6 +146,17 @@ class Client:
         return False
 
     @property
+    def is_left_behind(self) -> bool:
+        """Whether it was started in a process that this one was forked from."""
+        return self._state is _State.LEFT_BEHIND
+
+    def _forked(self) -> bool:
+        """In the child of a fork: what was started is the parent's."""
+        if self._is_started or (self._closing is not None and not self._closing.done()):
+            self._state = _State.LEFT_BEHIND
+        return self.is_left_behind
+
+    @property
     def _is_started(self) -> bool:
         return self._state is _State.STARTED
 
@@ -118,7 +164,10 @@ class Client:
     def _described(self) -> str:
         return f"{self._kind} of group {self.group}"
 
+    @property
+    def _state_name(self) -> str:
+        return self._state.value
+
     def _check_started(self) -> None:
         if self._state is not _State.STARTED:
-            remedy = "use it inside 'async with' or call start()" if self._state is _State.NEW else "make a new one"
-            raise ClientError(f"{self._described} is {self._state.value}: {remedy}")
+            raise ClientError(f"{self._described} is {self._state.value}: {_REMEDIES[self._state]}")

@@ -2,59 +2,61 @@
 
 ::
 
-    routes, members change ──> rebalance ──> one PullLoop per queue ──> ProcessQueue ──> Sink
+    routes, members change ──> rebalance ──> HeldQueues: one PullLoop per queue ──> ProcessQueue ──> Sink
+                                                  └── Watch: which stand still, and why
 
-====================  ==========================================================================================
-a queue is            then
-====================  ==========================================================================================
-taken                 in ordered consumption once the broker has locked it; what its former owner had saved is read
-given up              nothing new starts, handlers may finish for a moment, the offset is saved, the lock given back;
-                      an ordered queue stays until its handler has ended, since its next owner must not overtake it
-lost                  somebody else has the lock: it begins anew with the next rebalance
-====================  ==========================================================================================
-
-Who consumes is the consumer's matter (`Sink`), and what the queues of a topic are, and who gets which, `Rebalance`'s.
-Loop only. Source: behaviour.md §8.3, §8.4, §8.6, §8.12, §8.15.
+Who consumes is the consumer's matter (`Sink`), what the queues of a topic are, and who gets which, `Rebalance`'s, what
+taking one and giving it up mean that of `HeldQueues`. In ordered consumption a queue is taken once its broker has
+locked it; one whose lock somebody else got begins anew with the next rebalance.
+Loop only. Source: behaviour.md §8.3, §8.4, §8.15.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Collection, Iterable
-
-from msgspec.structs import replace
+from collections.abc import Callable, Collection
 
 from rmqkit.client.allocate import Allocate
+from rmqkit.client.holding import HeldQueues
 from rmqkit.client.local_offsets import LocalOffsets
 from rmqkit.client.locks import QueueLocks
 from rmqkit.client.offsets import GroupOffsets, Offsets
+from rmqkit.client.pop_assignment import Assigned
+from rmqkit.client.popping import PopProcessQueue, Pops
 from rmqkit.client.process_queue import ProcessQueue
-from rmqkit.client.pulling import PullLoop, Sink
+from rmqkit.client.pulling import Sink
 from rmqkit.client.rebalance import Rebalance
 from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.scheduled import Schedule
 from rmqkit.client.settings import ConsumerSettings
+from rmqkit.client.status import MemberStatus
+from rmqkit.client.subscriptions import Subscriptions
 from rmqkit.client.tasks import Tasks, keep_doing
-from rmqkit.errors import ClientError, SettingsError
-from rmqkit.filter.subscription import is_tag_type, subscription
-from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue, SubscriptionData
-from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ProcessQueueInfo
+from rmqkit.client.watch import Watch
+from rmqkit.errors import ClientError
+from rmqkit.filter.subscription import TAG
+from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
+from rmqkit.protocol.bodies.consumers import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    PopProcessQueueInfo,
+    ProcessQueueInfo,
+)
 from rmqkit.protocol.codes import CURRENT_VERSION, version_name
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.names import topic_fault
+from rmqkit.protocol.names import retry_topic, with_namespace
 from rmqkit.settings import to_properties
 
-__all__ = ["Membership", "offsets_of"]
+__all__ = ["Membership", "QueueListener", "offsets_of"]
+
+QueueListener = Callable[[set[MessageQueue], set[MessageQueue]], object]
+"""Is told all queues of a topic and those of them that are held here (``MessageQueueListener``); on the loop."""
 
 _INCOMPLETE_PAUSE_MS = 1000.0
 _LOCK_PAUSE_MS = 500.0
-_HAND_OVER_MS = 300.0
-"""How long running handlers may hold up giving a queue away; its next owner waits 500 ms."""
-
-_RESET_WAIT_MS = 10_000.0
-_NO_SPAN = 1 << 63
 _MIB = 1 << 20
+_SECRETS = frozenset(("accessKey", "secretKey", "securityToken"))
 
 _log = logging.getLogger(__name__)
 
@@ -62,12 +64,13 @@ _log = logging.getLogger(__name__)
 def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -> Offsets:
     """Where a group's offsets are kept: at the brokers, or for broadcasting in a file."""
     if settings.is_broadcasting:
-        return LocalOffsets(settings.offsets_dir, runtime.client_id, group)
+        return LocalOffsets(settings.offsets_dir, runtime.client_id, with_namespace(runtime.namespace, group))
     return GroupOffsets(runtime, group)
 
 
 class Membership:
-    """A member of a group; ``locks`` in ordered consumption, ``allocate`` None when every member has every queue."""
+    """A member of a group; ``locks`` in ordered consumption, ``allocate`` None when every member has every queue.
+    ``pops`` where brokers share out the queues and may have them popped, as ``only_pops`` has all of them."""
 
     def __init__(
         self,
@@ -81,9 +84,23 @@ class Membership:
         consume_type: str,
         locks: QueueLocks | None = None,
         is_ordered: bool = False,
+        pops: Pops | None = None,
+        only_pops: bool = False,
     ) -> None:
-        self.process_queues: dict[MessageQueue, ProcessQueue] = {}
-        self.subscriptions: dict[str, SubscriptionData] = {}
+        self.subscriptions = Subscriptions(runtime, group)
+        self._held = HeldQueues(
+            runtime,
+            group,
+            settings,
+            offsets=offsets,
+            sink=sink,
+            subscriptions=self.subscriptions,
+            locks=locks,
+            is_ordered=is_ordered,
+            pops=pops,
+            rebalance_soon=self.rebalance_soon,
+        )
+        self.process_queues = self._held.process_queues
         self._runtime = runtime
         self._group = group
         self._settings = settings
@@ -91,14 +108,23 @@ class Membership:
         self._sink = sink
         self._consume_type = consume_type
         self._locks = locks
-        self._span_max = _NO_SPAN if is_ordered else settings.span_max
-        self._rebalance = Rebalance(runtime, group, None if settings.is_broadcasting else allocate, self)
+        if pops is None:
+            self._rebalance = Rebalance(runtime, group, None if settings.is_broadcasting else allocate, self)
+        else:
+            self._rebalance = Assigned(runtime, group, allocate, self, pops, only_pops=only_pops)
         self._assigned: set[MessageQueue] | None = None
-        self._starts: dict[MessageQueue, int] = {}
-        self._paused: set[MessageQueue] = set()
-        self._is_all_paused = False
-        self._is_unlocked = False
-        self._pulls: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._unlocked: set[MessageQueue] = set()
+        self._refused: set[MessageQueue] = set()
+        self._watch = Watch(
+            group,
+            self._held,
+            sink=sink,
+            locks=locks,
+            unlocked=lambda: self._unlocked,
+            clock=runtime.clock,
+            stall_after_ms=settings.stall_after_ms,
+        )
+        self._listeners: dict[str, tuple[QueueListener, tuple[set[MessageQueue], set[MessageQueue]]]] = {}
         self._tasks = Tasks()
         self._wake = asyncio.Event()
         self._is_open = False
@@ -109,15 +135,7 @@ class Membership:
 
     def subscribe(self, topic: str, expression: str, expression_type: str) -> None:
         """Subscribe to a topic, or replace its subscription. Raises SettingsError: one of them is not legal."""
-        fault = topic_fault(topic)
-        if fault is not None:
-            raise SettingsError(fault)
-        version = self._runtime.clock.now_ms()
-        try:
-            data = subscription(topic, expression, expression_type=expression_type, version=version)
-        except ValueError as error:
-            raise SettingsError(f"subscription to topic {topic}: {error}") from None
-        self.subscriptions[topic] = data
+        self.subscriptions.put(topic, expression, expression_type)
         if self._is_open:
             self._runtime.routes.watch(topic)
             self._runtime.refresh_routes_soon()
@@ -136,6 +154,16 @@ class Membership:
             self.subscribe(topic, expression, expression_type)
         self.rebalance_soon()
 
+    def schedule(self, topic: str, schedule: Schedule) -> None:
+        """Have the program pull the queues of a topic by itself. Raises SettingsError: as `subscribe`."""
+        self.subscribe(topic, "*", TAG)
+        self._held.schedules[topic] = schedule
+
+    def listen(self, topic: str, listener: QueueListener) -> None:
+        """Tell a listener about the queues of a topic, now and when they change."""
+        self._listeners[topic] = (listener, (set(), set()))
+        self.rebalance_soon()
+
     @property
     def is_manual(self) -> bool:
         """Whether queues were assigned."""
@@ -143,15 +171,11 @@ class Membership:
 
     def pause(self, queues: Collection[MessageQueue]) -> None:
         """Take in nothing more of some queues, or of all there are and will be."""
-        self._is_all_paused = self._is_all_paused or not queues
-        self._paused.update(queues)
-        self._mark_paused()
+        self._held.pause(queues, is_paused=True)
 
     def resume(self, queues: Collection[MessageQueue]) -> None:
-        """The opposite of `pause`."""
-        self._paused = self._paused.difference(queues) if queues else set()
-        self._is_all_paused = self._is_all_paused and bool(queues)
-        self._mark_paused()
+        """Go on with some queues, also when all were paused, or end every pause."""
+        self._held.pause(queues, is_paused=False)
 
     async def start_at(self, queue: MessageQueue, offset: int) -> None:
         """Begin a queue anew at an offset; what was pulled of it is dropped.
@@ -160,10 +184,7 @@ class Membership:
             raise ClientError(
                 f"{queue} is not held by this member of group {self._group}: wait until it is, or assign it"
             )
-        self._starts[queue] = offset
-        if queue in self.process_queues:
-            await self._drop(queue)
-            self._take(queue, 0.0)
+        await self._held.start_at(queue, offset, is_member=not self.is_manual)
 
     # -- from start to end
 
@@ -176,24 +197,31 @@ class Membership:
         for topic in list(self.subscriptions):
             self._runtime.routes.watch(topic)
             await self._runtime.routes.refresh(topic)
-        await self._check_expressions()
+        await self.subscriptions.check()
         await self._runtime.heartbeat()
         name = f"rebalance of group {self._group}"
         self._tasks.start(keep_doing(self._share_out, wake=self._wake, name=name), name)
         self._tasks.start(self._save_offsets(), f"offsets of group {self._group}")
+        self._tasks.start(self._watch.run(), f"watchdog of group {self._group}")
 
     async def stop(self) -> None:
         """Pull nothing more and start no handler."""
         self._is_open = False
         await self._tasks.close()
-        for process_queue in self.process_queues.values():
-            process_queue.drop()
+        await self._held.stop()
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
         """Save offsets, give back locks except of queues that a handler is busy with, leave the group."""
         await self._offsets.save_all()
         if self._locks is not None:
-            await self._locks.unlock(self.process_queues.keys() - set(still_handled))
+            for queue in still_handled:
+                _log.warning(
+                    "group %s: the handler of %s is still at work in its thread, so no other member may have the queue "
+                    "until the broker's lock ends, 60 s after it was last renewed: allow it more than drain_ms",
+                    self._group,
+                    queue,
+                )
+            await self._locks.unlock(self._locks.asked.difference(still_handled))
         for topic in self.subscriptions:
             self._runtime.routes.unwatch(topic)
         if not self.is_manual:
@@ -201,8 +229,10 @@ class Membership:
 
     # -- what the runtime and the rebalance call
 
-    def consumer_data(self) -> ConsumerData:
-        """The group and its subscriptions, as heartbeats say them."""
+    def consumer_data(self) -> ConsumerData | None:
+        """The group and its subscriptions, as heartbeats say them; None without one."""
+        if not self.subscriptions:
+            return None
         return ConsumerData(
             group_name=self._group,
             consume_type=self._consume_type,
@@ -221,23 +251,22 @@ class Membership:
 
     async def change_queues(self, taken: list[MessageQueue], given_up: list[MessageQueue], *, is_shared: bool) -> None:
         """Give up queues, tell the brokers about the newest subscriptions, then begin to pull the new queues."""
-        await asyncio.gather(*(self._give_up(queue) for queue in given_up))
-        self._renew_versions({queue.topic for queue in (*taken, *given_up)})
+        await asyncio.gather(*(self._held.give_up(queue) for queue in given_up))
+        self.subscriptions.renew_versions({queue.topic for queue in (*taken, *given_up)})
         if not self.is_manual:
             await self._runtime.heartbeat()
         if self._locks is not None and taken:
             await self._locks.lock(taken)
-            taken, wanted = [queue for queue in taken if self._locks.is_held(queue)], taken
-            self._is_unlocked = self._is_unlocked or len(taken) < len(wanted)
-        pause_ms = float(self._settings.take_over_pause_ms) if is_shared else 0.0
-        for queue in taken:
-            self._take(queue, pause_ms)
-        self._share_limits()
+            self._refused.update(queue for queue in taken if not self._locks.is_held(queue))
+            taken = [queue for queue in taken if self._locks.is_held(queue)]
+        # Who had a lock before us saved its offset before it gave the lock back.
+        pause_ms = float(self._settings.take_over_pause_ms) if is_shared and self._locks is None else 0.0
+        self._held.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
 
     async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
         """Go on elsewhere, as an operator wishes: handlers may finish, then queues begin anew at these offsets."""
         held = [(queue, offset) for queue, offset in offsets.items() if queue in self.process_queues]
-        await asyncio.gather(*(self._reset(queue, offset) for queue, offset in held))
+        await asyncio.gather(*(self._held.reset(queue, offset) for queue, offset in held))
         self.rebalance_soon()
 
     def offsets_of(self, topic: str) -> dict[MessageQueue, int]:
@@ -245,21 +274,51 @@ class Membership:
         known = {queue: self._offsets.known(queue) for queue in self.process_queues if queue.topic == topic}
         return {queue: offset for queue, offset in known.items() if offset is not None}
 
+    def status(self, state: str) -> MemberStatus:
+        """What every queue is doing; ``state`` is that of the client."""
+        queues_of = self._runtime.routes.subscribe_queues
+        wanted = sorted(self.subscriptions.keys() - {retry_topic(self._group)}) if self._is_open else ()
+        return MemberStatus(
+            group=self._group,
+            client_id=self._runtime.client_id,
+            state=state,
+            queues=self._watch.look(),
+            missing_topics=[topic for topic in wanted if not queues_of(topic)],
+        )
+
     def running_info(self) -> ConsumerRunningInfo:
-        """Settings, subscriptions and what is held of each queue."""
+        """Settings, subscriptions, what is held of each queue, rates, and why queues do not move."""
         own = {
+            "PROP_NAMESERVER_ADDR": ";".join(self._runtime.name_servers),
             "PROP_CONSUME_TYPE": self._consume_type,
             "PROP_CONSUMEORDERLY": str(self._is_ordered).lower(),
             "PROP_THREADPOOL_CORE_SIZE": str(getattr(self._settings, "handlers_max", 0)),
             "PROP_CONSUMER_START_TIMESTAMP": str(self._opened_ms),
             "PROP_CLIENT_VERSION": version_name(CURRENT_VERSION),
         }
-        secrets = {"accessKey", "secretKey", "securityToken"}
-        settings = {key: text for key, text in to_properties(self._settings).items() if key not in secrets}
+        settings = {key: text for key, text in to_properties(self._settings).items() if key not in _SECRETS}
+        now_ms, rates = self._runtime.clock.monotonic_ms(), self._held.rates
         return ConsumerRunningInfo(
             properties=settings | own,
             subscription_set=list(self.subscriptions.values()),
-            mq_table={queue: self._queue_info(one) for queue, one in self.process_queues.items()},
+            mq_table={
+                queue: self._queue_info(one)
+                for queue, one in self.process_queues.items()
+                if not isinstance(one, PopProcessQueue)
+            },
+            mq_pop_table={
+                queue: PopProcessQueueInfo(
+                    wait_ack_count=len(one), droped=one.is_dropped, last_pop_timestamp=one.pulled_ms
+                )
+                for queue, one in self.process_queues.items()
+                if isinstance(one, PopProcessQueue)
+            },
+            status_table={topic: rates[topic].status(now_ms) for topic in self.subscriptions if topic in rates},
+            user_consumer_info={
+                f"{one.queue.topic} {one.queue.broker_name} {one.queue.queue_id}": f"{one.state.value}: {one.reason}"
+                for one in self._watch.look()
+                if one.reason
+            },
         )
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
@@ -270,9 +329,8 @@ class Membership:
         """Renew the locks of all queues; one that somebody else holds begins anew."""
         if self._locks is not None:
             for queue in await self._locks.lock(self.process_queues):
-                if queue in self.process_queues:
+                if await self._held.drop(queue):
                     _log.warning("group %s lost the lock of %s: it begins anew", self._group, queue)
-                    await self._drop(queue)
                     self.rebalance_soon()
 
     # -- inside
@@ -282,138 +340,46 @@ class Membership:
             self._runtime.heartbeat_soon()
         self.rebalance_soon()
 
-    async def _check_expressions(self) -> None:
-        """Have a broker say whether it can filter by the expressions that are not tags."""
-        for topic, data in self.subscriptions.items():
-            brokers = self._runtime.routes.brokers_of(topic)
-            if not is_tag_type(data.expression_type) and brokers:
-                address = self._runtime.routes.any_address(brokers[0])
-                assert address is not None, "a broker of a route has an address"
-                await self._runtime.calls.check_subscription(address[1], self._runtime.client_id, self._group, data)
-
     def _queue_info(self, process_queue: ProcessQueue) -> ProcessQueueInfo:
-        lowest, highest = process_queue.bounds
+        (lowest, highest), locks = process_queue.bounds, self._locks
         return ProcessQueueInfo(
             commit_offset=self._offsets.known(process_queue.queue) or 0,
             cached_msg_min_offset=lowest,
             cached_msg_max_offset=highest,
             cached_msg_count=len(process_queue),
             cached_msg_size_in_mib=process_queue.body_bytes // _MIB,
-            locked=self._locks is not None and self._locks.is_held(process_queue.queue),
+            locked=locks is not None and locks.is_held(process_queue.queue),
+            last_lock_timestamp=0 if locks is None else locks.granted_at_ms(process_queue.queue),
             droped=process_queue.is_dropped,
             last_pull_timestamp=process_queue.pulled_ms,
             last_consume_timestamp=process_queue.consumed_ms,
         )
 
     async def _share_out(self) -> float:
-        self._is_unlocked = False
-        for queue in [queue for queue, pull in self._pulls.items() if pull.done()]:
-            await self._give_up(queue)  # its loop ended by an error, or its handler is not done: the queue begins anew
+        self._refused = set()
+        await self._held.give_up_ended()
         is_complete = True
         if self._assigned is None:
             is_complete = await self._rebalance.share_out(sorted(self.subscriptions))
         elif self._assigned != self.held_queues():
             held = self.held_queues()
             await self.change_queues(sorted(self._assigned - held), sorted(held - self._assigned), is_shared=False)
-        if self._is_unlocked or any(one.is_dropped for one in self.process_queues.values()):
+        self._unlocked = self._refused
+        self._tell_listeners()
+        if self._unlocked or any(one.is_dropped for one in self.process_queues.values()):
             return _LOCK_PAUSE_MS
         return self._settings.rebalance_interval_ms if is_complete else _INCOMPLETE_PAUSE_MS
 
-    def _take(self, queue: MessageQueue, pause_ms: float) -> None:
-        settings = self._settings
-        process_queue = ProcessQueue(
-            queue,
-            messages_max=settings.held_messages_max,
-            bytes_max=settings.held_mib_max * _MIB,
-            span_max=self._span_max,
-        )
-        loop = PullLoop(
-            self._runtime,
-            self._group,
-            process_queue,
-            subscription_of=self.subscriptions.get,
-            offsets=self._offsets,
-            sink=self._sink,
-            settings=settings,
-            on_illegal=self._offset_illegal,
-            start_offset=self._starts.pop(queue, None),
-            is_member=not self.is_manual,
-        )
-        self.process_queues[queue] = process_queue
-        self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self._group}")
-        self._mark_paused()
-
-    async def _give_up(self, queue: MessageQueue) -> None:
-        """Stop pulling, let handlers finish for a moment, save the offset so that the next owner starts there."""
-        process_queue = await self._stop_pulling(queue)
-        if process_queue is None:
-            return  # its offset was illegal, just now
-        is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
-        if is_idle or self._locks is None:
-            await self._let_go(process_queue)
-
-    async def _stop_pulling(self, queue: MessageQueue) -> ProcessQueue | None:
-        process_queue = self.process_queues.get(queue)
-        if process_queue is not None:
-            process_queue.drop()
-            pull = self._pulls[queue]
-            pull.cancel()
-            await asyncio.wait([pull])
-        return process_queue
-
-    async def _reset(self, queue: MessageQueue, offset: int) -> None:
-        process_queue = await self._stop_pulling(queue)
-        if process_queue is not None:
-            await process_queue.wait_for_handlers(_RESET_WAIT_MS)
-            process_queue.release()
-            self._offsets.set_to(queue, offset)
-            await self._let_go(process_queue)
-
-    async def _drop(self, queue: MessageQueue) -> None:
-        """Stop at once and save nothing."""
-        if (process_queue := self.process_queues.get(queue)) is not None:
-            process_queue.release()
-            await self._stop_pulling(queue)
-            self._forget(queue)
-
-    async def _offset_illegal(self, process_queue: ProcessQueue, offset: int) -> None:
-        process_queue.drop()
-        if self._locks is not None:
-            await process_queue.wait_for_handlers(_RESET_WAIT_MS)
-        self._offsets.freeze(process_queue.queue, offset)
-        await self._let_go(process_queue)
-        self.rebalance_soon()
-
-    async def _let_go(self, process_queue: ProcessQueue) -> None:
-        process_queue.release()
-        await self._offsets.save(process_queue.queue)
-        if self._locks is not None:
-            await self._locks.unlock([process_queue.queue])
-        self._forget(process_queue.queue)
-
-    def _forget(self, queue: MessageQueue) -> None:
-        self._offsets.forget(queue)
-        self.process_queues.pop(queue, None)
-        self._pulls.pop(queue, None)
-
-    def _mark_paused(self) -> None:
-        for queue, process_queue in self.process_queues.items():
-            process_queue.is_paused = self._is_all_paused or queue in self._paused
-
-    def _share_limits(self) -> None:
-        """Share the limits of a topic among its queues."""
-        settings, queues = self._settings, Counter(queue.topic for queue in self.process_queues)
-        for queue, process_queue in self.process_queues.items():
-            if settings.topic_messages_max > 0:
-                process_queue.messages_max = max(1, settings.topic_messages_max // queues[queue.topic])
-            if settings.topic_mib_max > 0:
-                process_queue.bytes_max = max(1, settings.topic_mib_max // queues[queue.topic]) * _MIB
-
-    def _renew_versions(self, topics: Iterable[str]) -> None:
-        now_ms = self._runtime.clock.now_ms()
-        for topic in self.subscriptions.keys() & topics:
-            data = self.subscriptions[topic]
-            self.subscriptions[topic] = replace(data, sub_version=max(now_ms, data.sub_version + 1))
+    def _tell_listeners(self) -> None:
+        for topic, (listener, told) in list(self._listeners.items()):
+            queues = set(self._runtime.routes.subscribe_queues(topic))
+            held = {queue for queue in self.process_queues if queue.topic == topic}
+            if told != (queues, held):
+                self._listeners[topic] = (listener, (queues, held))
+                try:
+                    listener(set(queues), set(held))
+                except Exception as error:  # noqa: BLE001 - the outer edge of a program's listener
+                    _log.warning("queue listener of topic %s, group %s failed", topic, self._group, exc_info=error)
 
     async def _save_offsets(self) -> None:
         while True:

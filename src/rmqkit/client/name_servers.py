@@ -9,7 +9,8 @@ import logging
 import random
 from collections.abc import Sequence
 
-from rmqkit.errors import NoRoute, PeerRefused, RemotingError
+from rmqkit.errors import BodyError, NoRoute, PeerRefused, RemotingError
+from rmqkit.protocol.bodies.namesrv import TopicList
 from rmqkit.protocol.bodies.topics import TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
@@ -23,37 +24,41 @@ _log = logging.getLogger(__name__)
 
 
 class NameServers:
-    """Asks name servers for routes, at least one, each at most ``timeout_ms``; loop only."""
+    """Asks name servers for routes, each at most ``timeout_ms``; ``addresses`` may change. Loop only."""
 
     def __init__(self, addresses: Sequence[str], remoting: RemotingClient, timeout_ms: float) -> None:
-        assert addresses, "a client needs a name server"
-        self.addresses = tuple(addresses)
+        self.addresses = addresses
         self._remoting = remoting
         self._timeout_ms = timeout_ms
-        self._chosen = random.randrange(len(self.addresses))
+        self._chosen = random.getrandbits(16)
 
     async def route(self, topic: str) -> TopicRoute | None:
         """The route of a topic; None when the name server knows no broker with it.
         Raises NoRoute: no name server answered.
-        Raises PeerRefused: one answered with something else than a route.
-        Raises BodyError: the route cannot be read."""
+        Raises PeerRefused: one answered with something else than a route."""
         header = RouteRequest(topic, accept_standard_json_only=True)
         answer, address = await self._ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header))
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         body = expect_success(answer, address).payload
-        if not body:
-            raise PeerRefused(answer.code, f"the route of topic {topic} has no body", address)
-        return decode_as(body, TopicRoute)
+        try:
+            return decode_as(body, TopicRoute)
+        except BodyError as error:
+            raise PeerRefused(answer.code, f"the route of topic {topic} cannot be read: {error}", address) from None
+
+    async def topics(self) -> list[str]:
+        """The names of all topics that a name server knows. Raises NoRoute, PeerRefused: as `route`."""
+        answer, address = await self._ask(Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        return sorted(decode_as(expect_success(answer, address).payload, TopicList).topic_list)
 
     async def _ask(self, command: Command) -> tuple[Command, str]:
         failures: list[str] = []
         for _ in self.addresses:
-            address = self.addresses[self._chosen]
+            address = self.addresses[self._chosen % len(self.addresses)]
             try:
                 return await self._remoting.call(address, command, self._timeout_ms), address
             except RemotingError as error:
                 failures.append(str(error))
-                self._chosen = (self._chosen + 1) % len(self.addresses)
+                self._chosen += 1
                 _log.info("name server %s: %s", address, error)
         raise NoRoute(f"no name server answered, check the addresses: {'; '.join(failures)}")

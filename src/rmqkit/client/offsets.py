@@ -19,6 +19,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 
+from rmqkit.client.routes import NOT_REGISTERED
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.errors import ConnectFailed, RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
@@ -131,5 +132,5 @@ class GroupOffsets(Offsets):
     def _address(self, queue: MessageQueue) -> str:
         found = self._runtime.routes.any_address(queue.broker_name)
         if found is None:
-            raise ConnectFailed(queue.broker_name, "no route names a broker of that name")
+            raise ConnectFailed(queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
         return found[1]

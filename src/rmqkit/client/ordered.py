@@ -20,9 +20,10 @@ from __future__ import annotations
 import itertools
 
 from rmqkit.client.consuming import ConsumeLater, Consuming, ListenerOf, log_failure, restore_topic
+from rmqkit.client.hooks import Hooks
 from rmqkit.client.locks import QueueLocks
 from rmqkit.client.offsets import Offsets
-from rmqkit.client.process_queue import ProcessQueue
+from rmqkit.client.process_queue import Failure, ProcessQueue
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import PushConsumerSettings
 from rmqkit.errors import RmqError
@@ -46,16 +47,17 @@ class OrderedConsuming(Consuming):
         offsets: Offsets,
         settings: PushConsumerSettings,
         listener_of: ListenerOf,
+        hooks: Hooks,
         locks: QueueLocks | None,
     ) -> None:
-        super().__init__(runtime, group, offsets, settings, listener_of)
+        super().__init__(runtime, group, offsets, settings, listener_of, hooks)
         self._retries_max = settings.retries_max
         self._locks = locks
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Have messages handled that the process queue holds."""
         for message in messages:
-            restore_topic(message)
+            restore_topic(message, self._runtime.namespace)
         if not process_queue.is_scheduled:
             self._schedule(process_queue)
 
@@ -85,8 +87,9 @@ class OrderedConsuming(Consuming):
             return 0.0
         listener = self._listener_of(messages[0].topic)
         assert listener is not None, f"ordered topic {messages[0].topic} has a handler"
-        self._begin(process_queue, messages)
-        error = await self._outcome(listener, messages)
+        begun_ms = self._begin(process_queue, messages)
+        error = await self._run(listener, messages)
+        self._count(process_queue, messages, begun_ms, error)
         if error is None:
             self.consumed(process_queue, *messages)
             return 0.0
@@ -120,6 +123,7 @@ class OrderedConsuming(Consuming):
             if not is_last or not await self._is_away(message):
                 for one in failed:
                     one.reconsume_times += 1
+                process_queue.failure = Failure(message, error)
                 return False
             self.consumed(process_queue, message)
         return True

@@ -14,18 +14,20 @@ Pure: the unique key and the time are given. Source: behaviour.md §7.3, §7.6, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from rmqkit.client.hooks import SendOutcome
 from rmqkit.client.settings import ProducerSettings
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.compression import Compression, compress
 from rmqkit.protocol.message import Message, ReceivedMessage
-from rmqkit.protocol.names import FORBIDDEN_TO_SEND, RETRY_PREFIX, retry_topic, topic_fault
+from rmqkit.protocol.names import FORBIDDEN_TO_SEND, RETRY_PREFIX, retry_topic, topic_fault, with_namespace
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
 from rmqkit.protocol.record import COMPRESSED
 
@@ -37,6 +39,7 @@ __all__ = [
     "outgoing_batch",
     "outgoing_entries",
     "outgoing_retry",
+    "telling",
 ]
 
 _ZLIB_LEVEL_MAX = 9
@@ -47,7 +50,8 @@ _FIRST_RETRY_LEVEL = 3
 class Outgoing(Struct, gc=False):
     """A message, or a batch, as send requests carry it.
     ``msg_id`` is the unique key, of a batch those of its messages, joined by commas; ``properties`` is the property
-    string; ``reconsume_times`` and ``retries_max`` are only for messages sent to a retry topic."""
+    string; ``reconsume_times`` and ``retries_max`` are only for messages sent to a retry topic. Where hooks are,
+    ``tell`` is told once how the send ended, ``outcome`` is what it is told."""
 
     topic: str
     body: bytes
@@ -59,6 +63,8 @@ class Outgoing(Struct, gc=False):
     is_reply: bool = False
     reconsume_times: int = 0
     retries_max: int | None = None
+    tell: Callable[[SendOutcome], None] | None = None
+    outcome: SendOutcome | None = None
 
 
 def outgoing(
@@ -76,9 +82,13 @@ def outgoing(
 
 
 def outgoing_batch(
-    messages: Sequence[Message], unique_keys: Sequence[str], batch_key: str, settings: ProducerSettings
+    messages: Sequence[Message],
+    unique_keys: Sequence[str],
+    batch_key: str,
+    settings: ProducerSettings,
+    own: Mapping[str, str] | None = None,
 ) -> Outgoing:
-    """Prepare a batch; ``batch_key`` is the unique key of the request itself.
+    """Prepare a batch; ``batch_key`` is the unique key of the request itself, ``own`` are properties of each message.
     Raises MessageIllegal: a message breaks one of the rules above, or they differ where they must not."""
     if not messages:
         raise MessageIllegal("a batch has no messages: give at least one")
@@ -89,11 +99,13 @@ def outgoing_batch(
                 f"a batch has one topic and one wait_store: found {message.topic}, {message.wait_store} "
                 f"besides {first.topic}, {first.wait_store}"
             )
-    entries = [batch_entry(message, key, settings) for message, key in zip(messages, unique_keys, strict=True)]
+    entries = [batch_entry(message, key, settings, own) for message, key in zip(messages, unique_keys, strict=True)]
     return outgoing_entries(first, entries, unique_keys, batch_key, settings)
 
 
-def batch_entry(message: Message, unique_key: str, settings: ProducerSettings) -> BatchEntry:
+def batch_entry(
+    message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
+) -> BatchEntry:
     """Prepare one message of a batch. Raises MessageIllegal: as `outgoing`, or a batch cannot hold it."""
     check_topic(message.topic)
     if message.topic.startswith(RETRY_PREFIX):
@@ -101,7 +113,7 @@ def batch_entry(message: Message, unique_key: str, settings: ProducerSettings) -
     if message.is_delayed:
         raise MessageIllegal(f"a batch for topic {message.topic} cannot hold delayed messages: send them one by one")
     body = _checked_body(message, settings.message_bytes_max)
-    return BatchEntry(body, _properties(message, unique_key), message.flag)
+    return BatchEntry(body, _properties(message, unique_key, own), message.flag)
 
 
 def outgoing_entries(
@@ -125,12 +137,12 @@ def outgoing_entries(
     return Outgoing(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
 
 
-def outgoing_retry(message: ReceivedMessage, group: str, retries_max: int) -> Outgoing:
+def outgoing_retry(message: ReceivedMessage, group: str, retries_max: int, namespace: str = "") -> Outgoing:
     """A received message as a client sends it to its group's retry topic itself, when the broker could not do it."""
     properties = dict(message.properties)
     for name in (names.MIN_OFFSET, names.MAX_OFFSET, names.CONSUME_START_TIME, names.TRANSACTION_PREPARED):
         properties.pop(name, None)
-    properties.setdefault(names.RETRY_TOPIC, message.topic)
+    properties.setdefault(names.RETRY_TOPIC, with_namespace(namespace, message.topic))
     properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
     return Outgoing(
@@ -142,6 +154,17 @@ def outgoing_retry(message: ReceivedMessage, group: str, retries_max: int) -> Ou
         reconsume_times=message.reconsume_times + 1,
         retries_max=retries_max,
     )
+
+
+@contextlib.contextmanager
+def telling(message: Outgoing) -> Iterator[None]:
+    """Tell what goes wrong before the message is with a `Sender`."""
+    try:
+        yield
+    except BaseException as error:
+        if message.tell is not None:
+            message.tell(SendOutcome(error=error))
+        raise
 
 
 def check_topic(topic: str) -> None:
@@ -165,7 +188,7 @@ def _checked_body(message: Message, bytes_max: int) -> bytes:
     if len(body) > bytes_max:
         raise MessageIllegal(
             f"body of a message for topic {message.topic} has {len(body)} bytes, {len(body) - bytes_max} more than "
-            f"the limit of {bytes_max} (maxMessageSize)"
+            f"the limit of {bytes_max} (maxMessageSize): split it, or raise the limit here and at the brokers"
         )
     return body
 
@@ -182,7 +205,8 @@ def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None
     if len(encoded) > PROPERTIES_BYTES_MAX:
         raise MessageIllegal(
             f"properties of a message for topic {message.topic} have {len(encoded)} bytes, "
-            f"{len(encoded) - PROPERTIES_BYTES_MAX} more than the limit of {PROPERTIES_BYTES_MAX}"
+            f"{len(encoded) - PROPERTIES_BYTES_MAX} more than the limit of {PROPERTIES_BYTES_MAX}: "
+            "move some to the body"
         )
     return encoded
 

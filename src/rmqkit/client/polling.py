@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from rmqkit.client.offsets import Offsets
@@ -113,6 +114,10 @@ class Polling:
     async def unreadable(self, message: ReceivedMessage) -> None:
         """A body cannot be unpacked: the pull loop logged it, and it is left out."""
 
+    def waits_for(self, message: ReceivedMessage) -> str:
+        """Whose turn it is with a message that is held."""
+        return "the program to poll or iterate further"
+
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         """There is no handler. Raises ClientError: always."""
         raise ClientError(f"message {message.msg_id} has no handler: this consumer polls")
@@ -144,8 +149,9 @@ class StreamSource(Protocol):
 class MessageStream:
     """The messages of a consumer, one after the other; see `PushConsumer.messages` and `PullConsumer.messages`."""
 
-    def __init__(self, source: StreamSource) -> None:
+    def __init__(self, source: StreamSource, on_given: Callable[[ReceivedMessage], None]) -> None:
         self._source = source
+        self._on_given = on_given
         self._given: tuple[ProcessQueue, ReceivedMessage] | None = None
 
     def __aiter__(self) -> MessageStream:
@@ -156,6 +162,7 @@ class MessageStream:
         self._given = await self._source.next()
         if self._given is None:
             raise StopAsyncIteration
+        self._on_given(self._given[1])
         return self._given[1]
 
     def settle(self) -> None:

@@ -1,7 +1,7 @@
 """One event loop in a thread, for programs that have none: work is handed over and waited for.
 
 The thread starts with the first call and ends with the interpreter, after closing what is still open. It is a daemon,
-so a program that hangs elsewhere can still be ended; a fork gets a portal of its own. Source: style.md §11.
+so a program that hangs elsewhere can still be ended; a fork's child gets a portal of its own. Source: style.md §11.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
+
+from rmqkit.client import forks
 
 __all__ = ["Portal", "portal"]
 
@@ -28,10 +29,11 @@ class _Closable(Protocol):
 
 
 class Portal:
-    """A loop thread of one process; every method may be called from any other thread."""
+    """A loop thread of one process; every method may be called from any other thread.
+    ``is_left_behind`` says that the thread is in the parent of this process."""
 
     def __init__(self) -> None:
-        self.process_id = os.getpid()
+        self.is_left_behind = False
         self._loop = _new_loop()
         self._clients: weakref.WeakSet[_Closable] = weakref.WeakSet()
         self._thread = threading.Thread(target=self._run, name="rmqkit portal", daemon=True)
@@ -61,7 +63,7 @@ class Portal:
         self._loop.close()
 
     def _exit(self) -> None:
-        if os.getpid() != self.process_id or not self._thread.is_alive():
+        if self.is_left_behind or not self._thread.is_alive():
             return
         closing = asyncio.run_coroutine_threadsafe(self._close_clients(), self._loop)
         with contextlib.suppress(concurrent.futures.TimeoutError):
@@ -75,15 +77,30 @@ class Portal:
 
 def portal() -> Portal:
     """The portal of this process."""
-    global _portal
-    with _lock:
-        if _portal is None or _portal.process_id != os.getpid():
-            _portal = Portal()
-        return _portal
+    with _own.lock:
+        if _own.portal is None:
+            _own.portal = Portal()
+        return _own.portal
 
 
-_portal: Portal | None = None
-_lock = threading.Lock()
+class _Own:
+    """What this process has: at most one portal."""
+
+    def __init__(self) -> None:
+        self.portal: Portal | None = None
+        self.lock = threading.Lock()
+        self._left_behind: list[Portal] = []
+
+    def forked(self) -> bool:
+        if self.portal is not None:
+            self.portal.is_left_behind = True
+            self._left_behind.append(self.portal)
+        self.portal, self.lock = None, threading.Lock()  # the thread that held the lock is not here
+        return True
+
+
+_own = _Own()
+forks.tell(_own, _Own.forked)
 
 
 async def _awaited(work: Callable[[], Awaitable[T]]) -> T:

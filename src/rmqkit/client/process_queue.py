@@ -22,25 +22,55 @@ import contextlib
 import heapq
 from collections.abc import Iterable
 
+from msgspec import Struct
+
+from rmqkit.client.rates import TopicRates
+from rmqkit.errors import RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["NOTHING_HELD", "ProcessQueue"]
+__all__ = ["NOTHING_HELD", "Failure", "ProcessQueue"]
 
 NOTHING_HELD = -1
 """What `ProcessQueue.remove` returns when there is nothing to conclude an offset from."""
 
 
+class Failure(Struct):
+    """A handler failed on a message that is tried again here."""
+
+    message: ReceivedMessage
+    error: BaseException
+
+
 class ProcessQueue:
     """One queue's messages under way; ``body_bytes`` is of all of them.
-    From ``messages_max``, ``bytes_max`` or ``span_max`` offsets on there is no room. ``broker_id`` says which broker of
-    the name to pull from, as the last answer suggested; ``is_scheduled`` that a worker has it in hand or soon will
-    (ordered consumption); ``pulled_ms`` and ``consumed_ms`` when it last was, in ms since the epoch, 0 for never."""
+    From ``messages_max``, ``bytes_max`` or ``span_max`` offsets on there is no room. ``is_scheduled`` says that a
+    worker has it in hand or soon will (ordered consumption); ``failure`` what its handler last failed on. ``pulled_ms``
+    and ``consumed_ms`` are when it last was, in ms since the epoch, 0 for never; ``rates`` counts for its topic.
 
-    def __init__(self, queue: MessageQueue, *, messages_max: int, bytes_max: int, span_max: int) -> None:
+    The pull loop keeps here where it is: ``next_offset`` (None before the group's offset is known), ``max_offset`` as
+    the last answer told it, ``broker_id`` that it suggested, the ``error`` of a pull that got no answer, and
+    ``is_taking_over`` while the former owner may still save its offset."""
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        *,
+        messages_max: int,
+        bytes_max: int,
+        span_max: int,
+        next_offset: int | None = None,
+        rates: TopicRates | None = None,
+    ) -> None:
         self.queue = queue
         self.body_bytes = 0
         self.broker_id = 0
+        self.next_offset = next_offset
+        self.max_offset: int | None = None
+        self.error: RmqError | None = None
+        self.failure: Failure | None = None
+        self.rates = rates or TopicRates(0.0)
+        self.is_taking_over = False
         self.is_dropped = False
         self.is_released = False
         self.is_scheduled = False
@@ -69,6 +99,22 @@ class ProcessQueue:
             and self.body_bytes < self.bytes_max
             and (not self._offsets or self._last_offset - self._offsets[0] < self._span_max)
         )
+
+    @property
+    def full(self) -> str | None:
+        """The limits that leave no room, or None."""
+        held, span = len(self._messages), self._last_offset - self._offsets[0] if self._offsets else 0
+        limits = (
+            (held, self.messages_max, "messages held"),
+            (self.body_bytes, self.bytes_max, "bytes held"),
+            (span, self._span_max, "offsets from the first message held to the last"),
+        )
+        return ", ".join(f"{found} of at most {most} {what}" for found, most, what in limits if found >= most) or None
+
+    @property
+    def position(self) -> int | None:
+        """The first offset that is not done with here; None before it is known where to begin."""
+        return self._offsets[0] if self._messages else self.next_offset
 
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
         """Take pulled messages; those that were not here already come back, to be consumed."""

@@ -6,18 +6,22 @@ import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 
 from rmqkit.client.batching import Batching
+from rmqkit.client.hooks import NO_HOOKS, Hook, Recall, Sending
 from rmqkit.client.lifecycle import Client
-from rmqkit.client.outgoing import Outgoing, check_topic, outgoing, outgoing_batch
+from rmqkit.client.outgoing import Outgoing, check_topic, outgoing, outgoing_batch, telling
 from rmqkit.client.request_reply import Reply, reply_address
+from rmqkit.client.routes import NOT_REGISTERED
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.selectors import Selector
 from rmqkit.client.sender import Sender, SendResult
 from rmqkit.client.settings import ProducerSettings, check
+from rmqkit.client.status import ProducerStatus
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, ReplyTimedOut
+from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, PeerRefused, ReplyTimedOut
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.headers.brokers import RecallMessageRequest
 from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.properties import TRANSACTION_PREPARED
 from rmqkit.protocol.recall import decode_recall_handle
 
 __all__ = ["Producer"]
@@ -37,9 +41,11 @@ class Producer(Client):
         name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
         settings: time-outs, retries, compression.
         runtime: shares another client's connections instead of having its own.
+        hooks: are told of every send.
     """
 
     _kind = "producer"
+    _trace_kind = "PRODUCE"
     _reserved_group = "DEFAULT_PRODUCER"
 
     def __init__(
@@ -50,10 +56,10 @@ class Producer(Client):
         settings: ProducerSettings | None = None,
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.settings = check(settings or ProducerSettings())
-        super().__init__(group, name_servers, self.settings, runtime, clock)
-        self._keys = self._runtime.keys
+        super().__init__(group, name_servers, self.settings, runtime, clock, hooks)
         self._clock = self._runtime.clock
         self._sender = Sender(self._runtime, group, self.settings)
         self._announced: set[str] = set()
@@ -82,7 +88,9 @@ class Producer(Client):
         """
         self._check_started()
         prepared = self._prepare(message)
-        queue = await self._chosen(prepared, message, queue, selector)
+        if queue is not None or selector is not None:
+            with telling(prepared):
+                queue = await self._chosen(message, queue, selector)
         return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
 
     async def send_one_way(
@@ -98,7 +106,8 @@ class Producer(Client):
         Raises ConnectFailed: the broker cannot be reached."""
         self._check_started()
         prepared = self._prepare(message)
-        queue = await self._chosen(prepared, message, queue, selector)
+        with telling(prepared):
+            queue = await self._chosen(message, queue, selector)
         await self._sender.send_one_way(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
 
     async def send_batch(
@@ -110,8 +119,13 @@ class Producer(Client):
         Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
         self._check_started()
         unique_keys = [message.msg_id or self._next_key() for message in messages]
-        prepared = outgoing_batch(messages, unique_keys, self._next_key(), self.settings)
-        queue = await self._chosen(prepared, messages[0], queue, None)
+        prepared = (self._hooks if messages else NO_HOOKS).prepare(
+            Sending(self.group, list(messages), is_batch=True),
+            lambda own: outgoing_batch(messages, unique_keys, self._next_key(), self.settings, own),
+        )
+        if queue is not None:
+            with telling(prepared):
+                queue = await self._chosen(messages[0], queue, None)
         return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
 
     async def send_many(
@@ -137,11 +151,12 @@ class Producer(Client):
             return await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
 
         async def choose(message: Message) -> MessageQueue | None:
-            check_topic(message.topic)
-            return await self._chosen(message, message, None, selector)
+            return await self._chosen(message, None, selector)
 
         chosen = None if selector is None else choose
-        return await Batching(self.settings, send=send, choose=chosen, next_key=self._next_key).send_all(messages)
+        return await Batching(
+            self.group, self.settings, send=send, choose=chosen, next_key=self._next_key, hooks=self._hooks
+        ).send_all(messages)
 
     async def request(
         self,
@@ -161,8 +176,9 @@ class Producer(Client):
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
             prepared = self._prepare(message, own)
-            queue = await self._chosen(prepared, message, queue, selector)
-            await self._announce(message.topic)
+            with telling(prepared):
+                queue = await self._chosen(message, queue, selector)
+                await self._announce(message.topic)
             await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
             try:
                 async with asyncio.timeout((deadline_ms - self._clock.monotonic_ms()) / 1000):
@@ -198,13 +214,22 @@ class Producer(Client):
         try:
             handle = decode_recall_handle(recall_handle)
         except HeaderError as error:
-            raise MessageIllegal(str(error)) from None
+            raise MessageIllegal(f"{error}: pass the recall_handle of a SendResult") from None
         await self._sender.queues(handle.topic)
         address = self._runtime.routes.address(handle.broker_name)
         if address is None:
-            raise NoRoute(f"broker {handle.broker_name}, which has the message to recall, is in no route")
+            has = f"broker {handle.broker_name}, which has the message to recall"
+            raise NoRoute(f"{has}, is in no route: {NOT_REGISTERED}")
         header = RecallMessageRequest(producer_group=self.group, topic=handle.topic, recall_handle=recall_handle)
-        return await self._runtime.calls.recall(address, header)
+        recall = Recall(self.group, handle.topic, handle.unique_key)
+        try:
+            msg_id = await self._runtime.calls.recall(address, header)
+        except PeerRefused as error:
+            recall.error = error
+            self._hooks.recalled(recall)
+            raise
+        self._hooks.recalled(recall)
+        return msg_id
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues a topic may be sent to.
@@ -214,6 +239,10 @@ class Producer(Client):
         check_topic(topic)
         return list((await self._sender.queues(topic)).queues)
 
+    def status(self) -> ProducerStatus:
+        """The brokers that are known, connections to them, and what is under way; its text is a table."""
+        return self._sender.status(self._state_name)
+
     def _register(self) -> None:
         self._runtime.register_producer(self.group)
 
@@ -221,10 +250,14 @@ class Producer(Client):
         await self._runtime.unregister_producer(self.group)
 
     def _next_key(self) -> str:
-        return self._keys.next(self._clock.now_ms())
+        return self._runtime.keys.next(self._clock.now_ms())
 
     def _prepare(self, message: Message, own: Mapping[str, str] | None = None) -> Outgoing:
-        return outgoing(message, message.msg_id or self._next_key(), self.settings, own)
+        key = message.msg_id or self._next_key()
+        if not self._hooks:
+            return outgoing(message, key, self.settings, own)
+        sending = Sending(self.group, [message], is_half=own is not None and TRANSACTION_PREPARED in own)
+        return self._hooks.prepare(sending, lambda more: outgoing(message, key, self.settings, {**more, **(own or {})}))
 
     async def _announce(self, topic: str) -> None:
         """Have the brokers of a topic know this client before they have to find it to push a reply."""
@@ -234,15 +267,17 @@ class Producer(Client):
             self._announced.add(topic)
 
     async def _chosen(
-        self, prepared: Outgoing | Message, message: Message, queue: MessageQueue | None, selector: Selector | None
+        self, message: Message, queue: MessageQueue | None, selector: Selector | None
     ) -> MessageQueue | None:
+        check_topic(message.topic)
         if queue is not None:
-            if queue.topic != prepared.topic:
-                raise MessageIllegal(f"message for topic {prepared.topic} cannot go to a queue of topic {queue.topic}")
+            if queue.topic != message.topic:
+                why = f"message for topic {message.topic} cannot go to a queue of topic {queue.topic}"
+                raise MessageIllegal(f"{why}: choose one of its topic's")
             if self._runtime.routes.address(queue.broker_name) is None:
-                await self._sender.queues(prepared.topic)
+                await self._sender.queues(message.topic)
         elif selector is not None:
-            queue = selector((await self._sender.queues(prepared.topic)).queues, message)
+            queue = selector((await self._sender.queues(message.topic)).queues, message)
             if queue is None:
-                raise ClientError(f"the selector chose no queue for a message of topic {prepared.topic}")
+                raise ClientError(f"the selector chose no queue for a message of topic {message.topic}: return one")
         return queue

@@ -5,6 +5,7 @@ a program calls  and the consumer
 ===============  ===============================================================================================
 `subscribe`      is a member of its group: queues are shared, pulled in the background, given out by `poll`
 `assign`         reads these queues, pulled in the background, given out by `poll`; nobody is told
+`schedule`       is a member of its group, and calls a task of the program for each of its queues over and over
 only `pull`      does nothing by itself: the program says which queue and offset, and saves offsets
 ===============  ===============================================================================================
 
@@ -14,25 +15,29 @@ Source: behaviour.md §8.1, §8.14; remoting.md §4.3.2, §4.3.3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from types import TracebackType
 
 from msgspec import Struct
 
 from rmqkit.client.allocate import Allocate, averagely
 from rmqkit.client.calls import PullStatus
+from rmqkit.client.hooks import Hook
 from rmqkit.client.lifecycle import Client
-from rmqkit.client.membership import Membership, offsets_of
+from rmqkit.client.membership import Membership, QueueListener, offsets_of
+from rmqkit.client.outbound import bare
 from rmqkit.client.polling import MessageStream, Polling
+from rmqkit.client.queries import query_messages, view_message
 from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.scheduled import PullTask, Schedule
 from rmqkit.client.settings import PullConsumerSettings, check
+from rmqkit.client.status import MemberStatus
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import ClientError, ConnectFailed, NoRoute
+from rmqkit.errors import ClientError
 from rmqkit.filter.subscription import TAG, matches_tags, subscription
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.protocol.names import topic_fault
 
 __all__ = ["PullConsumer", "PullResult"]
 
@@ -82,9 +87,10 @@ class PullConsumer(Client):
         allocate: Allocate = averagely,
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.settings = check(settings or PullConsumerSettings())
-        super().__init__(group, name_servers, self.settings, runtime, clock)
+        super().__init__(group, name_servers, self.settings, runtime, clock, hooks)
         self._clock = self._runtime.clock
         self._suggested: dict[MessageQueue, int] = {}
         self._offsets = offsets_of(self._runtime, group, self.settings)
@@ -99,6 +105,7 @@ class PullConsumer(Client):
             consume_type="CONSUME_ACTIVELY",
         )
         self._opening: asyncio.Task[None] | None = None
+        self._has_stopped = False
         self._streams: list[MessageStream] = []
 
     # -- pulled in the background
@@ -110,7 +117,7 @@ class PullConsumer(Client):
         Raises SettingsError: topic or expression are not legal.
         Raises ClientError: queues were assigned."""
         if self._membership.is_manual:
-            raise ClientError("Subscribe and assign are mutually exclusive.")
+            raise ClientError(f"Subscribe and assign are mutually exclusive. {self._described} did the other: use two")
         self._membership.subscribe(topic, expression, expression_type)
         self._open_later()
 
@@ -122,9 +129,27 @@ class PullConsumer(Client):
         """Read these queues and no others, whatever other members of the group read; before or after the start.
         Raises SettingsError, ClientError: as `subscribe`, the latter when a topic was subscribed."""
         if self._membership.subscriptions and not self._membership.is_manual:
-            raise ClientError("Subscribe and assign are mutually exclusive.")
+            raise ClientError(f"Subscribe and assign are mutually exclusive. {self._described} did the other: use two")
         self._membership.assign(queues, expression, expression_type)
         self._open_later()
+
+    def schedule(self, topic: str, task: PullTask, *, pause_ms: float = 200) -> None:
+        """Read a topic together with the other members of the group; before or after the start.
+
+        ``task(queue)`` is called over and over for each queue that is held here, to `pull` and `commit` there: a
+        coroutine function on the loop, a plain one in a thread. It returns the ms until its next call, None for
+        ``pause_ms``; raising makes it ``error_pause_ms``. Its calls for a queue follow one another, those for several
+        queues overlap. A queue is given up, and this is closed, when its call has ended, or after 30 s.
+        Raises SettingsError, ClientError: as `subscribe`."""
+        if self._membership.is_manual:
+            raise ClientError(f"Subscribe and assign are mutually exclusive. {self._described} did the other: use two")
+        self._membership.schedule(topic, Schedule(task, pause_ms))
+        self._open_later()
+
+    def on_queues_changed(self, topic: str, listener: QueueListener) -> None:
+        """Call ``listener(queues, held)`` on the loop when the queues of a topic change that is subscribed or assigned,
+        or which of them are held here."""
+        self._membership.listen(topic, listener)
 
     def held_queues(self) -> set[MessageQueue]:
         """The queues that are assigned, or that this consumer has of its group's."""
@@ -135,7 +160,7 @@ class PullConsumer(Client):
         self._membership.pause(queues)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Go on with queues that were paused by name, or end every pause."""
+        """Go on with some queues, also when all were paused, or end every pause."""
         self._membership.resume(queues)
 
     async def poll(self, timeout_ms: float = 5000, *, max_count: int | None = None) -> list[ReceivedMessage]:
@@ -145,7 +170,9 @@ class PullConsumer(Client):
         ``auto_commit`` is off.
         Raises ClientError: nothing is subscribed or assigned."""
         self._check_polling()
-        return await self._polling.poll(timeout_ms, max_count)
+        messages = await self._polling.poll(timeout_ms, max_count)
+        self._hooks.polled(self.group, messages)
+        return messages
 
     def messages(self) -> MessageStream:
         """The messages, for ``async for``, as long as the consumer is open; not together with `poll`.
@@ -153,7 +180,7 @@ class PullConsumer(Client):
         A message counts as consumed when the next one is asked for, or when the consumer is closed without an
         exception. Raises ClientError: nothing is subscribed or assigned."""
         self._check_polling()
-        stream = MessageStream(self._polling)
+        stream = MessageStream(self._polling, lambda message: self._hooks.polled(self.group, [message]))
         self._streams.append(stream)
         return stream
 
@@ -163,7 +190,8 @@ class PullConsumer(Client):
         low, high = await asyncio.gather(self.min_offset(queue), self.max_offset(queue))
         if not low <= offset <= high:
             raise ClientError(
-                f"Seek offset illegal, seek offset = {offset}, min offset = {low}, max offset = {high} in {queue}"
+                f"Seek offset illegal, seek offset = {offset}, min offset = {low}, max offset = {high} in {queue}: "
+                "seek between them"
             )
         await self._membership.start_at(queue, offset)
         self._polling.seek(queue, offset)
@@ -187,15 +215,7 @@ class PullConsumer(Client):
         Raises ClientError: the topic's name is not legal.
         Raises NoRoute: it does not exist."""
         self._check_started()
-        fault = topic_fault(topic)
-        if fault is not None:
-            raise ClientError(fault)
-        if not self._runtime.routes.subscribe_queues(topic):
-            await self._runtime.routes.refresh(topic)
-        queues = self._runtime.routes.subscribe_queues(topic)
-        if not queues:
-            raise NoRoute(f"no broker lets topic {topic} be read: create it, or send a message to it first")
-        return queues
+        return await self._runtime.routes.readable_queues(topic)
 
     async def pull(
         self,
@@ -233,6 +253,7 @@ class PullConsumer(Client):
         pulled = await self._runtime.calls.pull(address, header, self.settings.request_timeout_ms + suspend_ms)
         self._suggested[queue] = pulled.suggested_broker_id
         messages = read_messages(pulled.body, queue.broker_name) if pulled.status is PullStatus.FOUND else []
+        bare(self._runtime.namespace, messages)
         return PullResult(
             pulled.status,
             pulled.next_begin_offset,
@@ -275,10 +296,35 @@ class PullConsumer(Client):
         else:
             await asyncio.gather(*(self._commit(one, at) for one, at in positions.items()))
 
+    # -- looking messages up
+
+    async def view_message(self, topic: str, msg_id: str) -> ReceivedMessage | None:
+        """A message of a topic by its id, of either kind (``msg_id``, ``offset_msg_id``); None when no broker has it.
+        Raises NoRoute: the topic does not exist."""
+        self._check_started()
+        return await view_message(self._runtime, topic, msg_id)
+
+    async def query_messages(
+        self, topic: str, key: str, *, max_count: int = 32, begin_ms: int = 0, end_ms: int | None = None
+    ) -> list[ReceivedMessage]:
+        """The messages of a topic with a word among their keys, stored from ``begin_ms`` to ``end_ms`` (ms since the
+        epoch). Raises NoRoute: the topic does not exist."""
+        self._check_started()
+        return await query_messages(self._runtime, topic, key, max_count, begin_ms, end_ms)
+
+    def status(self) -> MemberStatus:
+        """What every queue that is subscribed or assigned is doing, and why those that stand still do."""
+        return self._membership.status(self._state_name)
+
     # -- inside
 
+    def _check_started(self) -> None:
+        is_closing = self._closing is not None and not self._closing.done()
+        if not is_closing or self._opening is None or self._has_stopped:
+            super()._check_started()  # while it closes, scheduled pulls under way may still commit
+
     def _check_polling(self) -> None:
-        self._check_started()
+        super()._check_started()
         if not self._membership.subscriptions:
             raise ClientError(f"{self._described} has no queues to poll: subscribe to a topic or assign queues")
 
@@ -303,6 +349,7 @@ class PullConsumer(Client):
             self._opening.cancel()
             await asyncio.wait([self._opening])
             await self._membership.stop()
+            self._has_stopped = True
             self._polling.settle()
             for stream in self._streams:
                 stream.settle()
@@ -323,11 +370,4 @@ class PullConsumer(Client):
 
     async def _address(self, queue: MessageQueue, broker_id: int = 0) -> str:
         self._check_started()
-        routes = self._runtime.routes
-        found = routes.any_address(queue.broker_name, broker_id)
-        if found is None:
-            await routes.refresh(queue.topic)
-            found = routes.any_address(queue.broker_name, broker_id)
-        if found is None:
-            raise ConnectFailed(queue.broker_name, f"no route of topic {queue.topic} names a broker of that name")
-        return found[1]
+        return await self._runtime.routes.find_address(queue.broker_name, queue.topic, broker_id)

@@ -11,6 +11,7 @@ NO_NEW, NO_MATCHED        with nothing under way, everything before the next off
 OFFSET_ILLEGAL            save and keep the offset the broker names, give the queue up; it comes back with the
                           next rebalance and starts there
 FLOW_CONTROL              again after 20 ms
+SUBSCRIPTION_NOT_LATEST   again after 100 ms: the heartbeat with the newer one is on its way
 anything else             again after 1 s; a broker that does not know our subscription gets a heartbeat
 ========================  =====================================================================================
 
@@ -27,8 +28,9 @@ from typing import Protocol
 
 from rmqkit.client.calls import Pulled, PullStatus
 from rmqkit.client.offsets import Offsets
+from rmqkit.client.outbound import bare
 from rmqkit.client.process_queue import ProcessQueue
-from rmqkit.client.routes import MASTER_ID
+from rmqkit.client.routes import MASTER_ID, NOT_REGISTERED
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import ConsumerSettings, StartFrom
 from rmqkit.errors import BodyError, ConnectFailed, PeerRefused, RmqError
@@ -38,15 +40,16 @@ from rmqkit.protocol.bodies.clients import SubscriptionData
 from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.message import ReceivedMessage, messages_of_record
+from rmqkit.protocol.message import ReceivedMessage, messages_of_record, records_of
 from rmqkit.protocol.names import RETRY_PREFIX
-from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP, iter_records
+from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP
 
-__all__ = ["PullLoop", "Sink", "SubscriptionOf"]
+__all__ = ["PullLoop", "Sink", "SubscriptionOf", "unpack"]
 
 SubscriptionOf = Callable[[str], SubscriptionData | None]
 
 _FLOW_CONTROL_PAUSE_MS = 20.0
+_OVERTAKEN_PAUSE_MS = 100.0
 _HALF_HOUR_MS = 30 * 60_000
 _NOT_KNOWN_THERE = frozenset((ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST))
 
@@ -68,6 +71,10 @@ class Sink(Protocol):
         """A body cannot be unpacked. Raises RemotingError, PeerRefused: it could not be put elsewhere, try again."""
         ...
 
+    def waits_for(self, message: ReceivedMessage) -> str:
+        """Whose turn it is with a message that is held and that no handler has begun with."""
+        ...
+
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         """Consume a message that an operator chose. Raises ClientError: there is no handler."""
         ...
@@ -75,7 +82,7 @@ class Sink(Protocol):
 
 class PullLoop:
     """Keeps one process queue filled; ``on_illegal`` gives it up, told the offset that the broker wants instead.
-    ``start_offset`` None begins where the group is. ``is_member`` False has each pull carry its own subscription."""
+    ``is_member`` False has each pull carry its own subscription."""
 
     def __init__(
         self,
@@ -88,7 +95,6 @@ class PullLoop:
         sink: Sink,
         settings: ConsumerSettings,
         on_illegal: Callable[[ProcessQueue, int], Awaitable[None]],
-        start_offset: int | None = None,
         is_member: bool = True,
     ) -> None:
         self._runtime = runtime
@@ -100,40 +106,40 @@ class PullLoop:
         self._sink = sink
         self._settings = settings
         self._on_illegal = on_illegal
-        self._next_offset = start_offset
         self._is_member = is_member
 
     async def run(self, pause_ms: float) -> None:
         """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
-        while not self._process_queue.is_dropped:
+        process_queue = self._process_queue
+        process_queue.is_taking_over = pause_ms > 0
+        while not process_queue.is_dropped:
             if pause_ms:
                 await asyncio.sleep(pause_ms / 1000.0)
+                process_queue.is_taking_over = False
             try:
                 pause_ms = await self._step()
-            except PeerRefused as error:
-                pause_ms = self._refused(error)
             except RmqError as error:
-                _log.warning("pulling %s for group %s: %s", self._queue, self._group, error)
-                pause_ms = self._settings.error_pause_ms
+                process_queue.error = error
+                pause_ms = self._failed(error)
 
     async def _step(self) -> float:
         """One pull; ms to pause after it."""
+        process_queue = self._process_queue
         subscription = self._subscription_of(self._queue.topic)
         if subscription is None:
             return self._settings.error_pause_ms
-        if self._next_offset is None:
-            self._next_offset = await self._start_offset()
+        if process_queue.next_offset is None:
+            process_queue.next_offset = await self._start_offset()
             if self._offsets.known(self._queue) is None:
                 # Saved, so that a group which began at the end misses nothing that is sent while it is away.
-                self._sink.passed(self._process_queue, self._next_offset)
-        await self._process_queue.wait_for_room()
-        if not self._process_queue.is_dropped:
-            pulled = await self._pull(subscription, self._next_offset)
-            self._process_queue.pulled_ms = self._runtime.clock.now_ms()
-            await self._process_queue.wait_until_resumed()
+                self._sink.passed(process_queue, process_queue.next_offset)
+        await process_queue.wait_for_room()
+        if not process_queue.is_dropped:
+            pulled = await self._pull(subscription, process_queue.next_offset)
+            await process_queue.wait_until_resumed()
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
-                _log.warning("offset %d of %s is illegal: %s", self._next_offset, self._queue, pulled)
-                await self._on_illegal(self._process_queue, pulled.next_begin_offset)
+                _log.warning("offset %d of %s is illegal: %s", process_queue.next_offset, self._queue, pulled)
+                await self._on_illegal(process_queue, pulled.next_begin_offset)
             else:
                 await self._take(subscription, pulled)
         return 0.0
@@ -142,7 +148,7 @@ class PullLoop:
         found = self._runtime.routes.any_address(self._queue.broker_name, self._process_queue.broker_id)
         if found is None:
             self._runtime.refresh_routes_soon()
-            raise ConnectFailed(self._queue.broker_name, "no route names a broker of that name")
+            raise ConnectFailed(self._queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
         broker_id, address = found
         commit_offset = self._offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
@@ -166,8 +172,16 @@ class PullLoop:
             max_msg_bytes=settings.pull_bytes_max,
             bname=self._queue.broker_name,
         )
+        clock, process_queue = self._runtime.clock, self._process_queue
+        asked_ms = clock.now_ms()
         pulled = await self._runtime.calls.pull(address, header, settings.pull_timeout_ms)
-        self._process_queue.broker_id = pulled.suggested_broker_id
+        process_queue.broker_id = pulled.suggested_broker_id
+        process_queue.max_offset = pulled.max_offset
+        process_queue.error = None
+        process_queue.pulled_ms = clock.now_ms()
+        if pulled.status is PullStatus.FOUND:
+            process_queue.rates.pulls += 1
+            process_queue.rates.pull_ms += process_queue.pulled_ms - asked_ms
         return pulled
 
     async def _take(self, subscription: SubscriptionData, pulled: Pulled) -> None:
@@ -175,8 +189,9 @@ class PullLoop:
             messages, unreadable = self._unpack(subscription, pulled)
             for message in unreadable:
                 await self._sink.unreadable(message)
+            self._process_queue.rates.pulled += len(messages)
             self._sink.put(self._process_queue, self._process_queue.put(messages))
-        self._next_offset = pulled.next_begin_offset
+        self._process_queue.next_offset = pulled.next_begin_offset
         if not len(self._process_queue):
             self._sink.passed(self._process_queue, pulled.next_begin_offset)
 
@@ -184,17 +199,10 @@ class PullLoop:
         self, subscription: SubscriptionData, pulled: Pulled
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
         """The messages that match the subscription, and those whose bodies cannot be read, as they are stored."""
-        messages: list[ReceivedMessage] = []
-        unreadable: list[ReceivedMessage] = []
-        for record in iter_records(pulled.body):
-            try:
-                messages += list(messages_of_record(record, self._queue.broker_name))
-            except BodyError as error:
-                _log.error("offset %d of %s cannot be unpacked: %s", record.queue_offset, self._queue, error)
-                record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
-                unreadable += messages_of_record(record, self._queue.broker_name)
+        messages, unreadable = unpack(pulled.body, self._queue.broker_name)
         unreadable = [message for message in unreadable if matches_tags(subscription, message.tags)]
         matching = [message for message in messages if matches_tags(subscription, message.tags)]
+        bare(self._runtime.namespace, (*matching, *unreadable))
         min_offset, max_offset = str(pulled.min_offset), str(pulled.max_offset)
         for message in matching:
             message.properties[names.MIN_OFFSET] = min_offset
@@ -223,10 +231,30 @@ class PullLoop:
                 at_ms = self._settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
                 return await calls.search_offset(address, self._queue, at_ms)
 
-    def _refused(self, error: PeerRefused) -> float:
-        if error.code == ResponseCode.FLOW_CONTROL:
+    def _failed(self, error: RmqError) -> float:
+        """The ms to pause after a pull without messages or with a refusal."""
+        code = error.code if isinstance(error, PeerRefused) else None
+        if code == ResponseCode.FLOW_CONTROL:
             return _FLOW_CONTROL_PAUSE_MS
-        if error.code in _NOT_KNOWN_THERE:
+        if code in _NOT_KNOWN_THERE:
             self._runtime.heartbeat_soon()
+        if code == ResponseCode.SUBSCRIPTION_NOT_LATEST:  # this pull overtook the heartbeat with the newer version
+            return _OVERTAKEN_PAUSE_MS
         _log.warning("pulling %s for group %s: %s", self._queue, self._group, error)
         return self._settings.error_pause_ms
+
+
+def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+    """The messages of an answer, and those whose bodies cannot be read, as they are stored.
+    Raises BodyError: not all of it is records; what lies behind must not be passed over."""
+    messages: list[ReceivedMessage] = []
+    unreadable: list[ReceivedMessage] = []
+    for record in records_of(body):
+        try:
+            messages += list(messages_of_record(record, broker_name))
+        except BodyError as error:
+            place = f"offset {record.queue_offset} in queue {record.queue_id} of {record.topic} at {broker_name}"
+            _log.error("%s cannot be unpacked: %s", place, error)
+            record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
+            unreadable += messages_of_record(record, broker_name)
+    return messages, unreadable

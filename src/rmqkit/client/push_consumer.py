@@ -12,19 +12,24 @@ Source: behaviour.md §8.3, §8.8, §8.10, §8.12; remoting.md §9.5, §9.6.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from rmqkit.client.allocate import Allocate, averagely
 from rmqkit.client.consuming import BatchHandler, Consuming, Handler, Listener
+from rmqkit.client.hooks import Hook
 from rmqkit.client.lifecycle import Client
 from rmqkit.client.locks import QueueLocks
-from rmqkit.client.membership import Membership, offsets_of
+from rmqkit.client.membership import Membership, QueueListener, offsets_of
 from rmqkit.client.ordered import OrderedConsuming
 from rmqkit.client.polling import MessageStream
+from rmqkit.client.pop_consuming import OrderedPopConsuming, PopConsuming
+from rmqkit.client.popping import Pops
+from rmqkit.client.process_queue import ProcessQueue
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import PushConsumerSettings, check
+from rmqkit.client.status import MemberStatus
 from rmqkit.client.tasks import Tasks
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, SettingsError
@@ -61,6 +66,7 @@ class PushConsumer(Client):
 
     _kind = "consumer"
     _reserved_group = "DEFAULT_CONSUMER"
+    _only_pops = False
 
     def __init__(
         self,
@@ -72,19 +78,24 @@ class PushConsumer(Client):
         allocate: Allocate = averagely,
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.settings = settings = check(settings or PushConsumerSettings())
-        super().__init__(group, name_servers, settings, runtime, clock)
+        super().__init__(group, name_servers, settings, runtime, clock, hooks)
         runtime = self._runtime
         self._is_ordered = ordered
         self._listeners: dict[str, Listener | None] = {}
         offsets = offsets_of(runtime, group, settings)
-        locks = QueueLocks(runtime, group) if ordered and not settings.is_broadcasting else None
-        self._consuming = (
-            OrderedConsuming(runtime, group, offsets, settings, self._listener_of, locks)
-            if ordered
-            else Consuming(runtime, group, offsets, settings, self._listener_of)
-        )
+        is_shared_by_brokers = not (settings.client_rebalance or ordered or settings.is_broadcasting)
+        pops = Pops(runtime, group, settings, is_ordered=ordered) if self._only_pops or is_shared_by_brokers else None
+        self._pops = pops
+        locks = QueueLocks(runtime, group) if ordered and not (settings.is_broadcasting or pops) else None
+        what = (runtime, group, offsets, settings, self._listener_of, self._hooks)
+        self._consuming: Consuming
+        if ordered:
+            self._consuming = (OrderedPopConsuming if pops else OrderedConsuming)(*what, locks)
+        else:
+            self._consuming = (PopConsuming if pops else Consuming)(*what)
         self._membership = Membership(
             runtime,
             group,
@@ -92,13 +103,15 @@ class PushConsumer(Client):
             offsets=offsets,
             sink=self._consuming,
             allocate=allocate,
-            consume_type="CONSUME_PASSIVELY",
+            consume_type="CONSUME_POP" if self._only_pops else "CONSUME_PASSIVELY",
             locks=locks,
             is_ordered=ordered,
+            pops=pops,
+            only_pops=self._only_pops,
         )
         self._tasks = Tasks()
         self._streams: list[MessageStream] = []
-        if not settings.is_broadcasting:
+        if not settings.is_broadcasting and not self._only_pops:
             self._membership.subscribe(retry_topic(group), "*", TAG)
             self._listeners[retry_topic(group)] = None
 
@@ -155,7 +168,7 @@ class PushConsumer(Client):
         self._membership.pause(queues)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Go on with queues that were paused by name, or end every pause."""
+        """Go on with some queues, also when all were paused, or end every pause."""
         self._membership.resume(queues)
 
     def messages(self) -> MessageStream:
@@ -164,13 +177,22 @@ class PushConsumer(Client):
         A message counts as consumed when the next one is asked for, or when the consumer is closed without an
         exception. One that was not is delivered again to the next consumer of the group.
         """
-        stream = MessageStream(self._consuming)
+        stream = MessageStream(self._consuming, lambda message: self._hooks.polled(self.group, [message]))
         self._streams.append(stream)
         return stream
+
+    def on_queues_changed(self, topic: str, listener: QueueListener) -> None:
+        """Call ``listener(queues, held)`` on the loop when the queues of a subscribed topic change, or which of them
+        are held here."""
+        self._membership.listen(topic, listener)
 
     def held_queues(self) -> set[MessageQueue]:
         """The queues this consumer has of its group's."""
         return self._membership.held_queues()
+
+    def status(self) -> MemberStatus:
+        """What every queue is doing, and why those that stand still do; its text is a table."""
+        return self._membership.status(self._state_name)
 
     # -- inside
 
@@ -180,6 +202,8 @@ class PushConsumer(Client):
     async def _open(self) -> None:
         await self._membership.open()
         self._consuming.start()
+        if self._pops is not None:
+            self._pops.start()
         self._tasks.start(self._expire(), f"consume time-outs of group {self.group}")
         if self._is_ordered:
             self._tasks.start(self._renew_locks(), f"locks of group {self.group}")
@@ -191,10 +215,19 @@ class PushConsumer(Client):
         idle = await asyncio.gather(*(one.wait_for_handlers(self.settings.drain_ms) for one in process_queues))
         for stream in self._streams:
             stream.settle()
+        still_handled = [
+            one.queue
+            for one, is_idle in zip(process_queues, idle, strict=True)
+            if not is_idle and self._is_in_thread(one)
+        ]
         await self._consuming.close()
-        await self._membership.leave(
-            [one.queue for one, is_idle in zip(process_queues, idle, strict=True) if not is_idle]
-        )
+        if self._pops is not None:
+            await self._pops.close()
+        await self._membership.leave(still_handled)
+
+    def _is_in_thread(self, process_queue: ProcessQueue) -> bool:
+        """Whether the handler at work cannot be cancelled."""
+        return any((self._listener_of(one.topic) or _NOT_SUBSCRIBED).is_threaded for one in process_queue.lowest(1))
 
     @property
     def _is_in_handler(self) -> bool:

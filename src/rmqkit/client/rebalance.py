@@ -84,12 +84,17 @@ class Rebalance:
 
     async def _client_ids(self, topic: str) -> list[str]:
         """The clients of the group as one of the topic's brokers knows them; none when it knows no such group."""
-        routes = self._runtime.routes
-        found = routes.any_address(random.choice(routes.brokers_of(topic)))
-        assert found is not None, "a broker of a route has an address"
+        address = self._some_broker(topic)
         try:
-            return sorted(set(await self._runtime.calls.consumer_ids(found[1], self._group)))
+            return sorted(set(await self._runtime.calls.consumer_ids(address, self._group)))
         except PeerRefused as error:
             if error.code == ResponseCode.SYSTEM_ERROR:
                 return []
             raise
+
+    def _some_broker(self, topic: str) -> str:
+        """The address of one of a topic's brokers."""
+        routes = self._runtime.routes
+        found = routes.any_address(random.choice(routes.brokers_of(topic)))
+        assert found is not None, "a broker of a route has an address"
+        return found[1]

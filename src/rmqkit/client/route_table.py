@@ -15,15 +15,17 @@ from collections.abc import Callable
 from rmqkit.client.name_servers import NameServers
 from rmqkit.client.routes import (
     MASTER_ID,
+    NOT_REGISTERED,
     PublishQueues,
     broker_addresses,
     from_template,
     publish_queues,
     subscribe_queues,
 )
-from rmqkit.errors import NoRoute, PeerRefused, ProtocolError
+from rmqkit.errors import ClientError, ConnectFailed, NoRoute, PeerRefused, ProtocolError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.topics import TopicRoute
+from rmqkit.protocol.names import topic_fault
 
 __all__ = ["RouteTable"]
 
@@ -69,6 +71,24 @@ class RouteTable:
         """The queues to read from, sorted; none while the topic does not exist."""
         return subscribe_queues(topic, self._routes[topic]) if self._exists(topic) else []
 
+    async def readable_queues(self, topic: str) -> list[MessageQueue]:
+        """The queues to read from, asked for when they are not known.
+        Raises ClientError: the topic's name is not legal.
+        Raises NoRoute: it does not exist, or no name server answered."""
+        fault = topic_fault(topic)
+        if fault is not None:
+            raise ClientError(fault)
+        if not self.subscribe_queues(topic):
+            await self.refresh(topic)
+        queues = self.subscribe_queues(topic)
+        if not queues:
+            raise NoRoute(f"no broker lets topic {topic} be read: create it, or send a message to it first")
+        return queues
+
+    async def topics(self) -> list[str]:
+        """The names of all topics there are. Raises NoRoute: no name server answered."""
+        return await self._name_servers.topics()
+
     def watch(self, topic: str) -> None:
         """Have `refresh_all` look for a topic, whether it exists or not."""
         self._watched.add(topic)
@@ -90,6 +110,17 @@ class RouteTable:
             if candidate in addresses:
                 return candidate, addresses[candidate]
         return next(iter(sorted(addresses.items())))
+
+    async def find_address(self, broker_name: str, topic: str, broker_id: int = MASTER_ID) -> str:
+        """The address as `any_address` has it, after a look at a topic's route if it has none.
+        Raises ConnectFailed: no route names a broker of that name. Raises NoRoute: no name server answered."""
+        if self.any_address(broker_name, broker_id) is None:
+            await self.refresh(topic)
+        found = self.any_address(broker_name, broker_id)
+        if found is None:
+            missing = f"no route of topic {topic} names a broker of that name"
+            raise ConnectFailed(broker_name, missing, NOT_REGISTERED)
+        return found[1]
 
     def brokers_of(self, topic: str) -> list[str]:
         """The names of the brokers that have a topic."""

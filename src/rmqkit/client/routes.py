@@ -18,9 +18,19 @@ from msgspec.structs import replace
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.topics import Permission, TopicRoute
 
-__all__ = ["MASTER_ID", "PublishQueues", "broker_addresses", "from_template", "publish_queues", "subscribe_queues"]
+__all__ = [
+    "MASTER_ID",
+    "NOT_REGISTERED",
+    "PublishQueues",
+    "broker_addresses",
+    "from_template",
+    "publish_queues",
+    "subscribe_queues",
+]
 
 MASTER_ID = 0
+NOT_REGISTERED = "look whether it runs and registers with these name servers"
+"""What to do about a broker that is in no route."""
 
 
 class PublishQueues:

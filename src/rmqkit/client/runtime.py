@@ -16,15 +16,18 @@ Source: behaviour.md §7.1, §8.15; remoting.md §4.5, §9.1–9.3.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import os
 import random
 from collections.abc import Awaitable, Callable
 
+from rmqkit.client import forks
 from rmqkit.client.calls import BrokerCalls
 from rmqkit.client.inquiries import GroupConsumer, Inquiries
 from rmqkit.client.name_servers import NameServers
+from rmqkit.client.outbound import Outbound, bare
 from rmqkit.client.request_reply import PendingReplies
 from rmqkit.client.route_table import RouteTable
 from rmqkit.client.routes import MASTER_ID
@@ -38,6 +41,7 @@ from rmqkit.protocol.command import Command, decode_header
 from rmqkit.protocol.headers.transactions import CheckTransactionRequest
 from rmqkit.protocol.ids import UniqueKeys
 from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.names import without_namespace
 from rmqkit.protocol.properties import PRODUCER_GROUP
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import advertised_ip
@@ -53,6 +57,7 @@ _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
 """However many sends fail, name servers are not asked more often than this."""
 
+_DISCOVERY_INTERVAL_MS = 120_000.0
 _PORT_BYTES = 4
 
 _log = logging.getLogger(__name__)
@@ -68,7 +73,9 @@ class ClientRuntime:
     Raises SettingsError: no name server is given, or an address is not ``host:port``.
 
     Attributes:
+        namespace: part of all names at brokers; here they are without it.
         client_id: ``<ip>@<pid>#<nanoseconds>``, with the unit name behind it if there is one.
+        name_servers: their addresses.
         keys: unique keys for messages.
         calls: typed requests to brokers.
         dispatch: answers requests of brokers; further codes may be registered before `start`.
@@ -78,17 +85,18 @@ class ClientRuntime:
         self, name_servers: str | None = None, *, settings: ClientSettings | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         settings = settings or ClientSettings()
-        addresses = name_server_list(name_servers)
+        self.name_servers = name_server_list(name_servers, domain=settings.name_server_domain)
+        self._has_to_discover = not self.name_servers
         self._settings = settings
+        self.namespace = settings.namespace
         self.clock = clock
-        ip = settings.client_ip or advertised_ip("")
-        self.client_id = _client_id(ip, settings, clock.now_ms())
-        self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
+        self._name_process()
         self.replies = PendingReplies(clock)
         self.dispatch = Dispatch()
         self.dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
         self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.take)
-        self.remoting = RemotingClient(
+        is_plain = not (settings.namespace or settings.namespace_v2 or settings.vip_channel)
+        self.remoting = (RemotingClient if is_plain else functools.partial(Outbound, settings))(
             self.dispatch,
             clock=clock,
             on_close=self._connection_closed,
@@ -96,21 +104,38 @@ class ClientRuntime:
             credentials=_credentials(settings),
         )
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
-        self.routes = RouteTable(NameServers(addresses, self.remoting, settings.api_timeout_ms), self._route_changed)
+        name_servers_asked = NameServers(self.name_servers, self.remoting, settings.api_timeout_ms)
+        self.routes = RouteTable(name_servers_asked, self._route_changed)
         self._producers: dict[str, AnswerCheck | None] = {}
         self._consumers: dict[str, GroupConsumer] = {}
-        Inquiries(self._consumers).register(self.dispatch)
+        Inquiries(self._consumers, self.namespace).register(self.dispatch)
         self._tasks = Tasks()
         self._refresh = asyncio.Event()
         self._beat = asyncio.Event()
         self._missing_pause_ms = _MISSING_TOPIC_PAUSE_MS
         self._is_running = False
+        self._is_left_behind = False
+        forks.tell(self, ClientRuntime._forked)
+
+    def check_process(self) -> None:
+        """Raises ClientError: it was started in a process that this one was forked from."""
+        if self._is_left_behind:
+            raise ClientError(
+                f"client {self.client_id} was started before this process was forked, its connections are the "
+                "parent's: make a new one here"
+            )
 
     async def start(self) -> None:
-        """Begin to refresh routes and send heartbeats; nothing happens the second time."""
+        """Begin to refresh routes and send heartbeats; nothing happens the second time.
+        Raises ClientError: as `check_process`. Raises NoRoute: no web server says where name servers are."""
+        self.check_process()
         if self._is_running:
             return
         self._is_running = True
+        if self._has_to_discover:
+            await self._discover()
+            discovery = f"discovery of name servers of client {self.client_id}"
+            self._tasks.start(keep_doing(self._discover, wake=asyncio.Event(), name=discovery), discovery)
         name = f"of client {self.client_id}"
         self._tasks.start(
             keep_doing(self._refresh_routes, wake=self._refresh, name=f"route refresh {name}", gap_ms=_REFRESH_GAP_MS),
@@ -120,6 +145,8 @@ class ClientRuntime:
 
     async def close(self) -> None:
         """Stop what `start` began and close every connection. Groups have to be unregistered before."""
+        if self._is_left_behind:
+            return
         self._is_running = False
         await self._tasks.close()
         await self.remoting.close()
@@ -171,12 +198,33 @@ class ClientRuntime:
         data = HeartbeatData(
             clientID=self.client_id,
             producerDataSet=[ProducerData(group) for group in sorted(self._producers)],
-            consumerDataSet=[consumer.consumer_data() for consumer in self._consumers.values()],
+            consumerDataSet=[
+                data for consumer in self._consumers.values() if (data := consumer.consumer_data()) is not None
+            ],
         )
         if data.producerDataSet or data.consumerDataSet:
             await self._everywhere(lambda address: self.calls.heartbeat(address, data), "heartbeat")
 
     # -- inside
+
+    def _forked(self) -> bool:
+        """In the child of a fork: one that was not started can be, under a name of its own."""
+        self._is_left_behind = self._is_left_behind or self._is_running
+        if not self._is_left_behind:
+            self._name_process()
+        return self._is_left_behind
+
+    def _name_process(self) -> None:
+        settings = self._settings
+        ip = settings.client_ip or advertised_ip("")
+        self.client_id = _client_id(ip, settings, self.clock.now_ms())
+        self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
+
+    async def _discover(self) -> float:
+        from rmqkit.client.discovery import discover  # few programs need it
+
+        self.name_servers[:] = await discover(self._settings)
+        return _DISCOVERY_INTERVAL_MS
 
     async def _heartbeat(self) -> float:
         await self.heartbeat()
@@ -224,8 +272,10 @@ class ClientRuntime:
 
     def _check_transaction(self, connection: Connection, command: Command) -> None:
         header = decode_header(command, CheckTransactionRequest)
-        for message in read_messages(command.payload, header.bname):
-            group = message.properties.get(PRODUCER_GROUP, "")
+        messages = read_messages(command.payload, header.bname)
+        bare(self.namespace, messages)
+        for message in messages:
+            group = without_namespace(self.namespace, message.properties.get(PRODUCER_GROUP, ""))
             answer_check = self._producers.get(group)
             if answer_check is None:
                 _log.warning("transaction %s of group %r: no transaction producer here", message.msg_id, group)

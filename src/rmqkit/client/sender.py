@@ -5,36 +5,45 @@ outcome of a try                            then
 ==========================================  ========================================================================
 stored (SEND_OK)                            return it
 stored, but not flushed or replicated       return it; with ``retryAnotherBrokerWhenNotStoreOK`` the next try
-no address, no connection, no answer        next try, on another broker where there is one
+no address, no connection, no answer, or    next try, on another broker where there is one
+one that cannot be read
 refused with a code of `RETRYABLE`          next try
 refused with any other code                 raise PeerRefused at once
 ==========================================  ========================================================================
 
 All tries share one budget of time. A queue chosen by the caller gets one try. A message may be stored twice when an
-answer was lost; consumers tell by its unique key. Beyond ``sends_max`` sends wait in line, at the cost of their own
-time. Not here: checks and compression (`outgoing`), which brokers are avoided (`faults`). Loop only.
+answer was lost; consumers tell by its unique key. Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies,
+sends wait in line, at the cost of their own time. Not here: checks and compression (`outgoing`), which brokers are
+avoided (`faults`). Loop only.
 Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from rmqkit.client.faults import FaultTable
+from rmqkit.client.hooks import SendOutcome
 from rmqkit.client.outgoing import Outgoing
-from rmqkit.client.routes import PublishQueues
+from rmqkit.client.routes import NOT_REGISTERED, PublishQueues
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import ProducerSettings
-from rmqkit.errors import ClientError, ConnectFailed, PeerRefused, RemotingError, SendFailed
+from rmqkit.client.status import BrokerStatus, ProducerStatus
+from rmqkit.errors import ClientError, ConnectFailed, HeaderError, PeerRefused, RemotingError, RmqError, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, request
+from rmqkit.protocol.command import Command, decode_fields, decode_header, request
 from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.properties import MSG_REGION, TRACE_ON
 from rmqkit.remoting.permits import Permits
 
 __all__ = ["RETRYABLE", "SendResult", "SendStatus", "Sender"]
+
+R = TypeVar("R")
 
 RETRYABLE = frozenset(
     (
@@ -97,7 +106,7 @@ class Sender:
         self._clock = runtime.clock
         self._group = group
         self._settings = settings
-        self._permits = Permits(settings.sends_max)
+        self._permits = Permits(settings.sends_max, settings.sends_bytes_max)
         self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
 
     async def queues(self, topic: str) -> PublishQueues:
@@ -108,25 +117,54 @@ class Sender:
         settings = self._settings
         return await self._runtime.routes.publish_queues(topic, settings.template_topic, settings.template_queue_count)
 
+    def status(self, state: str) -> ProducerStatus:
+        """Connections, faults and what is under way; ``state`` is that of the client."""
+        runtime, faults = self._runtime, self._faults
+        return ProducerStatus(
+            group=self._group,
+            client_id=runtime.client_id,
+            state=state,
+            name_servers=runtime.name_servers,
+            brokers=[
+                BrokerStatus(
+                    name=name,
+                    broker_id=broker_id,
+                    address=address,
+                    is_connected=self._remoting.is_connected(address),
+                    avoided_ms=0.0 if faults is None else faults.avoided_ms(name),
+                    is_reachable=faults is None or faults.is_reachable(name),
+                )
+                for name, ids in sorted(runtime.routes.brokers.items())
+                for broker_id, address in sorted(ids.items())
+            ],
+            sends_under_way=self._settings.sends_max - self._permits.free,
+            bytes_under_way=self._settings.sends_bytes_max - self._permits.free_bytes,
+        )
+
     async def send(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> SendResult:
         """Send until a broker has stored the message; to one queue only if it is given.
         Raises NoRoute: the topic has no queues.
         Raises PeerRefused: a broker refused it in a way that no other broker would change.
         Raises SendFailed: every try failed, or the time is over."""
+        if message.tell is not None:
+            return await self._told(message, self.send(message, timeout_ms=timeout_ms, queue=queue))
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        if not await self._permits.take(timeout_ms):
+        body_bytes = len(message.body)
+        if not self._permits.take_now(body_bytes) and not await self._permits.take(timeout_ms, body_bytes):
             limit = f"{self._settings.sends_max} sends (backPressureForAsyncSendNum)"
+            if self._permits.free > 0:
+                limit = f"{self._settings.sends_bytes_max} bytes (backPressureForAsyncSendSize)"
             raise SendFailed(message.topic, [], ClientError(f"{timeout_ms:.0f} ms in line behind {limit}: slow down"))
         try:
             return await self._send(message, deadline_ms, queue)
         finally:
-            self._permits.give_back()
+            self._permits.give_back(body_bytes)
 
     async def _send(self, message: Outgoing, deadline_ms: float, queue: MessageQueue | None) -> SendResult:
         queues = await self.queues(message.topic) if queue is None else PublishQueues([queue])
         tries = 1 + self._settings.retries if queue is None else 1
         brokers: list[str] = []
-        failure: RemotingError | PeerRefused | None = None
+        failure: RmqError | None = None
         not_safe: SendResult | None = None
         for tries_left in range(tries - 1, -1, -1):
             started_ms = self._clock.monotonic_ms()
@@ -137,7 +175,7 @@ class Sender:
             brokers.append(chosen.broker_name)
             try:
                 result = await self._try(message, chosen, self._try_timeout_ms(left_ms, tries_left))
-            except RemotingError as error:
+            except (RemotingError, HeaderError) as error:
                 failure = error
                 self._note(chosen, started_ms, is_isolated=True)
                 self._runtime.refresh_routes_soon()
@@ -160,13 +198,41 @@ class Sender:
         """Write the message to a connection; nobody tells whether it was stored.
         Raises NoRoute: the topic has no queues.
         Raises ConnectFailed: the broker cannot be reached."""
+        if message.tell is not None:
+            return await self._told(message, self.send_one_way(message, timeout_ms=timeout_ms, queue=queue))
         chosen = queue or self._pick(await self.queues(message.topic))
         command = self._command(message, chosen, one_way=True)
-        await self._remoting.send_one_way(self._master_address(chosen), command, timeout_ms)
+        address = self._master_address(chosen)
+        if message.outcome is not None:
+            message.outcome.address, message.outcome.tried_ms = address, self._clock.now_ms()
+        await self._remoting.send_one_way(address, command, timeout_ms)
+        return None
+
+    async def _told(self, message: Outgoing, sending: Coroutine[Any, Any, R]) -> R:
+        """Send where hooks are told of it."""
+        tell, message.tell = message.tell, None
+        assert tell is not None, "hooks prepared the message"
+        message.outcome = outcome = SendOutcome(body_bytes=len(message.body))
+        try:
+            result = await sending
+        except BaseException as error:
+            outcome.error = error
+            raise
+        else:
+            outcome.result = result if isinstance(result, SendResult) else None
+            return result
+        finally:
+            tell(outcome)
 
     async def _try(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> SendResult:
         address = self._master_address(queue)
+        if message.outcome is not None:
+            message.outcome.address, message.outcome.tried_ms = address, self._clock.now_ms()
         answer = await self._remoting.call(address, self._command(message, queue), timeout_ms)
+        if message.outcome is not None:
+            fields = decode_fields(answer)
+            message.outcome.region_id = fields.get(MSG_REGION) or message.outcome.region_id
+            message.outcome.is_traced = fields.get(TRACE_ON) != "false"
         status = _STATUS.get(answer.code)
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
@@ -218,7 +284,7 @@ class Sender:
     def _master_address(self, queue: MessageQueue) -> str:
         address = self._runtime.routes.address(queue.broker_name)
         if address is None:
-            raise ConnectFailed(queue.broker_name, "no route names its master")
+            raise ConnectFailed(queue.broker_name, "no route names its master", NOT_REGISTERED)
         return address
 
     def _try_timeout_ms(self, left_ms: float, tries_left: int) -> float:

@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 from msgspec import Struct
 
 from rmqkit.errors import SettingsError
-from rmqkit.protocol.names import AUTO_CREATE_TOPIC
+from rmqkit.protocol.names import AUTO_CREATE_TOPIC, TRACE_TOPIC
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.tls import ClientTlsSettings
 from rmqkit.settings import Setting, setting_table
@@ -76,6 +76,32 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
     ] = 30_000
     heartbeat_interval_ms: Annotated[int, Setting("heartbeatBrokerInterval", "ms between heartbeats", low=10)] = 30_000
     api_timeout_ms: Annotated[int, Setting("mqClientApiTimeout", "ms per request about routes or groups", low=1)] = 3000
+    namespace: Annotated[
+        str, Setting("namespace", "part of the names of all topics and groups at brokers: <namespace>%<name>")
+    ] = ""
+    namespace_v2: Annotated[
+        str, Setting("namespaceV2", "namespace that requests name beside the topic, for proxies")
+    ] = ""
+    vip_channel: Annotated[
+        bool, Setting("vipChannelEnabled", "whether requests other than pulls go to the brokers' port - 2")
+    ] = False
+    enable_trace: Annotated[bool, Setting("enableTrace", "whether the trace topic tells what became of messages")] = (
+        False
+    )
+    trace_topic: Annotated[str, Setting("traceTopic", "topic that tells what became of messages")] = TRACE_TOPIC
+    trace_batch_count: Annotated[
+        int, Setting("traceMsgBatchNum", "acts that the trace topic is told of together", low=1, high=20)
+    ] = 10
+    trace_recalls: Annotated[
+        bool, Setting("com.rocketmq.recall.default.trace.enable", "whether the trace topic tells of recalls, too")
+    ] = False
+    name_server_domain: Annotated[
+        str,
+        Setting("rocketmq.namesrv.domain", "host, or host:port, whose web server knows the name servers; empty: none"),
+    ] = ""
+    name_server_subgroup: Annotated[
+        str, Setting("rocketmq.namesrv.domain.subgroup", "last part of the web server's /rocketmq/<subgroup>")
+    ] = "nsaddr"
 
     @property
     def keeps_instance_name(self) -> bool:
@@ -110,6 +136,10 @@ class ProducerSettings(ClientSettings, kw_only=True):
     sends_max: Annotated[
         int, Setting("backPressureForAsyncSendNum", "sends under way at a time; further ones wait in line", low=10)
     ] = 1024
+    sends_bytes_max: Annotated[
+        int,
+        Setting("backPressureForAsyncSendSize", "bytes under way at a time; further sends wait in line", low=1 << 20),
+    ] = 100 << 20
     avoid_slow_brokers: Annotated[
         bool, Setting("sendLatencyEnable", "whether brokers that were slow or failed get no messages for a while")
     ] = False
@@ -160,6 +190,9 @@ class ConsumerSettings(ClientSettings, kw_only=True):
     take_over_pause_ms: Annotated[
         int, Setting("takeOverPause", "ms between getting a queue that another client may hold and reading it", low=0)
     ] = 500
+    stall_after_ms: Annotated[
+        int, Setting("stallAfter", "ms after which a queue with a backlog that does not move is reported", low=10)
+    ] = 10_000
     error_pause_ms: Annotated[int, Setting("pullTimeDelayMillsWhenException", "ms after a failed pull", low=1)] = 1000
 
     @property
@@ -212,6 +245,21 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
             high=30_000,
         ),
     ] = 1000
+    client_rebalance: Annotated[
+        bool,
+        Setting(
+            "clientRebalance",
+            "whether members share out queues among themselves; false: brokers do, and say whether to pull or to pop",
+        ),
+    ] = True
+    pop_invisible_ms: Annotated[
+        int,
+        Setting("popInvisibleTime", "ms a popped message is nobody else's; renewed while held", low=5000, high=300_000),
+    ] = 60_000
+    pop_count: Annotated[int, Setting("popBatchNums", "messages one pop asks for", low=1, high=32)] = 32
+    pop_held_max: Annotated[
+        int, Setting("popThresholdForQueue", "popped messages held of a queue, or of a broker", low=1)
+    ] = 96
     lock_interval_ms: Annotated[
         int, Setting("lockInterval", "ms between two rounds that renew the locks of ordered queues", low=10)
     ] = 20_000
@@ -229,10 +277,14 @@ def check(settings: S) -> S:
     return settings
 
 
-def name_server_list(name_servers: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The name servers a client was given, else those of ``NAMESRV_ADDR``.
+def name_server_list(
+    name_servers: str | None, environment: Mapping[str, str] = os.environ, *, domain: str = ""
+) -> list[str]:
+    """The name servers a client was given, else those of ``NAMESRV_ADDR``; none when they are to be asked of a domain.
     Raises SettingsError: neither names any, or one is not ``host:port``."""
     text = name_servers or environment.get("NAMESRV_ADDR", "")
+    if not text and domain:
+        return []
     if not text:
         raise SettingsError("no name server is known: pass name_servers='host:port;host:port' or set NAMESRV_ADDR")
     try:

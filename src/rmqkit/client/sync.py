@@ -9,22 +9,26 @@ A thin facade: each class here holds the asyncio client of the same name, which 
 and each method hands its arguments over and waits. There is no second implementation; signatures and docstrings are
 the originals'. Methods may be called from any thread, several at a time. Handlers of a push consumer that are plain
 functions run in threads of their own and may use the facade; coroutine functions run on the loop thread and may not.
+
+After ``os.fork`` a producer goes on in the child with a client, connections and a loop thread of its own, made when it
+is first used there; the parent's are not touched. A consumer is the parent's: the child has to make its own.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
-from rmqkit.client import producer, pull_consumer, push_consumer, transaction
+from rmqkit.client import forks, pop_consumer, producer, pull_consumer, push_consumer, transaction
 from rmqkit.client.lifecycle import Client
 from rmqkit.client.polling import MessageStream
 from rmqkit.client.portal import Portal, portal
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
+__all__ = ["PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,13 +38,16 @@ _Method = Callable[Concatenate[Any, P], T]
 def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
     """Has an ``__init__`` make the asyncio client, on the loop, from the arguments that one takes."""
 
-    def init(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def init(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> None:
         async def make() -> Client:
             return client_type(*args, **kwargs)
 
+        self._make = make
+        self._anew = threading.Lock()
         self._portal = portal()
         self._client = self._portal.run(make)
         self._portal.close_at_exit(self._client)
+        forks.tell(self, _Blocking._forked)
 
     def replace(declared: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
         return functools.update_wrapper(init, cast("type[Client]", client_type).__init__)
@@ -52,11 +59,22 @@ def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
     """A method that waits for the coroutine of the same name."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        outcome: T = self._portal.run(lambda: method(self._client, *args, **kwargs))
+        outcome: T = self._here().run(lambda: method(self._client, *args, **kwargs))
         return outcome
 
     functools.update_wrapper(call, method)
     return call
+
+
+def _waits_unless_left_behind(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
+    """`_waits`, but nothing happens when the client is still the parent process's."""
+    wait = _waits(method)
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not self._client.is_left_behind:
+            wait(self, *args, **kwargs)
+
+    return functools.update_wrapper(call, method)
 
 
 def _calls(method: _Method[P, T]) -> _Method[P, T]:
@@ -66,7 +84,7 @@ def _calls(method: _Method[P, T]) -> _Method[P, T]:
         async def on_loop() -> T:
             return method(self._client, *args, **kwargs)
 
-        outcome: T = self._portal.run(on_loop)
+        outcome: T = self._here().run(on_loop)
         return outcome
 
     functools.update_wrapper(call, method)
@@ -85,7 +103,7 @@ def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[Received
         stream = self._stream(*args, **kwargs)
         while True:
             try:
-                message = self._portal.run(stream.__anext__)
+                message = self._here().run(stream.__anext__)
             except StopAsyncIteration:
                 return
             yield message
@@ -99,9 +117,38 @@ class _Blocking:
 
     _portal: Portal
     _client: Client
+    _make: Callable[[], Awaitable[Client]]
+    _anew: threading.Lock
+
+    _goes_on_after_fork = False
 
     start = _waits(Client.start)
-    close = _waits(Client.close)
+    close = _waits_unless_left_behind(Client.close)
+
+    def _forked(self) -> bool:
+        self._anew = threading.Lock()  # the thread that held the lock is not here
+        return False
+
+    def _here(self) -> Portal:
+        """The portal of this process, with the client on it.
+        Raises ClientError: the client is a consumer that was started before a fork."""
+        if self._portal.is_left_behind:
+            with self._anew:
+                if self._portal.is_left_behind:
+                    self._come_here()
+        return self._portal
+
+    def _come_here(self) -> None:
+        own, client = portal(), self._client
+        if client.is_left_behind:
+            if self._goes_on_after_fork:
+                client = own.run(self._make)
+            own.run(client.start)
+        own.close_at_exit(client)
+        self._client, self._portal = client, own
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be sent to another process: make one there")
 
     def __enter__(self) -> Self:
         self.start()
@@ -110,11 +157,14 @@ class _Blocking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._portal.run(lambda: self._client.__aexit__(kind, error, trace))
+        if not self._client.is_left_behind:
+            self._here().run(lambda: self._client.__aexit__(kind, error, trace))
 
 
 class Producer(_Blocking):
     """`rmqkit.client.producer.Producer`, blocking."""
+
+    _goes_on_after_fork = True
 
     @_makes(producer.Producer)
     def __init__(self) -> None:
@@ -128,6 +178,7 @@ class Producer(_Blocking):
     reply = _waits(producer.Producer.reply)
     recall = _waits(producer.Producer.recall)
     queues = _waits(producer.Producer.queues)
+    status = _calls(producer.Producer.status)
 
 
 class TransactionProducer(Producer):
@@ -150,7 +201,10 @@ class PullConsumer(_Blocking):
     subscribe = _calls(pull_consumer.PullConsumer.subscribe)
     unsubscribe = _calls(pull_consumer.PullConsumer.unsubscribe)
     assign = _calls(pull_consumer.PullConsumer.assign)
+    schedule = _calls(pull_consumer.PullConsumer.schedule)
+    on_queues_changed = _calls(pull_consumer.PullConsumer.on_queues_changed)
     held_queues = _calls(pull_consumer.PullConsumer.held_queues)
+    status = _calls(pull_consumer.PullConsumer.status)
     pause = _calls(pull_consumer.PullConsumer.pause)
     resume = _calls(pull_consumer.PullConsumer.resume)
     poll = _waits(pull_consumer.PullConsumer.poll)
@@ -165,6 +219,8 @@ class PullConsumer(_Blocking):
     search_offset = _waits(pull_consumer.PullConsumer.search_offset)
     committed = _waits(pull_consumer.PullConsumer.committed)
     commit = _waits(pull_consumer.PullConsumer.commit)
+    view_message = _waits(pull_consumer.PullConsumer.view_message)
+    query_messages = _waits(pull_consumer.PullConsumer.query_messages)
     _stream = _calls(pull_consumer.PullConsumer.messages)
     messages = _iterates(pull_consumer.PullConsumer.messages)
 
@@ -181,6 +237,21 @@ class PushConsumer(_Blocking):
     unsubscribe = _calls(push_consumer.PushConsumer.unsubscribe)
     pause = _calls(push_consumer.PushConsumer.pause)
     resume = _calls(push_consumer.PushConsumer.resume)
+    on_queues_changed = _calls(push_consumer.PushConsumer.on_queues_changed)
     held_queues = _calls(push_consumer.PushConsumer.held_queues)
+    status = _calls(push_consumer.PushConsumer.status)
     _stream = _calls(push_consumer.PushConsumer.messages)
     messages = _iterates(push_consumer.PushConsumer.messages)
+
+
+class PopConsumer(PushConsumer):
+    """`rmqkit.client.pop_consumer.PopConsumer`, blocking."""
+
+    @_makes(pop_consumer.PopConsumer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.pop_consumer.PopConsumer`."""
+
+    pop = _waits(pop_consumer.PopConsumer.pop)
+    ack = _waits(pop_consumer.PopConsumer.ack)
+    ack_many = _waits(pop_consumer.PopConsumer.ack_many)
+    change_invisible_time = _waits(pop_consumer.PopConsumer.change_invisible_time)

@@ -21,14 +21,16 @@ import asyncio
 import enum
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from rmqkit.client.hooks import Hook, TransactionEnd
 from rmqkit.client.producer import Producer
+from rmqkit.client.routes import NOT_REGISTERED
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.sender import SendResult, SendStatus
 from rmqkit.client.settings import ProducerSettings
@@ -39,6 +41,7 @@ from rmqkit.protocol import properties as names
 from rmqkit.protocol.headers.transactions import CheckTransactionRequest, EndTransactionRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.names import with_namespace
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 
 __all__ = ["Check", "Execute", "TransactionProducer", "TransactionResult", "TransactionState"]
@@ -57,6 +60,11 @@ class TransactionState(enum.Enum):
     UNKNOWN = 0
 
 
+_JAVA_NAMES = {
+    TransactionState.COMMIT: "COMMIT_MESSAGE",
+    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionState.UNKNOWN: "UNKNOW",
+}
 Execute = Callable[[Message, Any], "Awaitable[TransactionState | None] | TransactionState | None"]
 Check = Callable[[ReceivedMessage], "Awaitable[TransactionState | None] | TransactionState | None"]
 
@@ -105,8 +113,9 @@ class TransactionProducer(Producer):
         settings: ProducerSettings | None = None,
         runtime: ClientRuntime | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        hooks: Sequence[Hook] = (),
     ) -> None:
-        super().__init__(group, name_servers, settings=settings, runtime=runtime, clock=clock)
+        super().__init__(group, name_servers, settings=settings, runtime=runtime, clock=clock, hooks=hooks)
         self._execute = execute
         self._check = check
         self._questions: asyncio.Queue[tuple[str, CheckTransactionRequest, ReceivedMessage]]
@@ -124,8 +133,10 @@ class TransactionProducer(Producer):
         Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`; the local transaction did not run."""
         self._check_started()
         if message.delay_level:
-            raise MessageIllegal(f"message for topic {message.topic} in a transaction cannot have a delay_level")
-        prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: self.group})
+            where = f"message for topic {message.topic} in a transaction"
+            raise MessageIllegal(f"{where} cannot have a delay_level: leave it out")
+        group = with_namespace(self._runtime.namespace, self.group)
+        prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group})
         prepared.sys_flag |= TRANSACTION_PREPARED
         sent = await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms)
         result = TransactionResult(sent, TransactionState.ROLLBACK)
@@ -143,7 +154,7 @@ class TransactionProducer(Producer):
             named = replace(message, msg_id=sent.msg_id)
             result.state, result.error = await self._outcome(sent.msg_id, self._execute, named, argument)
             end.commit_or_rollback = result.state.value
-        await self._end(self._runtime.routes.address(sent.queue.broker_name), end, result.error)
+        await self._end(self._runtime.routes.address(sent.queue.broker_name), end, result.state, result.error, message)
         return result
 
     def _register(self) -> None:
@@ -181,7 +192,7 @@ class TransactionProducer(Producer):
                 transaction_id=header.transaction_id,
                 bname=header.bname,
             )
-            await self._end(self._runtime.routes.address(header.bname or "") or address, answer, error)
+            await self._end(self._runtime.routes.address(header.bname or "") or address, answer, state, error, message)
 
     async def _outcome(
         self, msg_id: str, function: Callable[..., Any], *arguments: Any
@@ -198,11 +209,29 @@ class TransactionProducer(Producer):
             _log.warning("state of transaction %s is not known", msg_id, exc_info=error)
             return TransactionState.UNKNOWN, error
 
-    async def _end(self, address: str | None, header: EndTransactionRequest, error: Exception | None) -> None:
+    async def _end(
+        self,
+        address: str | None,
+        header: EndTransactionRequest,
+        state: TransactionState,
+        error: Exception | None,
+        message: Message | ReceivedMessage,
+    ) -> None:
+        self._hooks.transaction_ended(
+            TransactionEnd(
+                group=self.group,
+                message=message,
+                msg_id=header.msg_id or "",
+                transaction_id=header.transaction_id,
+                state=_JAVA_NAMES[state],
+                address=address,
+                is_checked=bool(header.from_transaction_check),
+            )
+        )
         remark = None if error is None else f"{type(error).__name__}: {error}"
         try:
             if address is None:
-                raise ConnectFailed(header.bname or "broker", "no route names its master any more")
+                raise ConnectFailed(header.bname or "broker", "no route names its master any more", NOT_REGISTERED)
             await self._runtime.calls.end_transaction(address, header, remark)
         except RemotingError as failure:
             _log.warning("end of transaction %s not told, the broker will ask: %s", header.msg_id, failure)

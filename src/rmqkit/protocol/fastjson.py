@@ -15,7 +15,8 @@ Source: remoting.md §6.1, §6.3, store.md §9.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -98,37 +99,49 @@ def _with_names(value: Any) -> Any:
 def dumps(value: Any, *, indent: str | None = None) -> bytes:
     """A value in the dialect: integer keys bare, `ObjectKey` and struct keys inline, None members left out.
     ``indent`` is the text of one level for files read by people; without it there is one line."""
-    return "".join(_write(value, "" if indent is None else "\n", indent or "")).encode("utf-8", "replace")
+    parts: list[str] = []
+    _write(parts.append, value, "" if indent is None else "\n", indent or "")
+    return "".join(parts).encode("utf-8", "replace")
 
 
-def _write(value: Any, line: str, step: str) -> list[str]:
-    if isinstance(value, msgspec.Struct):
-        value = {
-            info.encode_name: member
-            for info in msgspec.structs.fields(value)
-            if (member := getattr(value, info.name)) is not None and member is not msgspec.UNSET
-        }
-    inner = line + step if line else ""
-    if isinstance(value, Mapping):
-        members = [[*_write_key(key), ":", *_write(member, inner, step)] for key, member in value.items()]
-        return _join("{", members, "}", line, inner)
-    if isinstance(value, list | tuple | set | frozenset):
-        return _join("[", [_write(element, inner, step) for element in value], "]", line, inner)
-    return [msgspec.json.encode(value).decode()]
+def _write(put: Callable[[str], None], value: Any, line: str, step: str) -> None:
+    if type(value) is int:
+        put(str(value))
+    elif isinstance(value, msgspec.Struct):
+        members = ((name, getattr(value, attribute)) for attribute, name in _members(type(value)))
+        _write_members(put, [(n, m) for n, m in members if m is not None and m is not msgspec.UNSET], line, step)
+    elif isinstance(value, Mapping):
+        _write_members(put, value.items(), line, step)
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner, between = line + step if line else "", "["
+        for element in value:
+            put(between + inner)
+            _write(put, element, inner, step)
+            between = ","
+        put(line + "]" if value else "[]")
+    else:
+        put(msgspec.json.encode(value).decode())
 
 
-def _write_key(key: Any) -> list[str]:
-    if isinstance(key, int) and not isinstance(key, bool):
-        return [str(int(key))]
-    if isinstance(key, msgspec.Struct | ObjectKey):
-        return _write(key, "", "")
-    return [msgspec.json.encode(str(key)).decode()]
+def _write_members(put: Callable[[str], None], members: Collection[tuple[Any, Any]], line: str, step: str) -> None:
+    inner, between = line + step if line else "", "{"
+    for key, member in members:
+        put(between + inner)
+        if isinstance(key, msgspec.Struct | ObjectKey):
+            _write(put, key, "", "")
+        else:
+            put(str(int(key)) if isinstance(key, int) and not isinstance(key, bool) else _quoted(str(key)))
+        put(":")
+        _write(put, member, inner, step)
+        between = ","
+    put(line + "}" if members else "{}")
 
 
-def _join(start: str, members: list[list[str]], end: str, line: str, inner: str) -> list[str]:
-    parts = [start]
-    for i, member in enumerate(members):
-        parts.append(("," if i else "") + inner)
-        parts.extend(member)
-    parts.append((line if members else "") + end)
-    return parts
+@functools.cache
+def _members(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """The attributes of a struct and their names on the wire."""
+    return tuple((info.name, info.encode_name) for info in msgspec.structs.fields(struct))
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()

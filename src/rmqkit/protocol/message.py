@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, field
 
+from rmqkit.errors import BodyError
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.batch import decode_batch
 from rmqkit.protocol.compression import decompress
@@ -18,7 +19,7 @@ from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.properties import RESERVED_NAMES, decode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, Record, host_text, iter_records
 
-__all__ = ["Message", "ReceivedMessage", "messages_of_record", "read_messages"]
+__all__ = ["Message", "ReceivedMessage", "messages_of_record", "read_messages", "records_of"]
 
 
 class Message(Struct, kw_only=True):
@@ -141,8 +142,18 @@ class ReceivedMessage(Struct, kw_only=True):
 
 def read_messages(body: bytes | memoryview, broker_name: str | None = None) -> list[ReceivedMessage]:
     """The messages in a pull, query or view body.
-    Raises BodyError: a body cannot be decompressed or an inner batch is damaged."""
-    return [message for record in iter_records(body) for message in messages_of_record(record, broker_name)]
+    Raises BodyError: a body cannot be decompressed, an inner batch is damaged, or not all of it is records."""
+    return [message for record in records_of(body) for message in messages_of_record(record, broker_name)]
+
+
+def records_of(body: bytes | memoryview) -> Iterator[Record]:
+    """The records that an answer consists of. Raises BodyError: what follows the last of them is none."""
+    size = 0
+    for record in iter_records(body):
+        yield record
+        size += record.size
+    if size != len(body):
+        raise BodyError(f"an answer of {len(body)} bytes has no record at byte {size}")
 
 
 def messages_of_record(record: Record, broker_name: str | None = None) -> Iterator[ReceivedMessage]:

@@ -1,6 +1,7 @@
 """Names of topics and groups: what is allowed, what is reserved, how retry and dead-letter topics are called.
 
-Source: remoting.md §8.4, §8.5; behaviour.md §2.8.
+A client's namespace is a part of the names alone (``NamespaceUtil``): ``X`` is ``NS%X``, ``%RETRY%G`` is
+``%RETRY%NS%G``; brokers know nothing of it. Source: remoting.md §3.2, §8.4, §8.5; behaviour.md §2.8.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ __all__ = [
     "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
     "SYSTEM_TOPICS",
+    "TRACE_TOPIC",
     "dlq_topic",
     "group_fault",
     "group_of_retry_topic",
     "is_system_topic",
+    "pop_retry_topic",
     "retry_topic",
     "topic_fault",
+    "with_namespace",
+    "without_namespace",
 ]
 
 AUTO_CREATE_TOPIC = "TBW102"
@@ -70,6 +75,11 @@ def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
+def pop_retry_topic(group: str, topic: str, separator: str = "_") -> str:
+    """The topic that holds a group's popped messages of a topic to be consumed again; version 2 has ``+`` in it."""
+    return f"{RETRY_PREFIX}{group}{separator}{topic}"
+
+
 def group_of_retry_topic(topic: str) -> str:
     """The group of a retry topic; POP's is ``%RETRY%<group>+<topic>``. Source: behaviour.md §3.3."""
     return topic.removeprefix(RETRY_PREFIX).partition("+")[0]
@@ -83,6 +93,26 @@ def dlq_topic(group: str) -> str:
 def is_system_topic(topic: str) -> bool:
     """Whether a topic belongs to the broker itself."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def with_namespace(namespace: str, name: str) -> str:
+    """A topic or group as brokers know it; names of the system and those that have the namespace stay as they are."""
+    prefix, bare = _prefix(name)
+    if not namespace or not bare or bare.startswith((f"{namespace}%", SYSTEM_GROUP_PREFIX)) or is_system_topic(bare):
+        return name
+    return f"{prefix}{namespace}%{bare}"
+
+
+def without_namespace(namespace: str, name: str) -> str:
+    """The opposite of `with_namespace`; a name of another namespace stays as it is."""
+    prefix, bare = _prefix(name)
+    return prefix + bare.removeprefix(f"{namespace}%") if namespace else name
+
+
+def _prefix(name: str) -> tuple[str, str]:
+    """What makes a name one of retries or dead letters, and the rest."""
+    prefix = next((prefix for prefix in (RETRY_PREFIX, DLQ_PREFIX) if name.startswith(prefix)), "")
+    return prefix, name.removeprefix(prefix)
 
 
 def topic_fault(topic: str) -> str | None:

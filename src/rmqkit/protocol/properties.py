@@ -12,12 +12,11 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 
-from rmqkit.protocol.hashing import encoded_tags_code, java_hash
+from rmqkit.protocol.hashing import java_hash
 
 __all__ = [
     "PROPERTIES_BYTES_MAX",
     "RESERVED_NAMES",
-    "PlainProperties",
     "decode_properties",
     "encode_properties",
     "find_property",
@@ -61,6 +60,7 @@ MESSAGE_TYPE = "MSG_TYPE"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 ARRIVE_TIME = "ARRIVE_TIME"
 POP_CHECK_POINT = "POP_CK"
+FIRST_POP_TIME = "1ST_POP_TIME"
 INNER_NUM = "INNER_NUM"
 INNER_BASE = "INNER_BASE"
 INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
@@ -140,55 +140,6 @@ def in_stored_order(encoded: bytes) -> bytes:
     if arrange is None or rest or b"\x01\x02" in encoded:
         return _sort_entries(encoded)
     return _ENTRY_END_BYTES.join(arrange(pieces)) + _ENTRY_END_BYTES
-
-
-_Plan = tuple[Callable[[list[bytes]], tuple[bytes, ...]], int, int | None]
-
-
-class PlainProperties:
-    """What a broker stores for the properties of plain messages: theirs and its own, in stored order.
-
-    Equal to `in_stored_order` of both together. *Plain* is what has a UNIQ_KEY and no name that asks for more. The
-    order is worked out once for the names that a producer sends, and its strings are cut once.
-
-    Args:
-        stamps: the broker's own properties.
-        not_plain: names of properties that ask for more than storing.
-    """
-
-    __slots__ = ("_not_plain", "_plan", "_stamps")
-
-    def __init__(self, stamps: bytes, not_plain: Iterable[str]) -> None:
-        self._stamps = stamps.split(_ENTRY_END_BYTES)
-        self._not_plain = {_name_of(stamp) for stamp in self._stamps} | {name.encode() for name in not_plain}
-        self._plan = functools.lru_cache(maxsize=4096)(self._plan_of)
-
-    def stored(self, encoded: bytes) -> tuple[bytes, bytes, int] | None:
-        """The property string to store, the unique key and the tags code in it; None when the message is not plain."""
-        pieces = encoded.split(_ENTRY_END_BYTES)
-        if pieces.pop() or not pieces:
-            return None
-        names, _, values = zip(*[piece.partition(b"\x01") for piece in pieces])  # noqa: B905 - strict costs 0.15 µs
-        plan = self._plan(names)
-        if plan is None or b"" in values:
-            return None
-        arrange, unique_key_at, tags_at = plan
-        pieces += self._stamps
-        code = 0 if tags_at is None else encoded_tags_code(values[tags_at])
-        return _ENTRY_END_BYTES.join(arrange(pieces)), values[unique_key_at], code
-
-    def _plan_of(self, names: tuple[bytes, ...]) -> _Plan | None:
-        """What puts entries of these names and the stamps in their order; which are the unique key and the tags."""
-        if b"UNIQ_KEY" not in names or len(set(names)) < len(names) or not self._not_plain.isdisjoint(names):
-            return None
-        entries = {name + b"\x01v": at for at, name in enumerate((*names, *map(_name_of, self._stamps[:-1])))}
-        ordered = _sort_entries(_ENTRY_END_BYTES.join(entries)).split(_ENTRY_END_BYTES)
-        arrange = itemgetter(*[entries[entry] for entry in ordered[:-1]], len(entries))
-        return arrange, names.index(b"UNIQ_KEY"), names.index(b"TAGS") if b"TAGS" in names else None
-
-
-def _name_of(entry: bytes) -> bytes:
-    return entry.partition(b"\x01")[0]
 
 
 @functools.lru_cache(maxsize=4096)

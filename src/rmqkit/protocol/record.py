@@ -44,6 +44,7 @@ __all__ = [
     "MAGIC_V2",
     "Layout",
     "Record",
+    "RecordRow",
     "body_crc",
     "decode_record",
     "encode_record",
@@ -55,6 +56,7 @@ __all__ = [
     "pack_blank",
     "pack_host",
     "record_properties",
+    "topic_field",
     "unpack_host",
 ]
 
@@ -206,14 +208,12 @@ def encode_record(
     The caller has checked the limits of store.md §3.6 (properties ≤ 32 767 bytes, topic ≤ 255 bytes)."""
     host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
     head = _HEAD_V4 if not host_bits else _LAYOUTS[host_bits].head
-    topic_bytes = len(topic)
+    topic = topic_field(topic)
     body_bytes = len(body)
-    is_v1 = topic_bytes <= _V1_TOPIC_BYTES_MAX
-    topic_length = _TOPIC_LENGTHS_V1[topic_bytes] if is_v1 else _TOPIC_LENGTH_V2.pack(topic_bytes)
-    size = head.size + body_bytes + len(topic_length) + topic_bytes + 2 + len(properties)
+    size = head.size + body_bytes + len(topic) + 2 + len(properties)
     packed = head.pack(
         size,
-        MAGIC_V1 if is_v1 else MAGIC_V2,
+        MAGIC_V1 if len(topic) <= _V1_TOPIC_BYTES_MAX + 1 else MAGIC_V2,
         zlib.crc32(body) & 0x7FFFFFFF if crc is None else crc,
         queue_id,
         flag,
@@ -228,68 +228,57 @@ def encode_record(
         prepared_transaction_offset,
         body_bytes,
     )
-    return b"".join((packed, body, topic_length, topic, _PROPERTIES_LENGTH.pack(len(properties)), properties))
+    return b"".join((packed, body, topic, _PROPERTIES_LENGTH.pack(len(properties)), properties))
+
+
+RecordRow = tuple[bytes, int, int, int, int, int, int, bytes | memoryview, bytes | memoryview]
+"""What one of several records has of its own: topic (`topic_field`), queueId, flag, queueOffset, sysFlag without host
+bits, bornTimestamp, reconsumeTimes, body, and the property string behind its two bytes of length."""
+
+
+def topic_field(topic: bytes) -> bytes:
+    """A topic behind its length, of one byte up to 127 bytes (magic v1), of two beyond."""
+    topic_bytes = len(topic)
+    is_v1 = topic_bytes <= _V1_TOPIC_BYTES_MAX
+    return (_TOPIC_LENGTHS_V1[topic_bytes] if is_v1 else _TOPIC_LENGTH_V2.pack(topic_bytes)) + topic
 
 
 def encode_records(
-    batch: bytes | memoryview,
-    bounds: Iterable[tuple[int, int, int, int]],
-    *,
-    topic: bytes,
-    queue_id: int,
-    queue_offset: int,
-    physical_offset: int,
-    sys_flag: int,
-    born_timestamp: int,
-    born_host: bytes,
-    store_timestamp: int,
-    store_host: bytes,
-    reconsume_times: int,
+    rows: Iterable[RecordRow], *, physical_offset: int, born_host: bytes, store_timestamp: int, store_host: bytes
 ) -> tuple[bytes, list[int]]:
-    """The records of a batch, one behind the other, and the size of each; what `encode_record` makes of each message.
-
-    A batch entry and a record both end with the properties and their length before them: taken as they are.
-
-    Args:
-        bounds: where the messages lie in the batch body (`batch.batch_bounds`).
-        queue_offset, physical_offset: of the first record.
-    """
+    """Records that lie one behind the other, and the size of each: what `encode_record` makes of each, in one loop.
+    None of them has a preparedTransactionOffset. ``physical_offset`` is that of the first."""
     host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
     head = _LAYOUTS[host_bits].head
-    is_v1 = len(topic) <= _V1_TOPIC_BYTES_MAX
-    magic = MAGIC_V1 if is_v1 else MAGIC_V2
-    topic_field = (_TOPIC_LENGTHS_V1[len(topic)] if is_v1 else _TOPIC_LENGTH_V2.pack(len(topic))) + topic
-    sys_flag = (sys_flag & ~_HOST_MASK) | host_bits
-    pack, crc32, fixed_bytes = head.pack, zlib.crc32, head.size + len(topic_field)
+    pack, crc32, head_bytes = head.pack, zlib.crc32, head.size
     parts: list[bytes | memoryview] = []
     sizes: list[int] = []
-    for flag, body_at, properties_at, end in bounds:
-        body = batch[body_at : properties_at - 2]
-        size = fixed_bytes + end - body_at
+    for topic, queue_id, flag, queue_offset, sys_flag, born_timestamp, reconsume_times, body, properties in rows:
+        body_bytes, topic_bytes = len(body), len(topic)
+        size = head_bytes + body_bytes + topic_bytes + len(properties)
         parts += (
             pack(
                 size,
-                magic,
+                MAGIC_V1 if topic_bytes <= _V1_TOPIC_BYTES_MAX + 1 else MAGIC_V2,
                 crc32(body) & 0x7FFFFFFF,
                 queue_id,
                 flag,
                 queue_offset,
                 physical_offset,
-                sys_flag,
+                sys_flag & ~_HOST_MASK | host_bits,
                 born_timestamp,
                 born_host,
                 store_timestamp,
                 store_host,
                 reconsume_times,
                 0,
-                len(body),
+                body_bytes,
             ),
             body,
-            topic_field,
-            batch[properties_at - 2 : end],
+            topic,
+            properties,
         )
         sizes.append(size)
-        queue_offset += 1
         physical_offset += size
     return b"".join(parts), sizes
 

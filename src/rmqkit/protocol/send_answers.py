@@ -1,21 +1,25 @@
-"""The answer to a stored message as a whole frame, made from a template: what most of a broker's replies are.
+"""The answers to stored messages as whole frames, made from a template: what most of a broker's replies are.
 
-Equal, byte for byte, to `encode_command` of the reply with a `SendMessageResponse`, at a quarter of the cost: all but
+Equal, byte for byte, to `encode_command` of the replies with a `SendMessageResponse`, at a fifth of the cost: all but
 five values are the same in every answer of a broker. Source: remoting.md §1.2, §4.3.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import RESPONSE, Command, encode_command
 from rmqkit.protocol.frame import JSON, frame_start
 
-__all__ = ["SendAnswers"]
+__all__ = ["SendAnswers", "Stored"]
 
 _OPAQUE = 1_234_567_890
 _START_BYTES = 8
+
+Stored = tuple[int, bytes, int, bytes, bytes]
+"""Physical offset, queue id in digits, queue offset, unique key in letters and digits, opaque in digits."""
 
 
 class SendAnswers:
@@ -32,16 +36,20 @@ class SendAnswers:
         values = {"msgId": "<id>", "queueId": "<queue>", "queueOffset": "<offset>", "transactionId": "<key>"}
         sample = Command(ResponseCode.SUCCESS, _OPAQUE, RESPONSE, {**values, **told})
         text = b"".join(encode_command(sample))[_START_BYTES:].decode().replace("%", "%%")
-        formats = (f"{store_host.hex().upper()}%016X", "%d", "%d", "%s", '"opaque":%d')
+        formats = (f"{store_host.hex().upper()}%016X", "%b", "%d", "%b", '"opaque":%b')
         for value, form in zip((*values.values(), f'"opaque":{_OPAQUE}'), formats, strict=True):
             text = text.replace(value, form, 1)
         self._template = text.encode()
 
-    def stored(
-        self, opaque: int, *, physical_offset: int, queue_id: int, queue_offset: int, unique_key: bytes
-    ) -> bytes | None:
-        """The frame that says where a message lies; None when its unique key cannot stand in JSON as it is."""
-        if not unique_key.isalnum():
-            return None
-        header: bytes = self._template % (physical_offset, queue_id, queue_offset, unique_key, opaque)
-        return frame_start(JSON, len(header), 0) + header
+    def frames(self, answers: Iterable[Stored]) -> bytes:
+        """The frames that say where messages lie, one behind the other."""
+        template, parts = self._template, list[bytes]()
+        for answer in answers:
+            header = template % answer
+            parts += (_start(len(header)), header)
+        return b"".join(parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _start(header_bytes: int) -> bytes:
+    return frame_start(JSON, header_bytes, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
@@ -70,7 +71,7 @@ class RemotingClient:
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         if self._credentials is not None:
             self._credentials.sign(command)
-        if not await self._permits.take(timeout_ms):
+        if not self._permits.take_now() and not await self._permits.take(timeout_ms):
             raise RequestTimedOut(address, command.code, timeout_ms)
         try:
             response = await self._call(address, command, deadline_ms, timeout_ms)
@@ -91,6 +92,7 @@ class RemotingClient:
         except RequestTimedOut:
             if left_ms > max(_CLOSE_AFTER_MS_MIN, timeout_ms / 4):
                 connection.close(f"no answer to request {command.code}")
+                connection.abort()  # a peer that takes nothing would keep it for ever, and the calls under way on it
             raise RequestTimedOut(address, command.code, timeout_ms) from None
 
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
@@ -110,7 +112,7 @@ class RemotingClient:
         if connection is not None and connection.is_open:
             return connection
         if self._closed:
-            raise ConnectFailed(address, "this client is closed")
+            raise ConnectFailed(address, "this client is closed", "make a new one")
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.ensure_future(self._connect(address))
@@ -120,6 +122,11 @@ class RemotingClient:
             return await asyncio.wait_for(asyncio.shield(task), timeout_ms / 1000.0)
         except TimeoutError:
             raise ConnectFailed(address, f"no connection within {timeout_ms:.0f} ms") from None
+
+    def is_connected(self, address: str) -> bool:
+        """Whether the connection to an address stands."""
+        connection = self._connections.get(address)
+        return connection is not None and connection.is_open
 
     async def close(self) -> None:
         """Close every connection; calls under way get ConnectionLost."""
@@ -149,13 +156,15 @@ class RemotingClient:
         try:
             host, port = split_address(address)
         except ValueError as error:
-            raise ConnectFailed(address, str(error)) from None
+            raise ConnectFailed(address, str(error), "correct it where it is set") from None
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_ms / 1000.0):
                 _, connection = await loop.create_connection(lambda: self._new(address), host, port)
         except (TimeoutError, OSError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or f"no answer in {self._connect_timeout_ms} ms"
+            number = error.errno or 0  # of a failed look-up of a name it is negative
+            found = os.strerror(number) if number > 0 else error.strerror or str(error)
+            reason = found or f"no answer in {self._connect_timeout_ms} ms"
             raise ConnectFailed(address, reason) from error
         return connection
 

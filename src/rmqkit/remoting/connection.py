@@ -12,6 +12,7 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, cast
 
 from msgspec import Struct
@@ -100,6 +101,7 @@ class Connection(asyncio.Protocol):
         self._opaque = 0
         self._sweep_at_ms = float("inf")
         self._sweep: asyncio.TimerHandle | None = None
+        self._closed_because = "the peer closed it"
         self.peer = "?"
         self.peer_host = pack_host("0.0.0.0", 0)
         self.hops: list[IpAddress] = []
@@ -152,7 +154,7 @@ class Connection(asyncio.Protocol):
         The future raises RequestTimedOut or ConnectionLost. ``command.opaque`` is set here."""
         answer: asyncio.Future[Command] = self._loop.create_future()
         if not self.is_open:
-            answer.set_exception(ConnectionLost(self.peer, "it is closed"))
+            answer.set_exception(ConnectionLost(self.peer, self._closed_because))
             return answer
         self._opaque = (self._opaque + 1) & _OPAQUE_MASK
         command.opaque = self._opaque
@@ -167,6 +169,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             if reason:
                 _log.info("closing connection of %s: %s", self.peer, reason)
+            self._closed_because = reason or "it was closed here"
             self._flush()
             self._transport.close()
 
@@ -195,14 +198,18 @@ class Connection(asyncio.Protocol):
             elif self._tls is not None:
                 data = self._tls.feed(data)
             frames = self._splitter.feed(data)
-            if len(frames) > 1 and self._dispatch.together is not None:
-                with self._dispatch.together():
-                    self._handle(frames)
-            else:
-                self._handle(frames)
+            left = iter(self._dispatch.unanswered(self, frames))
+            for frame in left:
+                if len(frames) == 1 or self._dispatch.together is None:
+                    self._handle(frame)
+                else:
+                    with self._dispatch.together():
+                        for each in chain((frame,), left):
+                            self._handle(each)
         except ProtocolError as error:
             _log.warning("closing connection of %s: %s", self.peer, error)
             self.close()
+            self._closed_because = str(error)
         finally:
             self._flush()
         if not self._splitter.buffered_bytes:
@@ -224,7 +231,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         if self._sweep is not None:
             self._sweep.cancel()
-        reason = str(exc) if exc else "the peer closed it"
+        reason = str(exc) if exc else self._closed_because
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.answer.done():
@@ -243,14 +250,12 @@ class Connection(asyncio.Protocol):
             self._taken.set_result(None)
         self._taken = None
 
-    def _handle(self, frames: list[Frame]) -> None:
-        handle = self._dispatch.handle
-        for frame in frames:
-            command = decode_command(frame)
-            if command.flag & RESPONSE:
-                self._settle(command)
-            else:
-                handle(self, command)
+    def _handle(self, frame: Frame) -> None:
+        command = decode_command(frame)
+        if command.flag & RESPONSE:
+            self._settle(command)
+        else:
+            self._dispatch.handle(self, command)
 
     def _flush(self) -> None:
         self._flush_due = False

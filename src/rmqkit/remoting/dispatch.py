@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from rmqkit.errors import PeerRefused, ProtocolError
 from rmqkit.protocol.codes import ResponseCode, version_number
 from rmqkit.protocol.command import Command, reply
+from rmqkit.protocol.frame import Frame
 
 if TYPE_CHECKING:
     from rmqkit.remoting.connection import Connection
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["OVERLOADED", "Dispatch", "Handler", "Lane"]
 
 Handler = Callable[["Connection", Command], "Command | bytes | Awaitable[Command | None] | None"]
+
+Rest = Callable[["Connection", list[Frame]], Iterable[Frame]]
 
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
 """The reference's remark for a full lane."""
@@ -49,10 +52,19 @@ class Lane:
 
 class Dispatch:
     """The handlers of one listening port or one client; loop only.
-    ``refusal`` looks at every request first: the remark for one that is not let in (NO_PERMISSION), else None."""
+
+    Args:
+        refusal: looks at every request first: the remark for one that is not let in (NO_PERMISSION), else None.
+
+    Attributes:
+        together: wraps the handling of several requests that one read brought.
+        rest: answers what it can of them all at once, and gives the others in their order; each one has to be handled
+            before it is asked for the next.
+    """
 
     def __init__(self, refusal: Callable[[Command], str | None] | None = None) -> None:
         self.together: Callable[[], AbstractContextManager[None]] | None = None
+        self.rest: Rest | None = None
         self._refusal = refusal
         self._handlers: dict[int, tuple[Handler, Lane | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,6 +88,12 @@ class Dispatch:
     def go_away(self) -> None:
         """Answer new requests with GO_AWAY from now on, where the peer knows it. Source: remoting.md §2."""
         self._is_going_away = True
+
+    def unanswered(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
+        """The requests of one read that have to be handled one by one, after `rest` has answered those before."""
+        if self.rest is None or self._refusal is not None or self._is_going_away:
+            return frames
+        return self.rest(connection, frames)
 
     def handle(self, connection: Connection, command: Command) -> None:
         """Answer one request; the reply goes out with the others of this tick."""

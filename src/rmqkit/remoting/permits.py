@@ -1,7 +1,8 @@
-"""A bound on calls under way (``serverAsyncSemaphoreValue``, ``clientAsyncSemaphoreValue``).
+"""A bound on calls under way (``serverAsyncSemaphoreValue``, ``clientAsyncSemaphoreValue``), and on their bytes.
 
-Taking a permit costs a comparison while there are some; beyond that callers wait in line. Loop only.
-Source: remoting.md §2.
+Taking a permit costs a comparison or two while there are some; beyond that callers wait in one line, so a large call is
+not overtaken by small ones for ever. A call larger than all the bytes goes when no other is under way. Loop only.
+Source: remoting.md §2; behaviour.md §7.6.
 """
 
 from __future__ import annotations
@@ -16,37 +17,64 @@ SERVER_CALLS_MAX = 64
 
 
 class Permits:
-    """So many calls may be under way at a time."""
+    """So many calls, and bytes in them, may be under way at a time; ``free`` and ``free_bytes`` are what is left."""
 
-    __slots__ = ("_free", "_waiting")
+    __slots__ = ("_bytes_max", "_waiting", "free", "free_bytes")
 
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    def __init__(self, count: int, bytes_max: int = 0) -> None:
+        self.free = count
+        self.free_bytes = self._bytes_max = bytes_max
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
-    async def take(self, timeout_ms: float) -> bool:
+    def take_now(self, size: int = 0) -> bool:
+        """Take a permit for a call of so many bytes, if there is one and nobody waits."""
+        if size > self._bytes_max:
+            size = self._bytes_max
+        if self.free <= 0 or size > self.free_bytes or self._waiting:
+            return False
+        self.free -= 1
+        self.free_bytes -= size
+        return True
+
+    async def take(self, timeout_ms: float, size: int = 0) -> bool:
         """Wait for a permit; False when none came in time."""
-        if self._free > 0:
-            self._free -= 1
+        if self.take_now(size):
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting.append((turn, size))
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await turn
         except TimeoutError:
-            return turn.done() and not turn.cancelled()
+            if turn.done() and not turn.cancelled():
+                return True
+            self._go_on()  # those behind may want less
+            return False
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give_back()
+                self.give_back(size)
+            else:
+                self._go_on()
             raise
         return True
 
-    def give_back(self) -> None:
-        """End a call: the longest waiting caller has its turn."""
+    def give_back(self, size: int = 0) -> None:
+        """End a call of so many bytes: those that wait longest have their turn."""
+        if size > self._bytes_max:
+            size = self._bytes_max
+        self.free += 1
+        self.free_bytes += size
+        if self._waiting:
+            self._go_on()
+
+    def _go_on(self) -> None:
         while self._waiting:
-            turn = self._waiting.popleft()
+            turn, size = self._waiting[0]
             if not turn.done():
+                size = min(size, self._bytes_max)
+                if self.free <= 0 or size > self.free_bytes:
+                    return
+                self.free -= 1
+                self.free_bytes -= size
                 turn.set_result(None)
-                return
-        self._free += 1
+            self._waiting.popleft()

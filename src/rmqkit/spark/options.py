@@ -121,6 +121,72 @@ class StoreOptions(msgspec.Struct, frozen=True):
         return words(self.topics)
 
 
+class ByTimestamp(enum.Enum):
+    """What a time behind the last message of a queue means."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+class LiveOptions(msgspec.Struct, frozen=True):
+    """The options of ``spark.read`` and ``spark.readStream.format("rocketmq")``."""
+
+    name_servers: Annotated[str, Setting("nameServer", help="host:port;host:port. Default: NAMESRV_ADDR")] = ""
+    topics: Annotated[str, Setting("subscribe", help="topics, separated by commas")] = ""
+    topic: Annotated[str, Setting("topic", help="the same as subscribe")] = ""
+    pattern: Annotated[str, Setting("subscribePattern", help="regular expression of the whole name of topics")] = ""
+    assigned: Annotated[str, Setting("assign", help='queues: {"topic":{"broker-a":[0,1]}}')] = ""
+    expression: Annotated[str, Setting("subExpression", help="tags (A || B) or an SQL92 expression")] = "*"
+    expression_type: Annotated[str, Setting("subExpressionType", help="TAG or SQL92")] = "TAG"
+    group: Annotated[str, Setting("group", help="consumer group in whose name is read")] = "TOOLS_CONSUMER"
+    commit_group: Annotated[
+        str, Setting("commitOffsetsToGroup", help="group whose offsets follow the stream, for tools that show lag")
+    ] = ""
+    starting_offsets: Annotated[
+        str, Setting("startingOffsets", help="earliest, latest or JSON (-2, -1); a stream's default is latest")
+    ] = ""
+    ending_offsets: Annotated[str, Setting("endingOffsets", help="latest or JSON (-1); batch only")] = "latest"
+    starting_timestamp_ms: Annotated[int, Setting("startingTimestamp", low=0, help="ms since the epoch")] = 0
+    ending_timestamp_ms: Annotated[int, Setting("endingTimestamp", low=0, help="ms since the epoch; batch only")] = 0
+    starting_timestamps: Annotated[
+        str, Setting("startingOffsetsByTimestamp", help="ms since the epoch, as JSON by topic, broker and queue")
+    ] = ""
+    ending_timestamps: Annotated[
+        str, Setting("endingOffsetsByTimestamp", help="ms since the epoch, as JSON by topic, broker and queue")
+    ] = ""
+    by_timestamp: Annotated[
+        ByTimestamp,
+        Setting("startingOffsetsByTimestampStrategy", help="error or latest, when no message is as late as a start"),
+    ] = ByTimestamp.ERROR
+    fail_on_data_loss: Annotated[
+        bool, Setting("failOnDataLoss", help="fail when messages are gone unread, or say so in the log and go on")
+    ] = True
+    offsets_max: Annotated[int, Setting("maxOffsetsPerTrigger", low=0, help="messages of a batch; 0: all")] = 0
+    bytes_max: Annotated[
+        int, Setting("maxBytesPerTrigger", low=0, help="bytes of a batch, by the mean size seen in each queue; 0: all")
+    ] = 0
+    partitions_min: Annotated[int, Setting("minPartitions", low=0, help="tasks of a batch at least; 0: the queues")] = 0
+    records_max: Annotated[int, Setting("maxRecordsPerPartition", low=0, help="messages of a task; 0: all")] = 0
+    pull_count: Annotated[int, Setting("pullBatchSize", low=1, high=1024, help="messages asked for at once")] = 32
+    pull_timeout_ms: Annotated[int, Setting("pullTimeoutMs", low=1, help="ms until a broker must have answered")] = (
+        10_000
+    )
+    patience_ms: Annotated[
+        int, Setting("brokerPatienceMs", low=0, help="ms that a task waits for a broker that does not answer")
+    ] = 60_000
+    columns: Annotated[str, Setting("columns", help="read only these columns, separated by commas")] = ""
+    include_properties: Annotated[
+        IncludeProperties, Setting("includeProperties", help="properties as a map, as stored, or no such column")
+    ] = IncludeProperties.MAP
+    decompress: Annotated[bool, Setting("decompress", help="bodies as they were sent, or as they are stored")] = True
+    unwrap: Annotated[bool, Setting("unwrap", help="one row per member of an inner batch, or per record")] = True
+    batch_rows: Annotated[int, Setting("batchRows", low=1, high=1 << 20, help="records decoded at once")] = BATCH_ROWS
+    access_key: Annotated[str, Setting("accessKey", help="user who signs every request")] = ""
+    secret_key: Annotated[str, Setting("secretKey", help="the user's secret")] = ""
+    namespace: Annotated[str, Setting("namespace", help="part of the names of all topics and groups")] = ""
+    use_tls: Annotated[bool, Setting("useTLS", help="connections are encrypted")] = False
+
+
 OptionsType = TypeVar("OptionsType", bound=msgspec.Struct)
 
 _SIZE = re.compile(r"(\d+)\s*([kmg])b?", re.IGNORECASE)

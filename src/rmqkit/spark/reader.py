@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct
 from numpy.typing import NDArray
 
@@ -29,12 +30,13 @@ from rmqkit.spark.splits import Split
 from rmqkit.store import scan
 from rmqkit.store.scan import Damage, Records, crc_matches
 
-__all__ = ["ReadPlan", "read_parts", "read_split"]
+__all__ = ["ReadPlan", "decode_pulled", "read_parts", "read_split"]
 
 
 class ReadPlan(Struct, frozen=True):
     """What to make of every split; damage that is reported need not meet the conditions.
-    With ``keys`` only messages that have one of them, or such a unique key, are given out."""
+    With ``keys`` only messages that have one of them, or such a unique key, are given out, with ``tags`` those that
+    have one of these."""
 
     columns: tuple[Column, ...]
     conditions: tuple[Condition, ...] = ()
@@ -44,6 +46,7 @@ class ReadPlan(Struct, frozen=True):
     unwrap: bool = True
     broker_name: str = ""
     keys: frozenset[str] = frozenset()
+    tags: frozenset[str] = frozenset()
     batch_rows: int = scan.BATCH_ROWS
 
     def needs(self, column: str) -> bool:
@@ -75,6 +78,27 @@ def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) 
             yield _report(split, part, plan)
 
 
+def decode_pulled(body: bytes, plan: ReadPlan, low: int, high: int) -> Iterator[pa.RecordBatch]:
+    """The messages of a pulled body whose queue offsets are from ``low`` up to ``high``.
+    Raises BodyError: the body is not made of records. Raises StoreError: a body in it cannot be unpacked."""
+    records = scan.pulled(body)
+    source = Split("a pulled body", 0, 0, len(body))
+    for first in range(0, len(records), plan.batch_rows):
+        part = records.take(slice(first, first + plan.batch_rows))
+        batches = message_batches(
+            part,
+            bodies=plan.needs("body"),
+            decompressed=plan.decompress,
+            unwrapped=plan.unwrap,
+            broker_name=plan.broker_name,
+        )
+        for batch in batches:
+            offsets = batch.field("queue_offset") + batch.member
+            decoded = _decoded(source, batch, np.empty(0, "i8"), plan, (offsets >= low) & (offsets < high))
+            if len(decoded):
+                yield decoded
+
+
 def _batches(split: Split, records: Records, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     if plan.conditions:
         records = records.take(matches(records, plan.conditions))
@@ -102,19 +126,28 @@ def _batches(split: Split, records: Records, plan: ReadPlan) -> Iterator[pa.Reco
         yield _decoded(split, batch, crc_wrong, plan)
 
 
-def _decoded(split: Split, batch: MessageBatch, crc_wrong: NDArray[np.int64], plan: ReadPlan) -> pa.RecordBatch:
-    """The columns of a batch. That a row cannot be decoded may show only while they are made."""
+def _decoded(
+    split: Split,
+    batch: MessageBatch,
+    crc_wrong: NDArray[np.int64],
+    plan: ReadPlan,
+    wanted: NDArray[np.bool_] | None = None,
+) -> pa.RecordBatch:
+    """The columns of a batch, of the wanted rows. That a row cannot be decoded may show only while they are made."""
     arrays = [column.kernel(batch) if column.kernel else None for column in plan.columns]
     if batch.problems and plan.corrupt_records is CorruptRecords.FAIL:
         row = min(batch.problems)
         raise _damaged(split, int(batch.of_record(batch.records.positions)[row]), batch.problems[row])
     arrays = [_reasons(batch, crc_wrong) if array is None else array for array in arrays]
     decoded = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(plan.columns))
-    kept = np.ones(len(batch), bool)
+    kept = np.ones(len(batch), bool) if wanted is None else wanted
     if plan.corrupt_records is CorruptRecords.SKIP:
         kept[list(batch.problems)] = False
     if plan.keys:
         kept &= _has_key(batch, plan.keys)
+    if plan.tags:
+        found = batch.properties.values_of(names.TAGS)
+        kept &= pc.is_in(found, value_set=pa.array(sorted(plan.tags), pa.string())).to_numpy(zero_copy_only=False)
     return decoded if kept.all() else decoded.filter(pa.array(kept))
 
 

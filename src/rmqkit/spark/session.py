@@ -55,9 +55,11 @@ def spark_session(
 
 def register(spark: SparkSession) -> None:
     """Make our formats known to a session."""
+    from rmqkit.spark.broker_source import BrokerSource
     from rmqkit.spark.store_source import StoreSource
 
     spark.dataSource.register(StoreSource)
+    spark.dataSource.register(BrokerSource)
 
 
 def _prepare(environ: os._Environ[str], *, is_local: bool) -> None:

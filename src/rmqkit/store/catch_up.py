@@ -15,8 +15,8 @@ from rmqkit.store.comparison import queue_entries
 from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY_BYTES, ConsumeQueue
 from rmqkit.store.consume_queues import ConsumeQueues
 from rmqkit.store.dispatcher import Dispatcher, arrival_of
-from rmqkit.store.index_file import MessageIndex
 from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.message_index import MessageIndex
 
 __all__ = ["CatchUp"]
 

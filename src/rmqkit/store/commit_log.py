@@ -116,8 +116,11 @@ class CommitLog:
             OSError: the next file could not be made, or the blank not be written; `BlockingIOError` when the file, or
                 a buffer of the pool, is still to come.
         """
-        end = self.max_offset
-        return end if size + BLANK_BYTES <= self._file_end - end else self._roll()
+        return self.max_offset if self.has_room(size) else self._roll()
+
+    def has_room(self, size: int) -> bool:
+        """Whether the next ``size`` bytes can go to ``max_offset``, where `place` has not been asked."""
+        return size + BLANK_BYTES <= self._file_end - self.max_offset
 
     def append(self, data: bytes, store_timestamp: int) -> None:
         """Write one or several whole records, placed before, at the end of the log; readable when committed.

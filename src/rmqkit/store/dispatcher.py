@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from itertools import chain, islice, takewhile
+from itertools import islice, takewhile
 
 from msgspec import Struct
 
@@ -34,14 +34,14 @@ from rmqkit.store.batch_queue import BatchQueue
 from rmqkit.store.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
 from rmqkit.store.delay_levels import delivery_time
-from rmqkit.store.index_file import MessageIndex
 from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.message_index import MessageIndex
 
 __all__ = ["Arrival", "Dispatcher", "arrival_of", "queue_tags_code"]
 
 _log = logging.getLogger(__name__)
 _pack_entry = ENTRY.pack
-_TAGS = b"TAGS\x01"
+_TAGS = b"\x02TAGS\x01"
 _TOGETHER = 1024
 _NOT_PLAIN = TRANSACTION_MASK | INNER_BATCH
 _PLAIN = frozenset((0, TRANSACTION_COMMIT))
@@ -76,11 +76,13 @@ def queue_tags_code(topic: str, properties: bytes, store_timestamp: int, delays_
         level = _delay_level(properties)
         if level > 0:
             return delivery_time(delays_ms, level, store_timestamp)
-    before, found, behind = properties.rpartition(_TAGS)
-    if not found:
+    at = properties.rfind(_TAGS)
+    if at < 0 and not properties.startswith(_TAGS[1:]):
         return 0
-    tags: bytes | None = behind.partition(b"\x02")[0]
-    if not tags or (before and before[-1] != 2):  # empty, or the end of another name
+    start = at + len(_TAGS)
+    end = properties.find(b"\x02", start)
+    tags: bytes | None = properties[start:] if end < 0 else properties[start:end]
+    if at < 0 or not tags:
         tags = find_property(properties, b"TAGS")
     return 0 if tags is None else encoded_tags_code(tags)
 
@@ -129,7 +131,7 @@ class Dispatcher:
         gathers: whether records wait for the next `run` although they could be dispatched: while several are about to
             come, which then cost one write per queue.
         position: physical offset up to which everything was dispatched.
-        pending: what waits: physical end and the records that end there.
+        pending: what waits: a physical end and the records that were put together before it.
         failure: why the dispatcher stands still, or None.
         dispatched_timestamp: storeTimestamp of the newest record dispatched.
     """
@@ -156,44 +158,36 @@ class Dispatcher:
         return Dispatcher(self._queues, bitmap_of=self._bitmap_of)
 
     def submit(self, arrivals: list[Arrival], end: int, limit: int) -> None:
-        """Take over what was just appended up to ``end``, one record or the members of a batch.
+        """Take over what was just appended up to ``end``, one record or several that were put together.
 
         It is dispatched at once if it lies before ``limit``, unless the dispatcher gathers.
         """
-        if self.gathers:
-            self.pending.append((end, arrivals))
-            return
-        if not self.pending and end <= limit and self._dispatch([arrivals], end):
-            self._tell(arrivals)
+        if not self.pending and end <= limit and not self.gathers and self._dispatch(arrivals, end):
             return
         self.pending.append((end, arrivals))
-        self.run(limit)
+        if not self.gathers:
+            self.run(limit)
 
     def run(self, limit: int) -> None:
         """Dispatch what waits, up to a physical offset; stands still, with ``failure``, when the disk refuses."""
         pending = self.pending
         while pending and pending[0][0] <= limit:
-            ready = list(islice(pending, _TOGETHER))
-            if ready[-1][0] > limit:
-                ready = list(takewhile(lambda one: one[0] <= limit, ready))
-            puts = [arrivals for _, arrivals in ready]
-            if not self._dispatch(puts, ready[-1][0]):
+            ready = list(takewhile(lambda one: one[0] <= limit, islice(pending, _TOGETHER)))
+            arrivals = ready[0][1] if len(ready) == 1 else [one for _, put in ready for one in put]
+            if not self._dispatch(arrivals, ready[-1][0], len(ready)):
                 return
-            for _ in ready:
-                pending.popleft()
-            self._tell(list(chain.from_iterable(puts)))
 
-    def _tell(self, arrivals: list[Arrival]) -> None:
-        if self._on_arrival is not None:
-            self._on_arrival(arrivals)
+    def _dispatch(self, arrivals: list[Arrival], end: int, pending_count: int = 0) -> bool:
+        """Enter the records that end at a physical offset, and tell of them; False when the disk refuses.
 
-    def _dispatch(self, puts: list[list[Arrival]], end: int) -> bool:
-        """Enter the records that end at a physical offset; False when the disk refuses."""
+        Args:
+            pending_count: how many of ``pending`` they were.
+        """
         try:
-            if len(puts) == 1 and len(puts[0]) == 1:
-                self.apply(puts[0][0])
+            if len(arrivals) == 1:
+                self.apply(arrivals[0])
             else:
-                self._apply_all(puts)
+                self._apply_all(arrivals)
         except OSError as error:
             if self.failure is None:
                 _log.error("consume queue or index cannot be written, no more messages are accepted: %s", error)
@@ -201,6 +195,10 @@ class Dispatcher:
             return False
         self.failure = None
         self.position = end
+        for _ in range(pending_count):
+            self.pending.popleft()
+        if self._on_arrival is not None:
+            self._on_arrival(arrivals)
         return True
 
     def apply(self, arrival: Arrival) -> None:
@@ -214,36 +212,37 @@ class Dispatcher:
             self._enter_keys(self._index, arrival)
         self.dispatched_timestamp = arrival.store_timestamp
 
-    def _apply_all(self, puts: list[list[Arrival]]) -> None:
+    def _apply_all(self, arrivals: list[Arrival]) -> None:
         """Enter several records, those of one queue with one write where the queue lets it be done."""
-        groups: dict[tuple[str, int], list[Arrival]] = {}
-        for arrivals in puts:
-            first = arrivals[0]
-            key = first.topic, first.queue_id
-            if key in groups:
-                groups[key] += arrivals
-            else:
-                groups[key] = arrivals[:]
-        for key, group in groups.items():
-            if not self._append_run(self._queues.table.get(key), group):
-                for arrival in group:
-                    self._append(arrival)
+        if not self._append_run(arrivals):
+            groups: dict[tuple[str, int], list[Arrival]] = {}
+            for arrival in arrivals:
+                key = arrival.topic, arrival.queue_id
+                group = groups.get(key)
+                if group is None:
+                    groups[key] = [arrival]
+                else:
+                    group.append(arrival)
+            for group in groups.values():
+                if len(group) == 1 or len(groups) == 1 or not self._append_run(group):
+                    for arrival in group:
+                        self._append(arrival)
         if self._index is not None:
-            self._index.put_all(
-                [
-                    (one.topic, one.physical_offset, one.store_timestamp, one.properties)
-                    for one in chain.from_iterable(puts)
-                    if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
-                ]
-            )
-        self.dispatched_timestamp = puts[-1][-1].store_timestamp
+            self._index.put_all([one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK])
+        self.dispatched_timestamp = arrivals[-1].store_timestamp
 
-    def _append_run(self, queue: LogicQueue | None, arrivals: list[Arrival]) -> bool:
-        """Index records of a consume queue with one write; False when they have to go one by one."""
-        if not isinstance(queue, ConsumeQueue) or not {one.sys_flag & _NOT_PLAIN for one in arrivals} <= _PLAIN:
-            return False
+    def _append_run(self, arrivals: list[Arrival]) -> bool:
+        """Index records of one consume queue with one write; False when they are not of one, or go one by one.
+
+        Where the first and the last are of one queue and so many numbers apart as there are records, all are of it.
+        """
         first, last = arrivals[0], arrivals[-1]
-        if last.queue_offset - first.queue_offset != len(arrivals) - 1:
+        if last.queue_offset - first.queue_offset != len(arrivals) - 1 or last.queue_id != first.queue_id:
+            return False
+        queue = self._queues.table.get((first.topic, first.queue_id))
+        if last.topic != first.topic or not isinstance(queue, ConsumeQueue):
+            return False
+        if not {one.sys_flag & _NOT_PLAIN for one in arrivals} <= _PLAIN:
             return False
         entries = b"".join([_pack_entry(one.physical_offset, one.size, one.tags_code) for one in arrivals])
         return queue.append_run(first.queue_offset, first.physical_offset, last.physical_offset + last.size, entries)

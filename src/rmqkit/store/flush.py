@@ -31,7 +31,7 @@ from rmqkit.clock import Clock
 from rmqkit.store.checkpoint import Checkpoint
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queues import ConsumeQueues
-from rmqkit.store.index_file import MessageIndex
+from rmqkit.store.message_index import MessageIndex
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
 __all__ = ["Flusher"]

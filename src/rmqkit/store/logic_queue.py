@@ -21,6 +21,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rmqkit.protocol.record import topic_field
 from rmqkit.store.file_queue import FileQueue
 from rmqkit.store.mapped_file import SECTOR_BYTES, MappedFile
 from rmqkit.store.queue_ext import ExtUnit, is_address
@@ -73,6 +74,7 @@ class LogicQueue(ABC):
         "queue_id",
         "recovered_record",
         "topic",
+        "topic_field",
         "topic_utf8",
     )
 
@@ -90,6 +92,7 @@ class LogicQueue(ABC):
     def __init__(self, topic: str, queue_id: int, directory: Path, file_bytes: int, dirty: set[LogicQueue]) -> None:
         self.topic = topic
         self.topic_utf8 = topic.encode()
+        self.topic_field = topic_field(self.topic_utf8)
         self.queue_id = queue_id
         self.queue = FileQueue([directory], file_bytes, setting=self.setting)
         self.next_offset = 0

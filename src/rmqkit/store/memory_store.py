@@ -29,7 +29,7 @@ from rmqkit.protocol.record import (
 from rmqkit.store.consume_queues import topic_fault
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, queue_tags_code
-from rmqkit.store.index_file import KeyQuery
+from rmqkit.store.message_index import KeyQuery
 from rmqkit.store.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.put import PutMessage, PutResult, PutStatus
 from rmqkit.store.queue_ext import ExtUnit
@@ -99,6 +99,9 @@ class MemoryStore:
     def put(self, message: PutMessage) -> PutResult:
         """Append one message."""
         return self._put(message, [BatchEntry(message.body, message.properties, message.flag)])
+
+    def put_run(self, messages: list[PutMessage]) -> None:
+        """Lists gain nothing from it: messages are put one by one."""
 
     def put_batch(self, message: PutMessage) -> PutResult:
         """Append the members of a wire batch body, all or nothing."""

@@ -28,9 +28,9 @@ from rmqkit.store.consume_queues import ConsumeQueues
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
 from rmqkit.store.flush import Flusher
-from rmqkit.store.index_file import KeyQuery, MessageIndex
 from rmqkit.store.json_files import make_directory, sync_directory, write_durably
 from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.message_index import KeyQuery, MessageIndex
 from rmqkit.store.put import Appender, PutMessage, PutResult, PutStatus
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.recovery import find_log_end
@@ -294,6 +294,10 @@ class MessageStore:
         """Append one message; readable when this returns (SYNC_FLUSH: when durable; with the pool: when committed)."""
         return self._appender.put(message)
 
+    def put_run(self, messages: list[PutMessage]) -> list[Arrival] | None:
+        """Append plain messages of one sender with one write; None, with nothing done, when each has to be put."""
+        return self._appender.put_run(messages)
+
     def put_batch(self, message: PutMessage) -> PutResult:
         """Append a wire batch body, all or nothing: its members, or one inner batch for a batch topic."""
         return self._appender.put_batch(message)
@@ -411,6 +415,10 @@ class MessageStore:
     def topics(self) -> set[str]:
         """The topics that have queues."""
         return {topic for topic, _ in self._queues.table}
+
+    def queue_ends(self) -> dict[tuple[str, int], int]:
+        """One past the last message of every queue, by topic and queue id."""
+        return {place: queue.max_offset for place, queue in self._queues.table.items()}
 
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic; its records stay in the log until their file expires."""

@@ -93,7 +93,7 @@ class PropertyColumns:
         """Java's hashes of texts that follow texts whose hashes are known."""
         lengths = end - at
         hashes, is_plain = heads.copy(), lengths <= _TEXT_BYTES_MAX
-        for length in np.unique(lengths[is_plain]).tolist():
+        for length in sorted({*lengths[is_plain].tolist()}):
             rows = np.flatnonzero(lengths == length)
             texts = self._windows(length)[at[rows]]
             powers = _POWERS[_TEXT_BYTES_MAX - length :]
@@ -117,7 +117,8 @@ class PropertyColumns:
     def _words(self, topics: Sequence[str | None], topic: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
         """`_key_column` of KEYS, whose words are keys."""
         rows, at, end = self.values(b"KEYS")
-        joined, spaces = self.joined, np.flatnonzero(self._octets == 32)
+        joined = self.joined
+        spaces = np.flatnonzero(self._octets == 32) if b" " in joined else rows[:0]
         is_many = np.searchsorted(spaces, at) < np.searchsorted(spaces, end)
         one = ~is_many
         yield rows[one], np.ones(int(one.sum()), "i8"), self._key_hashes(topics, topic[rows[one]], at[one], end[one])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -32,11 +32,13 @@ from rmqkit.protocol.record import (
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
+    RecordRow,
     encode_record,
     encode_records,
 )
 from rmqkit.store.batch_queue import BatchQueue
 from rmqkit.store.commit_log import CommitLog
+from rmqkit.store.consume_queue import ConsumeQueue
 from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
@@ -50,6 +52,8 @@ __all__ = ["Appender", "PutMessage", "PutResult", "PutStatus"]
 
 _INNER_NUM = b"INNER_NUM\x01"
 _BATCH_COUNT_MAX = 32767
+_NOT_PLAIN = TRANSACTION_MASK | INNER_BATCH
+_pack_length = struct.Struct(">h").pack
 _SECTOR = bytes(SECTOR_BYTES)
 _TORN = f"the properties end with a zero byte, or hold {SECTOR_BYTES} in a row"
 _TOPIC_BYTES_MAX = 127
@@ -124,6 +128,7 @@ class Appender:
 
     Attributes:
         is_open: whether the store takes messages at all.
+        dispatcher: what carries records on.
         refusal: why it takes none at present, or an empty text.
     """
 
@@ -140,7 +145,7 @@ class Appender:
         self.refusal = ""
         self._commit_log = log
         self._queues = queues
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._flusher = flusher
         self._settings = settings
         self._clock = clock
@@ -152,18 +157,12 @@ class Appender:
 
     def dispatch(self) -> None:
         """Dispatch what may be: under SYNC_FLUSH what is on the disk, else what was committed."""
-        if self._dispatcher.pending:
-            self._dispatcher.run(self._readable_offset)
+        if self.dispatcher.pending:
+            self.dispatcher.run(self._readable_offset)
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[None]:
         """Dispatch what is put inside at the end, all at once."""
-        self._dispatcher.gathers = True
-        try:
-            yield
-        finally:
-            self._dispatcher.gathers = False
-            self.dispatch()
+        return _Together(self)
 
     @property
     def _readable_offset(self) -> int:
@@ -279,7 +278,7 @@ class Appender:
         arrival = Arrival(
             message.topic, message.queue_id, queue_offset, code, now, physical_offset, size, sys_flag, properties, count
         )
-        self._dispatcher.submit([arrival], end, end if self._is_readable_at_once else self._readable_offset)
+        self.dispatcher.submit([arrival], end, end if self._is_readable_at_once else self._readable_offset)
         return PutResult(PutStatus.OK, physical_offset, end, queue_offset, now)
 
     def _put_members(self, queue: LogicQueue, message: PutMessage, bounds: list[BatchBounds]) -> PutResult:
@@ -306,18 +305,11 @@ class Appender:
             return _no_file(error)
         try:
             data, sizes = encode_records(
-                body,
-                bounds,
-                topic=queue.topic_utf8,
-                queue_id=message.queue_id,
-                queue_offset=queue.next_offset,
+                _batch_rows(body, bounds, message, queue),
                 physical_offset=physical_offset,
-                sys_flag=message.sys_flag,
-                born_timestamp=message.born_timestamp,
                 born_host=message.born_host,
                 store_timestamp=now,
                 store_host=message.store_host,
-                reconsume_times=message.reconsume_times,
             )
         except struct.error as error:
             return _out_of_range(error)
@@ -338,14 +330,71 @@ class Appender:
             properties = data[properties_end - bound[3] + bound[2] : properties_end]
             code = queue_tags_code(topic, properties, now, delays_ms)
             arrivals.append(Arrival(topic, queue_id, queue_offset, code, now, at, size, sys_flag, properties))
-        self._dispatcher.submit(arrivals, end, end if self._is_readable_at_once else self._readable_offset)
+        self.dispatcher.submit(arrivals, end, end if self._is_readable_at_once else self._readable_offset)
         return PutResult(PutStatus.OK, physical_offset, end, first, now, starts[:-1])
+
+    def put_run(self, messages: list[PutMessage]) -> list[Arrival] | None:
+        """Append plain messages of one sender with one write: what `put` does for each of them, in their order.
+
+        Returns:
+            what the dispatcher got; None, with nothing done, when they have to be put one by one: one of them is not
+            plain, is refused or opens a queue, the log file has no room for all, or the disk refused.
+        """
+        log, table, flusher, dispatcher = self._commit_log, self._queues.table, self._flusher, self.dispatcher
+        has_failed = flusher.failure or flusher.commit_failure or dispatcher.failure
+        now = self._clock.now_ms()
+        if has_failed or self.refusal or not self.is_open or self._trailer_bytes or now < log.last_store_timestamp:
+            return None
+        numbers: dict[LogicQueue, int] = {}
+        rows: list[RecordRow] = []
+        body_bytes_max = self._settings.message_bytes_max
+        for one in messages:
+            queue, body, properties = table.get((one.topic, one.queue_id)), one.body, one.properties
+            properties_bytes = len(properties)
+            if type(queue) is not ConsumeQueue or one.tags_code is None or one.sys_flag & _NOT_PLAIN:
+                return None
+            if properties_bytes >= SECTOR_BYTES or properties[-1:] == b"\0" or len(body) > body_bytes_max:
+                return None
+            number = numbers.get(queue, queue.next_offset)
+            numbers[queue] = number + 1
+            rows.append(
+                (
+                    queue.topic_field,
+                    one.queue_id,
+                    one.flag,
+                    number,
+                    one.sys_flag,
+                    one.born_timestamp,
+                    one.reconsume_times,
+                    body,
+                    _pack_length(properties_bytes) + properties,
+                )
+            )
+        first, at = messages[0], log.max_offset
+        try:
+            data, sizes = encode_records(
+                rows, physical_offset=at, born_host=first.born_host, store_timestamp=now, store_host=first.store_host
+            )
+            if not log.has_room(len(data)):
+                return None
+            log.append(data, now)
+        except (OSError, struct.error):
+            return None
+        arrivals: list[Arrival] = []
+        for one, row, size in zip(messages, rows, sizes, strict=True):
+            code, sys_flag, properties = one.tags_code or 0, one.sys_flag, one.properties
+            arrivals.append(Arrival(one.topic, one.queue_id, row[3], code, now, at, size, sys_flag, properties))
+            at += size
+        for queue, number in numbers.items():
+            queue.next_offset = number
+        dispatcher.submit(arrivals, at, at if self._is_readable_at_once else self._readable_offset)
+        return arrivals
 
     def _refuse(self, message: PutMessage, *, is_new: bool) -> PutResult | None:
         """The first reason not to store a message. Source: store.md §3.6, §14."""
         flusher = self._flusher
         has_failed = flusher.failure is not None or flusher.commit_failure is not None
-        if has_failed or self._dispatcher.failure is not None or self.refusal or not self.is_open:
+        if has_failed or self.dispatcher.failure is not None or self.refusal or not self.is_open:
             reason = self._unavailable()
             if reason:
                 return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=reason)
@@ -386,9 +435,34 @@ class Appender:
         if (error := self._flusher.commit_failure) is not None:
             return f"log cannot be written: errno {error.errno} {error.strerror}"
         self.dispatch()
-        if (error := self._dispatcher.failure) is not None:
+        if (error := self.dispatcher.failure) is not None:
             return f"consume queue cannot be written: errno {error.errno} {error.strerror}"
         return self.refusal
+
+
+class _Together(AbstractContextManager[None]):
+    """A class, as a generator would cost five times as much for every read of every connection."""
+
+    __slots__ = ("_appender",)
+
+    def __init__(self, appender: Appender) -> None:
+        self._appender = appender
+
+    def __enter__(self) -> None:
+        self._appender.dispatcher.gathers = True
+
+    def __exit__(self, *raised: object) -> None:
+        self._appender.dispatcher.gathers = False
+        self._appender.dispatch()
+
+
+def _batch_rows(body: bytes, bounds: list[BatchBounds], message: PutMessage, queue: LogicQueue) -> Iterator[RecordRow]:
+    """The members of a batch; an entry and a record both end with the properties behind their length."""
+    topic, queue_id, sys_flag = queue.topic_field, message.queue_id, message.sys_flag
+    born_timestamp, reconsume_times = message.born_timestamp, message.reconsume_times
+    for queue_offset, (flag, body_at, at, end) in enumerate(bounds, queue.next_offset):
+        member, properties = body[body_at : at - 2], body[at - 2 : end]
+        yield topic, queue_id, flag, queue_offset, sys_flag, born_timestamp, reconsume_times, member, properties
 
 
 def _looks_torn(properties: bytes) -> bool:

@@ -32,8 +32,8 @@ from rmqkit.store.derived_files import index_bytes, light_queues
 from rmqkit.store.dispatcher import Dispatcher, queue_tags_code
 from rmqkit.store.findings import Progress, Report, common_length, entries_of
 from rmqkit.store.fsck import open_log
-from rmqkit.store.index_file import MessageIndex
 from rmqkit.store.json_files import sync_directory
+from rmqkit.store.message_index import MessageIndex
 from rmqkit.store.scan import RECORD_BYTES_MIN
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import is_json

@@ -42,9 +42,9 @@ from rmqkit.clock import Clock
 from rmqkit.errors import SettingsError
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queues import ConsumeQueues
-from rmqkit.store.index_file import MessageIndex
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.mapped_file import MappedFile
+from rmqkit.store.message_index import MessageIndex
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["Cause", "Decision", "DiskUse", "Retention", "RetentionRound", "decide", "parse_hours", "used_percent"]

@@ -38,7 +38,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from rmqkit.errors import RecordCorrupt, StoreError
+from rmqkit.errors import BodyError, RecordCorrupt, StoreError
 from rmqkit.protocol.record import (
     BLANK_BYTES,
     BORN_HOST_V6,
@@ -72,6 +72,7 @@ __all__ = [
     "log_end",
     "need_numpy",
     "pick",
+    "pulled",
     "runs",
     "split",
     "walk",
@@ -278,6 +279,20 @@ def _fits(buffer: Buffer, position: int, high: int) -> bool:
     )
 
 
+def pulled(body: Buffer) -> Records:
+    """The records of an answer to a pull, which lie back to back wherever they were in the log.
+
+    Raises:
+        BodyError: something else lies among or behind them.
+    """
+    chain = _chain(body, 0, len(body), len(body), len(body) + 1)
+    records = _run(body, None, chain)
+    end = records.end if len(records) else 0
+    if len(records) < len(chain) or end != len(body):
+        raise BodyError(f"a pulled body of {len(body)} bytes has no record at byte {end}")
+    return records
+
+
 def crc_matches(records: Records) -> NDArray[np.bool_]:
     """Which stored bodies have the CRC that their record says (CRC-32 with the top bit cleared)."""
     import numpy as np
@@ -380,8 +395,9 @@ def _chain(buffer: Buffer, position: int, high: int, rows_max: int, bytes_max: i
     return positions
 
 
-def _run(buffer: Buffer, base_offset: int, chain: list[int]) -> Records:
-    """The sound records at the front of a chain of positions, each with its announced size inside the buffer."""
+def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
+    """The sound records at the front of a chain of positions, each with its announced size inside the buffer.
+    Without a ``base_offset`` they may say any place in the log."""
     import numpy as np
 
     at = np.array(chain, "i8")
@@ -390,7 +406,9 @@ def _run(buffer: Buffer, base_offset: int, chain: list[int]) -> Records:
     ends = at + sizes
     host_bits = ((heads["sys_flag"] & (BORN_HOST_V6 | STORE_HOST_V6)) >> _HOST_SHIFT).astype("u1")
     is_v2 = heads["magic"] == MAGIC_V2
-    sound = (is_v2 | (heads["magic"] == MAGIC_V1)) & (heads["physical_offset"] == base_offset + at)
+    sound = is_v2 | (heads["magic"] == MAGIC_V1)
+    if base_offset is not None:
+        sound &= heads["physical_offset"] == base_offset + at
 
     # Lengths are read where they would lie, but never outside of their record: a wrong one is found by the sum.
     octets = np.frombuffer(buffer, "u1")
@@ -408,7 +426,7 @@ def _run(buffer: Buffer, base_offset: int, chain: list[int]) -> Records:
     sound &= topic_bytes <= np.where(is_v2, _I16_MAX, _V1_TOPIC_BYTES_MAX)
     sound &= (properties_bytes <= _I16_MAX) & (properties_at + properties_bytes == ends)
     records = Records(
-        buffer, base_offset, at, sizes, heads, host_bits,
+        buffer, base_offset or 0, at, sizes, heads, host_bits,
         body_at, body_bytes, topic_at, topic_bytes, properties_at, properties_bytes,
     )  # fmt: skip
     return records if sound.all() else records.take(slice(int(np.argmin(sound))))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 
-from rmqkit.protocol.bodies.topics import TopicRoute
+from rmqkit.protocol.bodies.topics import RegisterBrokerBody, TopicRoute
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import decode_fields, request
+from rmqkit.protocol.command import decode_fields, reply, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest, UnregisterClientRequest
 from rmqkit.protocol.headers.pull import PullFlag
+from rmqkit.protocol.headers.registration import RegisterBrokerRequest
 from rmqkit.protocol.headers.topics import TopicRequest
+from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.server import RemotingServer
 
 MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP
 BEAT = RequestCode.HEART_BEAT
@@ -113,6 +117,42 @@ def test_notices_may_be_switched_off(run, switched_off):
         assert cluster.notices == []
 
     run(scenario, broker={"notify_consumers": switched_off != "at the broker"})
+
+
+def test_changes_may_be_told_together_later(run):
+    async def scenario(cluster):
+        clients = cluster.standalone._broker._parts.clients
+        await beat(cluster, consumer(), consumer(group="gone"))
+        await beat(cluster, consumer(topics=("U",)))
+        await cluster.call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1", None, "gone"))
+        assert await members(cluster) == ["c1"]
+        assert cluster.notices == []
+        clients.tell_changes()
+        await noticed(cluster, 1)
+        clients.tell_changes()
+        assert await members(cluster) == ["c1"]
+        assert cluster.notices == ["g"]
+
+    run(scenario, broker={"notify_at_once": False})
+
+
+def test_a_connection_that_says_nothing_disturbs_nobody(run):
+    async def scenario(cluster):
+        host, _, port = cluster.standalone.broker_address.rpartition(":")
+        _, silent = await asyncio.open_connection(host, int(port))
+        _, halved = await asyncio.open_connection(host, int(port))
+        halved.write(b"\x00\x00\x01")  # the beginning of a frame
+        await halved.drain()
+        assert (await cluster.send()).code == 0
+        assert len((await cluster.pull()).body) > 0
+        clients = cluster.standalone._broker._parts.clients
+        clients.close_silent()  # it never was a client
+        assert clients.all_producers == {}
+        for writer in (silent, halved):
+            writer.close()
+            await writer.wait_closed()
+
+    run(scenario)
 
 
 def test_a_silent_client_is_sent_away(run):
@@ -248,6 +288,62 @@ def test_a_consumer_that_dies_holding_a_lock_keeps_it_until_it_expires(run):
         assert await lock(cluster, QUEUE, client_id="c2") == [0]
 
     run(scenario)
+
+
+class Namesake:
+    """Another broker of the same name, to the name server and to those that ask it for locks."""
+
+    def __init__(self, refused=()):
+        self.refused = refused
+        self.asked = []
+        self.dispatch = Dispatch()
+        self.dispatch.register(LOCK, self.answer)
+        self.dispatch.register(UNLOCK, self.answer)
+        self.server = RemotingServer(self.dispatch)
+
+    def answer(self, connection, command):
+        body = json.loads(command.payload)
+        self.asked.append((command.code, body["onlyThisBroker"], [queue["queueId"] for queue in body["mqSet"]]))
+        granted = [queue for queue in body["mqSet"] if queue["queueId"] not in self.refused]
+        return reply(command, body=json.dumps({"lockOKMQSet": granted}).encode())
+
+    async def register(self, cluster, broker_id):
+        address = f"127.0.0.1:{await self.server.listen('127.0.0.1', 0)}"
+        header = RegisterBrokerRequest(
+            broker_name="broker-a",
+            broker_addr=address,
+            cluster_name="DefaultCluster",
+            broker_id=broker_id,
+            ha_server_addr="",
+        )
+        body = msgspec.json.encode(RegisterBrokerBody())
+        command = request(RequestCode.REGISTER_BROKER, header, body)
+        answer = await cluster.client.call(cluster.standalone.namesrv_address, command, 5000)
+        assert answer.code == 0, answer.remark
+
+
+def test_strict_locks_need_most_of_the_brokers_of_a_name(run):
+    async def scenario(cluster):
+        settings = cluster.standalone._broker._parts.settings
+        agrees, refuses = Namesake(), Namesake(refused=(1,))
+        await agrees.register(cluster, 1)
+        await refuses.register(cluster, 2)
+        assert await lock(cluster, QUEUE, OTHER_QUEUE) == [0, 1]  # two of three have agreed to queue 1
+        assert agrees.asked == refuses.asked == [(LOCK, True, [0, 1])]
+        agrees.refused = (1,)
+        assert await lock(cluster, QUEUE, OTHER_QUEUE) == [0]
+        await lock(cluster, QUEUE, code=UNLOCK)
+        assert agrees.asked[-1] == refuses.asked[-1] == (UNLOCK, True, [0])
+        await agrees.server.close()
+        assert await lock(cluster, QUEUE) == [0]  # one is away
+        await refuses.server.close()
+        assert await lock(cluster, QUEUE) == []
+        only = {"consumerGroup": "g", "clientId": "c1", "mqSet": [QUEUE], "onlyThisBroker": True}
+        assert json.loads((await cluster.ask(LOCK, only)).body)["lockOKMQSet"] == [QUEUE]  # as namesakes ask
+        settings.strict_locks = False
+        assert await lock(cluster, QUEUE) == [0]
+
+    run(scenario, broker={"strict_locks": True, "replica_count": 3})
 
 
 @pytest.mark.parametrize("code", [LOCK, UNLOCK])

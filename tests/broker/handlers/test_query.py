@@ -1,4 +1,4 @@
-"""Looking messages up and trying subscriptions: 12, 33, 46 (remoting.md §4.3.6, behaviour.md §2.6, §8.16)."""
+"""Messages, queue entries and trying subscriptions: 12, 33, 46, 321 (remoting.md §4.3.6, behaviour.md §2.6, §8.16)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import msgspec
 import pytest
 
 from rmqkit.protocol.bodies.clients import CheckClientBody, SubscriptionData
+from rmqkit.protocol.bodies.queues import QueryConsumeQueueBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.headers.clients import ViewMessageRequest
 from rmqkit.protocol.headers.queries import QueryMessageRequest, QueryMessageResponse
 from rmqkit.protocol.headers.send import SendMessageResponse
@@ -74,7 +77,6 @@ def test_nothing_found_is_told(run):
         {"key": "k1", "end": 0},
         {"key": "k1", "begin": FOR_EVER - 1},
         {"key": "k1", "count": 0},
-        {"key": "k1", "count": -1},
     ]
 
     async def scenario(cluster):
@@ -83,6 +85,8 @@ def test_nothing_found_is_told(run):
             answer = await query(cluster, **question)
             assert (answer.code, answer.remark) == (22, "can not find message, maybe time range not correct")
             assert decode_header(answer, QueryMessageResponse) == QueryMessageResponse(0, 0)
+        assert (await query(cluster, "k1", count=-1)).code == ResponseCode.SYSTEM_ERROR
+        assert len(bodies(await query(cluster, UNIQUE_KEY, count=-1, is_unique_key=True))) == 1
 
     run(scenario)
 
@@ -136,6 +140,92 @@ def test_no_message_begins_at_an_offset(run):
             assert (answer.code, answer.remark) == (1, f"can not find message by the offset, {offset}")
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"topic": None},
+        {"key": None},
+        {"key": ""},
+        {"topic": ""},
+        {"key": "none"},
+        {"beginTimestamp": 9, "endTimestamp": 8},
+    ],
+)
+def test_a_question_without_topic_or_key_finds_nothing(run, fields):
+    async def scenario(cluster):
+        await send_keyed(cluster)
+        whole = {"topic": "T", "key": "all", "maxNum": 9, "beginTimestamp": 0, "endTimestamp": FOR_EVER, **fields}
+        asked = {name: value for name, value in whole.items() if value is not None}
+        assert (await cluster.ask(RequestCode.QUERY_MESSAGE, **asked)).code == ResponseCode.QUERY_NOT_FOUND
+
+    run(scenario)
+
+
+# ---- queue entries
+
+
+async def entries(cluster, **fields):
+    answer = await cluster.ask(
+        RequestCode.QUERY_CONSUME_QUEUE, **{"topic": "T", "queueId": 0, "index": 0, "count": 9, **fields}
+    )
+    if answer.code or answer.remark:
+        return answer.code, answer.remark
+    return decode_as(answer.body, QueryConsumeQueueBody)
+
+
+def test_entries_of_a_queue_are_shown(run):
+    async def scenario(cluster):
+        await send_keyed(cluster)
+        shown = await entries(cluster, index=1, count=2)
+        assert (shown.min_queue_index, shown.max_queue_index) == (0, 4)
+        assert [entry.tags_code for entry in shown.queue_data] == [java_hash("t1"), java_hash("t0")]
+        first, second = shown.queue_data
+        assert second.physic_offset == first.physic_offset + first.physic_size
+        assert (shown.filter_data, shown.subscription_data) == (None, None)
+        assert len((await entries(cluster, count=1 << 30)).queue_data) == 4
+        for count in ("", "x", -1, 0):
+            assert (await entries(cluster, count=count)).queue_data == []
+        assert len((await entries(cluster, queueId="x", index="")).queue_data) == 4  # taken for 0
+        for index in (-1, 4, 1 << 60):
+            assert await entries(cluster, index=index) == (0, f"Index {index} of 0@T is not exist!")
+        for topic, queue_id in (("T", 1), ("T", -1), ("none", 0)):
+            assert await entries(cluster, topic=topic, queueId=queue_id) == (1, f"{queue_id}@{topic} is not exist!")
+        assert (await cluster.ask(RequestCode.QUERY_CONSUME_QUEUE)).code == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("with_units", [False, True])
+def test_what_a_group_thinks_of_entries_is_told_of_those_with_a_unit(run, with_units):
+    async def scenario(cluster):
+        await cluster.heartbeat("c1", ("T", "t1"))
+        await send_keyed(cluster)
+        shown = await entries(cluster, consumerGroup="g")
+        assert (shown.subscription_data.sub_string, shown.filter_data) == ("t1", "null")
+        assert [entry.eval for entry in shown.queue_data] == [False, with_units, False, with_units]
+        assert (await entries(cluster, consumerGroup="h")).filter_data == "h@T is not online!"
+
+    run(scenario, store={"enable_consume_queue_ext": with_units})
+
+
+def test_an_sql_filter_is_shown_and_judged(run):
+    async def scenario(cluster):
+        await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": [{"topicName": "T"}]})
+        wanted = {"topic": "T", "subString": "TAGS = 't1'", "expressionType": "SQL92", "subVersion": 1}
+        consumer = {"groupName": "g", "subscriptionDataSet": [wanted]}
+        await cluster.ask(RequestCode.HEART_BEAT, {"clientID": "c1", "consumerDataSet": [consumer]})
+        cluster.standalone._broker._parts.filters.get("T", "g").data.born_time = 0  # before the messages
+        await send_keyed(cluster)
+        shown = await entries(cluster, consumerGroup="g")
+        assert msgspec.json.decode(shown.filter_data)["expression"] == "TAGS = 't1'"
+        assert [entry.eval for entry in shown.queue_data] == [False, True, False, True]
+
+    run(scenario, broker={"property_filter": True, "filter_bitmaps": True}, store={"enable_consume_queue_ext": True})
+
+
+# ---- trying a subscription
 
 
 async def check(cluster, expression, kind):

@@ -243,6 +243,29 @@ def test_what_belongs_to_no_topic_goes(run, tmp_path):
     run(scenario)
 
 
+def test_offsets_that_a_group_left_behind_go(run):
+    commits = {"behind": {0: 0, 1: 0}, "online": {0: 0, 1: 0}, "at the start": {0: 1, 1: 0}, "half": {0: 0, 1: 2}}
+
+    async def scenario(cluster):
+        store = cluster.standalone._broker._parts.store
+        for queue_id in (0, 0, 1, 1):
+            await cluster.send(queue_id=queue_id, body=bytes(600_000))
+        await cluster.heartbeat("c1", ("T", "*"), group="online")
+        for group, queues in commits.items():
+            for queue_id, offset in queues.items():
+                cluster.standalone._broker._parts.offsets.commit(group, "T", queue_id, offset)
+        clean = RequestCode.CLEAN_UNUSED_TOPIC
+        for gone, left in (((), set(commits)), ((0, 1), {"online", "at the start", "half"})):
+            lows = dict.fromkeys(gone, 1)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(store, "min_offset", lambda topic, queue_id, lows=lows: lows.get(queue_id, 0))
+                assert (await cluster.ask(clean)).code == 0
+            offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)["offsetTable"]
+            assert {key.removeprefix("T@") for key in offsets} == left
+
+    run(scenario)
+
+
 def test_old_files_go_at_once(run, tmp_path):
     async def scenario(cluster):
         for _ in range(3):

@@ -53,10 +53,13 @@ class Handlers:
         self._groups = parts.groups
         self._offsets = parts.offsets
         self._clients = parts.clients
+        self._long_polling = parts.long_polling
         self._durability = parts.durability
         self._queue_locks = parts.queue_locks
         self._schedule = parts.schedule
+        self._statistics = parts.statistics
         self._told = parts.told
+        self._ask_namesakes = parts.ask_namesakes
         self._lanes: dict[str, Lane] = {}
 
     def register(self, dispatch: Dispatch) -> None:

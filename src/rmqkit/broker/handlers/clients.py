@@ -5,14 +5,24 @@ Source: remoting.md §4.3.4, §9.3; behaviour.md §2.6, §2.7.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Awaitable
+
 import msgspec
+from msgspec.structs import replace
 
 from rmqkit.broker.clients import CONSUME_ACTIVELY, Member
 from rmqkit.broker.handlers.answers import Handlers, answers
-from rmqkit.protocol.bodies.clients import ConsumerData, ConsumerIds, HeartbeatData, SubscriptionGroupConfig
+from rmqkit.protocol.bodies.clients import (
+    ConsumerData,
+    ConsumerIds,
+    HeartbeatData,
+    MessageQueue,
+    SubscriptionGroupConfig,
+)
 from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
+from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest, UnregisterClientRequest
 from rmqkit.protocol.names import retry_topic
@@ -72,17 +82,37 @@ class ClientHandlers(Handlers):
         return reply(command, body=msgspec.json.encode(ConsumerIds(ids)))
 
     @answers(RequestCode.LOCK_BATCH_MQ)
-    def lock_queues(self, connection: Connection, command: Command) -> Command:
+    def lock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """Lock queues for a client; which of them it holds now."""
         body = decode_as(command.payload, LockBody)
         granted = self._queue_locks.lock(body.consumer_group, body.client_id, body.queues)
+        if self._needs_namesakes(body):
+            return self._lock_with_namesakes(command, body, granted)
         return reply(command, body=msgspec.json.encode(LockedQueues(granted)))
 
     @answers(RequestCode.UNLOCK_BATCH_MQ)
-    def unlock_queues(self, connection: Connection, command: Command) -> Command:
+    def unlock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """Give back queues that a client holds."""
         body = decode_as(command.payload, LockBody)
         self._queue_locks.unlock(body.consumer_group, body.client_id, body.queues)
+        return self._unlock_with_namesakes(command, body) if self._needs_namesakes(body) else reply(command)
+
+    def _needs_namesakes(self, body: LockBody) -> bool:
+        settings = self._settings
+        return settings.strict_locks and settings.replica_count > 1 and not body.only_this_broker
+
+    async def _lock_with_namesakes(self, command: Command, body: LockBody, granted: list[MessageQueue]) -> Command:
+        """Grant what more than half of the brokers of this name grant (``lockInStrictMode``)."""
+        asked = replace(body, queues=granted, only_this_broker=True)
+        votes = Counter(granted)
+        for answer in await self._ask_namesakes(lambda: _with_body(RequestCode.LOCK_BATCH_MQ, asked)):
+            votes.update(decode_as(answer.payload, LockedQueues).queues)
+        agreed = [queue for queue in granted if votes[queue] > self._settings.replica_count // 2]
+        return reply(command, body=msgspec.json.encode(LockedQueues(agreed)))
+
+    async def _unlock_with_namesakes(self, command: Command, body: LockBody) -> Command:
+        asked = replace(body, only_this_broker=True)
+        await self._ask_namesakes(lambda: _with_body(RequestCode.UNLOCK_BATCH_MQ, asked))
         return reply(command)
 
     def _ensure_retry_topic(self, consumer: ConsumerData, config: SubscriptionGroupConfig) -> None:
@@ -92,4 +122,9 @@ class ClientHandlers(Handlers):
             config.retry_queue_nums,
             order=any(topic.order for topic in topics if topic is not None),
             unit=consumer.unit_mode,
+            soon=True,
         )
+
+
+def _with_body(code: RequestCode, body: LockBody) -> Command:
+    return request(code, body=msgspec.json.encode(body))

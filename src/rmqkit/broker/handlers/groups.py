@@ -55,6 +55,7 @@ class GroupHandlers(Handlers):
         """Delete a group, with its offsets where that is asked for; an unknown one is fine."""
         header = decode_header_leniently(command, DeleteGroupRequest)
         self._groups.remove(header.group_name)
+        self._statistics.forget(group=header.group_name)
         if header.clean_offset:
             self._offsets.remove_group(header.group_name)
         return reply(command)
@@ -99,13 +100,10 @@ class GroupHandlers(Handlers):
 
     @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, connection: Connection, command: Command) -> Command:
-        """What a group online subscribes to on a topic."""
+        """What a group wants of a topic."""
         header = decode_header(command, GroupTopicRequest)
-        group = self._clients.consumers(header.group)
-        subscribed = group.subscriptions.get(header.topic or "") if group is not None else None
-        body = GroupSubscription(
-            group=header.group, topic=header.topic, subscription_data=subscribed.data if subscribed else None
-        )
+        subscribed = self._clients.subscription(header.group, header.topic or "")
+        body = GroupSubscription(group=header.group, topic=header.topic, subscription_data=subscribed)
         return reply(command, body=fastjson.dumps(body))
 
     def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:

@@ -1,6 +1,5 @@
-"""Offsets of groups and bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 202, 208.
+"""Offsets of groups and bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 202.
 
-Rates are not counted here and told as 0.0, as a broker tells them that has done nothing yet.
 Source: remoting.md §4.3.3, §4.4, §6.4.9; behaviour.md §5.2, §9.9.
 """
 
@@ -9,10 +8,9 @@ from __future__ import annotations
 from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.stats import ConsumeOffsets, ConsumeStats, TopicOffsets, TopicStatsTable
+from rmqkit.protocol.bodies.stats import TopicOffsets, TopicStatsTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.headers.groups import ConsumeStatsRequest
 from rmqkit.protocol.headers.offsets import (
     OffsetResponse,
     QueryConsumerOffsetRequest,
@@ -107,35 +105,7 @@ class OffsetHandlers(Handlers):
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
             low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
             newest_ms = self._store.store_time_at(topic, queue_id, high - 1) if high else 0
-            table[self._queue(topic, queue_id)] = TopicOffsets(low, high, max(0, newest_ms))
-        return reply(command, body=fastjson.dumps(TopicStatsTable(table)))
-
-    @answers(RequestCode.GET_CONSUME_STATS)
-    def group_progress(self, connection: Connection, command: Command) -> Command:
-        """How far a group is on its topics, or on those that are asked for."""
-        header = decode_header(command, ConsumeStatsRequest)
-        name = header.consumer_group
-        asked = header.topic_list.split(";") if header.topic_list else [header.topic] if header.topic else None
-        group = self._clients.consumers(name)
-        stats = ConsumeStats()
-        for topic in self._offsets.topics(name) if asked is None else asked:
-            is_left = group is not None and bool(group.subscriptions) and topic not in group.subscriptions
-            if is_left and self._clients.compensated(name, topic) is None:
-                continue
-            config = self._topics.get(topic)
-            for queue_id in range(config.read_queue_nums if config is not None else 0):
-                stats.offset_table[self._queue(topic, queue_id)] = self._progress(name, topic, queue_id)
-        return reply(command, body=fastjson.dumps(stats))
-
-    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        return MessageQueue(topic, self._settings.broker_name, queue_id)
-
-    def _progress(self, group: str, topic: str, queue_id: int) -> ConsumeOffsets:
-        consumed = max(0, self._offsets.get(group, topic, queue_id) or 0)
-        newest_ms = self._store.store_time_at(topic, queue_id, consumed - 1) if consumed else 0
-        return ConsumeOffsets(
-            broker_offset=self._store.max_offset(topic, queue_id),
-            consumer_offset=consumed,
-            pull_offset=max(consumed, self._offsets.pull_offset(group, topic, queue_id)),
-            last_timestamp=max(0, newest_ms),
-        )
+            queue = MessageQueue(topic, self._settings.broker_name, queue_id)
+            table[queue] = TopicOffsets(low, high, max(0, newest_ms))
+        rate = self._statistics.per_second("TOPIC_PUT_NUMS", topic)
+        return reply(command, body=fastjson.dumps(TopicStatsTable(table, rate)))

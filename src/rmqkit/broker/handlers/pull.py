@@ -16,11 +16,12 @@ from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.broker.long_polling import Held
 from rmqkit.broker.parts import Parts
 from rmqkit.broker.settings import BrokerRole
+from rmqkit.errors import HeaderError
 from rmqkit.filter.subscription import is_tag_type
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
 from rmqkit.protocol.bodies.topics import Permission, TopicConfig
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, reply
+from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.headers.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.remoting.connection import Connection
@@ -42,7 +43,7 @@ _CODES: Mapping[GetStatus, ResponseCode] = {
 }
 """Store status → response code; the two "nothing in the queue" statuses depend on the offset (`_code_of`)."""
 
-_SEE = FAQ.strip()
+_MAY_MISS = {"commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
 _NO_GROUP_INFO = f"the consumer's group info not exist{FAQ}"
 
 
@@ -62,7 +63,6 @@ class PullHandlers(Handlers):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._filters = parts.filters
-        self._long_polling = parts.long_polling
 
     @answers(RequestCode.PULL_MESSAGE)
     @answers(RequestCode.LITE_PULL_MESSAGE)
@@ -70,7 +70,10 @@ class PullHandlers(Handlers):
         """Read, and hold the request when nothing is there and it says so."""
         if self._is_slave and not self._settings.slave_read:
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
-        header = decode_header(command, PullMessageRequest)
+        try:
+            header = decode_header(command, PullMessageRequest)
+        except HeaderError:
+            header = decode_header_leniently(command, PullMessageRequest, missing=_MAY_MISS, drops_unreadable=False)
         return self._pull(connection, command, header, may_hold=True)
 
     # -- inside
@@ -88,8 +91,8 @@ class PullHandlers(Handlers):
             topic_config = self._check_queue(connection, header, self._topics.get(topic))
             wanted = self._wanted(connection, header, config)
         except _Refused as refused:
-            answer = PullMessageResponse(0, 0, 0, 0, forbidden_type=refused.forbidden)
-            return reply(command, refused.code, refused.remark, header=answer)
+            why = None if refused.forbidden is None else {"forbiddenType": str(refused.forbidden.value)}
+            return reply(command, refused.code, refused.remark, fields=why)
         reset_to = self._offsets.take_reset(group, topic, queue_id)
         if reset_to is not None:
             return self._moved(command, header, reset_to)
@@ -114,7 +117,7 @@ class PullHandlers(Handlers):
         self, connection: Connection, command: Command, header: PullMessageRequest, wanted: PullFilter
     ) -> Command | None:
         if self._long_polling.is_full:
-            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED, header=PullMessageResponse(0, 0, 0, 0))
+            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         wait_ms = header.suspend_timeout_millis if self._settings.long_polling else self._settings.short_polling_ms
 
         def retry() -> None:
@@ -123,7 +126,7 @@ class PullHandlers(Handlers):
                 connection.send(answer)
 
         until_ms = self._clock.monotonic_ms() + wait_ms
-        held = Held(connection, header.queue_offset, wanted.codes, until_ms, retry, wanted.wants)
+        held = Held(connection, header.queue_offset, wanted.codes, until_ms, retry, wanted.wants, header.consumer_group)
         self._long_polling.hold(header.topic, header.queue_id, held)
         return None
 
@@ -136,6 +139,8 @@ class PullHandlers(Handlers):
         group: SubscriptionGroupConfig,
     ) -> Command:
         code, following, broker_id = _code_of(found, header), found.next_begin_offset, 0
+        if found.records:
+            self._statistics.given(header.topic, header.consumer_group, len(found.records))
         if self._settings.slave_read:
             broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
         if self._is_slave and code == ResponseCode.PULL_OFFSET_MOVED and not self._settings.offset_check_in_slave:
@@ -168,7 +173,7 @@ class PullHandlers(Handlers):
             raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROKER)
         group = self._groups.get(name)
         if group is None:
-            remark = f"subscription group [{name}] does not exist, {_SEE}"
+            remark = f"subscription group [{name}] does not exist, {FAQ}"
             raise _Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
         if not group.consume_enable:
             remark = f"subscription group no permission, {name}"

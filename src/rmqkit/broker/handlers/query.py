@@ -1,4 +1,4 @@
-"""Looking messages up, and trying a subscription: codes 12, 33, 46 (``QueryMessageProcessor``).
+"""Looking messages and queue entries up, and trying a subscription: codes 12, 33, 46, 321 (``QueryMessageProcessor``).
 
 QUERY_MESSAGE compares hashes: whoever asks compares keys and topic in the records that come back. A unique key finds at
 most ``defaultQueryMaxNum``, a tag (``indexType`` T, 5.4) is indexed as ``T#tag``. Records leave as slices of the log.
@@ -7,16 +7,23 @@ Source: remoting.md §4.3.6; behaviour.md §2.6, §8.16; store.md §7.5.
 
 from __future__ import annotations
 
-from rmqkit.broker.filters import inline_filter
+from itertools import chain, repeat
+
+import msgspec
+
+from rmqkit.broker.filters import EVERYTHING, inline_filter
 from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.parts import Parts
 from rmqkit.filter.subscription import is_tag_type
+from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import CheckClientBody
+from rmqkit.protocol.bodies.queues import ConsumeQueueEntry, QueryConsumeQueueBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, reply
-from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.headers.clients import ViewMessageRequest
-from rmqkit.protocol.headers.queries import QueryMessageRequest, QueryMessageResponse
+from rmqkit.protocol.headers.queries import QueryConsumeQueueRequest, QueryMessageRequest, QueryMessageResponse
 from rmqkit.remoting.connection import Connection
+from rmqkit.store.queue_ext import ExtUnit
 
 __all__ = ["QueryHandlers"]
 
@@ -24,13 +31,26 @@ _ANSWER_BYTES_MAX = 15 << 20
 """A client reads frames of 16 MiB: records beyond that would cost it all of them."""
 
 
+_ENTRIES_MAX = 10_000
+"""Queue entries that one answer shows."""
+
+
 class QueryHandlers(Handlers):
     """Finds messages by position and by key."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._filters = parts.filters
+        self._has_units = parts.store_settings.enable_consume_queue_ext
 
     @answers(RequestCode.QUERY_MESSAGE)
     def query(self, connection: Connection, command: Command) -> Command:
         """The records that may have a key, in the order of the log."""
-        header = decode_header(command, QueryMessageRequest)
+        header = decode_header_leniently(
+            command, QueryMessageRequest, missing={"topic": "", "key": ""}, drops_unreadable=False
+        )
+        if header.max_num < 0 and not header.is_unique_key:
+            return reply(command, ResponseCode.SYSTEM_ERROR, f"maxNum must not be negative: {header.max_num}")
         count_max = self._settings.unique_key_query_count_max if header.is_unique_key else header.max_num
         key = f"T#{header.key}" if header.index_type == "T" else header.key
         found = self._store.query(header.topic, key, count_max, header.begin_timestamp, header.end_timestamp)
@@ -56,10 +76,54 @@ class QueryHandlers(Handlers):
             return reply(command, ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return reply(command, body=[record])
 
+    @answers(RequestCode.QUERY_CONSUME_QUEUE)
+    def queue_entries(self, connection: Connection, command: Command) -> Command:
+        """Entries of a queue from an offset on, within one of its files.
+
+        What a group's filter says to an entry is told of entries with an extension unit only, as at the reference.
+        """
+        header = decode_header_leniently(command, QueryConsumeQueueRequest)
+        topic, queue_id, group = header.topic, header.queue_id, header.consumer_group
+        if topic is None:
+            return reply(command, ResponseCode.SYSTEM_ERROR, "QUERY_CONSUME_QUEUE needs a topic")
+        low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        if not high:
+            return reply(command, ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
+        if not low <= header.index < high:
+            return reply(command, remark=f"Index {header.index} of {queue_id}@{topic} is not exist!")
+        body = QueryConsumeQueueBody(max_queue_index=high, min_queue_index=low)
+        subscribed = self._clients.subscription(group, topic) if group is not None else None
+        registered = self._filters.get(topic, group) if group is not None else None
+        if subscribed is not None:
+            body.subscription_data = subscribed
+            body.filter_data = msgspec.json.encode(registered and registered.data).decode()
+        elif group is not None:
+            body.filter_data = f"{group}@{topic} is not online!"
+        count = min(max(0, header.count), _ENTRIES_MAX)
+        verdicts: list[bool] = []
+        if subscribed is not None and self._has_units:
+            wanted = EVERYTHING if registered is None else registered.pull_filter
+            if is_tag_type(subscribed.expression_type):
+                wanted = inline_filter(subscribed.sub_string, subscribed.expression_type)
+
+            def judge(code: int | None, unit: ExtUnit | None) -> bool:
+                by_code = wanted.codes is None or code in wanted.codes
+                by_unit = wanted.accept_entry is None or wanted.accept_entry(code, unit)
+                verdicts.append(unit is not None and by_code and by_unit)
+                return False
+
+            self._store.get(topic, queue_id, header.index, count_max=count, accept_entry=judge)
+        entries = self._store.entries(topic, queue_id, header.index, count_max=count) if count else []
+        for (_, at, size, code), verdict in zip(entries, chain(verdicts, repeat(False)), strict=False):
+            body.queue_data.append(
+                ConsumeQueueEntry(physic_offset=at, physic_size=size, tags_code=code or 0, eval=verdict)
+            )
+        return reply(command, body=fastjson.dumps(body))
+
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_subscription(self, connection: Connection, command: Command) -> Command:
         """Whether a subscription would be taken; consumers ask before they start with SQL92."""
-        body = decode_as(command.payload, CheckClientBody) if command.payload else CheckClientBody()
+        body = fastjson.decode_as(command.payload, CheckClientBody) if command.payload else CheckClientBody()
         wanted = body.subscription_data
         if wanted is None or is_tag_type(wanted.expression_type):
             return reply(command)

@@ -41,7 +41,7 @@ class ReplyHandlers(Handlers):
     @answers(RequestCode.SEND_REPLY_MESSAGE, lane="reply")
     async def reply(self, connection: Connection, command: Command) -> Command:
         """SEND_REPLY_MESSAGE: long header names."""
-        return await self._reply(connection, command, decode_v1(command, topic=""))
+        return await self._reply(connection, command, decode_v1(command, topic="", sysFlag="0"))
 
     @answers(RequestCode.SEND_REPLY_MESSAGE_V2, lane="reply")
     async def reply_v2(self, connection: Connection, command: Command) -> Command:

@@ -1,8 +1,8 @@
 """Moving groups by an operator: codes 222 (reset by time or offset) and 314 (clone).
 
-By default the broker moves the group itself (``useServerSideResetOffset``): the next pull of each queue is sent to the
-target, and what clients commit before that is void. Otherwise it tells every client of the group (code 220, one-way),
-and the clients move themselves.
+By default the broker moves the group itself (``useServerSideResetOffset``): the pull held on a queue, or the next one,
+is sent to the target, and what clients commit before that is void. Otherwise it tells every client of the group
+(code 220, one-way), and the clients move themselves.
 Source: behaviour.md §5.2, §5.3, §5.4; remoting.md §10.6.
 """
 
@@ -72,6 +72,7 @@ class ResetHandlers(Handlers):
             targets = {queue_id: self._offset_at(header, queue_id, header.timestamp < 0) for queue_id in queue_ids}
         for queue_id, offset in targets.items():
             self._offsets.reset(header.group, header.topic, queue_id, offset)
+            self._long_polling.wake(header.topic, queue_id, header.group)
         return reply(command, body=fastjson.dumps(self._body(header, targets)))
 
     def _reset_by_clients(self, command: Command, header: ResetOffsetRequest) -> Command:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rmqkit.broker.copies import with_changes
@@ -27,6 +28,7 @@ from rmqkit.broker.handlers.send_checks import (
     stamps_of,
     tries_max,
 )
+from rmqkit.broker.handlers.send_run import SendRun
 from rmqkit.broker.parts import Parts
 from rmqkit.broker.schedule import TIMER_NAMES, delay_level
 from rmqkit.broker.transaction import is_half, to_half
@@ -36,19 +38,13 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, header_fields, reply
+from rmqkit.protocol.frame import Frame
 from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageResponse
 from rmqkit.protocol.ids import UniqueKeys, offset_id, offset_ids
-from rmqkit.protocol.properties import (
-    PlainProperties,
-    decode_properties,
-    encode_properties,
-    find_property,
-    in_stored_order,
-)
+from rmqkit.protocol.properties import decode_properties, encode_properties, find_property, in_stored_order
 from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_MASK
-from rmqkit.protocol.send_answers import SendAnswers
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
 from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
 
 __all__ = ["SendHandlers"]
@@ -57,13 +53,6 @@ _NO_WAIT = b"WAIT\x01false\x02"
 _TRANSACTION = b"TRAN_MSG\x01"
 _KEYS = property_names.KEYS.encode()
 _UNIQ_KEY = property_names.UNIQ_KEY.encode()
-_NOT_PLAIN = (
-    property_names.INNER_NUM,
-    property_names.DELAY,
-    property_names.TRANSACTION_PREPARED,
-    property_names.POP_CHECK_POINT,
-    *TIMER_NAMES,
-)
 _NO_KEYS = "Required message key is missing"
 _NO_TIMER = "accurate timer message is not enabled, timerWheelEnable is false"
 
@@ -78,8 +67,9 @@ class SendHandlers(Handlers):
         self._body_bytes_max = parts.store_settings.message_bytes_max
         self._checks = SendChecks(self._settings, self._identity, self._topics, self._clock)
         self._stamp_bytes, self._answer_fields = stamps_of(self._settings)
-        self._plain = PlainProperties(self._stamp_bytes, _NOT_PLAIN)
-        self._answers = SendAnswers(self._identity.store_host, self._answer_fields)
+        self._run = SendRun(
+            self._store, self._checks, self._identity.store_host, self._stamp_bytes, self._answer_fields
+        )
 
     @answers(RequestCode.SEND_MESSAGE)
     def send(self, connection: Connection, command: Command) -> Command | bytes | None:
@@ -91,6 +81,15 @@ class SendHandlers(Handlers):
     def send_v2(self, connection: Connection, command: Command) -> Command | bytes | None:
         """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names; one of them says whether the body is a batch."""
         return self._send(connection, command, decode_v2(command))
+
+    def register(self, dispatch: Dispatch) -> None:
+        """Answer sends from a port, plain ones of one read all at once."""
+        super().register(dispatch)
+        dispatch.rest = self.rest
+
+    def rest(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
+        """Store and answer the plain sends among some requests; the others in their order, to be handled one by one."""
+        return frames if self._durability is not None else self._run.rest(connection, frames)
 
     # -- inside
 
@@ -172,31 +171,16 @@ class SendHandlers(Handlers):
             refusal = self._divert_exhausted(command, header, message)
         if refusal is not None:
             return self._refuse(command, *refusal)
-        plain = self._plain.stored(message.properties) if not topic.attributes else None
-        if plain is not None:
-            message.properties, unique_key, message.tags_code = plain
-        else:
-            prepared = self._prepare(message, topic)
-            if isinstance(prepared, tuple):
-                return self._refuse(command, *prepared)
-            unique_key = prepared.encode("utf-8", "replace")
+        prepared = self._prepare(message, topic)
+        if isinstance(prepared, tuple):
+            return self._refuse(command, *prepared)
         waits = self._durability is not None and _NO_WAIT not in message.properties
         put = self._store.put(message)
-        if self._durability is None and put.status is PutStatus.OK:
-            frame = self._answers.stored(
-                command.opaque,
-                physical_offset=put.physical_offset,
-                queue_id=queue_id,
-                queue_offset=put.queue_offset,
-                unique_key=unique_key,
-            )
-            if frame is not None:
-                return frame
         answer = {  # SendMessageResponse, spelled out: one call in place of a dozen
             "msgId": offset_id(message.store_host, put.physical_offset),
             "queueId": str(queue_id),
             "queueOffset": str(put.queue_offset),
-            "transactionId": unique_key.decode("utf-8", "replace"),
+            "transactionId": prepared,
             **self._answer_fields,
         }
         return self._answer(connection, command, put, answer, waits=waits)

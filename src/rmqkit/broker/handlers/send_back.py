@@ -61,7 +61,7 @@ class SendBackHandlers(Handlers):
         record = record_at(self._store, header.offset)
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
-        return self._put(command, self._copy(command, header, group, record))
+        return self._put(command, self._copy(command, header, group, record), f"{record.topic}@{header.group}")
 
     def _copy(
         self, command: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig, record: Record
@@ -95,10 +95,11 @@ class SendBackHandlers(Handlers):
             self._schedule.defer(message, level)
         return message
 
-    def _put(self, command: Command, message: PutMessage) -> Command | Awaitable[Command]:
+    def _put(self, command: Command, message: PutMessage, counted: str) -> Command | Awaitable[Command]:
         put = self._store.put(message)
         if put.status is not PutStatus.OK:
             return reply(command, ResponseCode.SYSTEM_ERROR, put.status.value)
+        self._statistics.add("SNDBCK_PUT_NUMS", counted)
         if self._durability is None or self._store.durable_offset >= put.end_offset:
             return reply(command)
         self._store.request_flush()

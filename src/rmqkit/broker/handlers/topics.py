@@ -68,6 +68,7 @@ class TopicHandlers(Handlers):
             self._topics.remove(name)
             self._offsets.remove_topic(name)
             self._store.delete_topic(name)
+            self._statistics.forget(topic=name)
         return reply(command)
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
@@ -107,11 +108,15 @@ class TopicHandlers(Handlers):
 
     @answers(RequestCode.CLEAN_UNUSED_TOPIC, admins_only=True)
     def unused_topics(self, connection: Connection, command: Command) -> Command:
-        """Delete the queues and offsets of topics that are not in the table."""
+        """Delete the queues and offsets of topics that are not in the table, and offsets that groups left behind."""
         for topic in self._store.topics | self._offsets.all_topics:
             if self._topics.get(topic) is None and not self._topics.is_system(topic):
                 self._store.delete_topic(topic)
                 self._offsets.remove_topic(topic)
+        for topic in self._offsets.all_topics:
+            for group in self._offsets.groups(topic):
+                if not self._topics.is_system(topic) and self._is_abandoned(topic, group):
+                    self._offsets.remove(group, topic)
         return reply(command)
 
     async def _put(self, command: Command, wanted: list[TopicConfig]) -> Command:
@@ -136,6 +141,14 @@ class TopicHandlers(Handlers):
             self._topics.put(*changed)
             await self._told()
         return reply(command)
+
+    def _is_abandoned(self, topic: str, group: str) -> bool:
+        """Whether a group is not online for a topic and what came next for it was deleted, on every queue."""
+        online = self._clients.consumers(group)
+        if online is not None and topic in online.subscriptions:
+            return False
+        lows = {queue_id: self._store.min_offset(topic, queue_id) for queue_id in self._offsets.queues(group, topic)}
+        return bool(lows) and all(offset < lows[q] for q, offset in self._offsets.queues(group, topic).items())
 
     def _conflict(self, topic: str) -> str | None:
         return f"The topic[{topic}] is conflict with system topic." if self._topics.is_system(topic) else None

@@ -20,7 +20,7 @@ from rmqkit.broker.transaction import committed, half_at, immunity_ms, number, r
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, reply
+from rmqkit.protocol.command import Command, decode_header_leniently, reply
 from rmqkit.protocol.headers.transactions import EndTransactionRequest, ResumeCheckRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.properties import decode_properties
@@ -49,7 +49,7 @@ class TransactionHandlers(Handlers):
     @answers(RequestCode.END_TRANSACTION)
     def end(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
         """END_TRANSACTION: commit, roll back, or nothing when the producer does not know yet."""
-        header = decode_header(command, EndTransactionRequest)
+        header = decode_header_leniently(command, EndTransactionRequest, drops_unreadable=False)
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, _UNKNOWN):
             return reply(command, ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
         if self._settings.broker_role is BrokerRole.SLAVE:
@@ -72,7 +72,7 @@ class TransactionHandlers(Handlers):
     @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE, admins_only=True)
     def resume(self, connection: Connection, command: Command) -> Command:
         """RESUME_CHECK_HALF_MESSAGE: put a half message once more with its counter at 0."""
-        header = decode_header(command, ResumeCheckRequest)
+        header = decode_header_leniently(command, ResumeCheckRequest, missing={"msgId": ""})
         failed = f"Exception was thrown when putting message back to {names.HALF_TOPIC}."
         try:
             physical_offset = decode_offset_id(header.msg_id)[2]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.numbers import Int32, Int64
+
+_CUSTOMIZED = "CUSTOMIZED"
+_MINUTE_MS = 60_000
+_LEVELS_MS = (1000, 5000, 10_000, 30_000, *(_MINUTE_MS * n for n in (*range(1, 11), 20, 30, 60, 120)))
 
 
 class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
@@ -80,6 +84,38 @@ class ConsumerIds(Struct, rename="camel"):
     consumer_id_list: list[str] = field(default_factory=list)
 
 
+class ExponentialRetryPolicy(Struct, rename="camel", gc=False):
+    """Waits in ms that grow from ``initial`` to ``max``."""
+
+    initial: Int64 = 5000
+    max: Int64 = 7_200_000
+    multiplier: Int64 = 2
+
+
+class CustomizedRetryPolicy(Struct, rename="camel"):
+    """Waits in ms, one for each retry: those of the default delay levels."""
+
+    next: list[Int64] = field(default_factory=lambda: [*_LEVELS_MS])
+
+
+class GroupRetryPolicy(Struct, rename="camel"):
+    """How long to wait before each retry (``groupRetryPolicy``): what proxies tell their clients.
+
+    Brokers keep and show it and go by their delay levels all the same (checked with 5.4.0). A type that is not known
+    counts as the default.
+    """
+
+    type: str | None = _CUSTOMIZED
+    exponential_retry_policy: ExponentialRetryPolicy | UnsetType | None = UNSET
+    customized_retry_policy: CustomizedRetryPolicy | UnsetType | None = UNSET
+
+    def __post_init__(self) -> None:
+        if self.type != "EXPONENTIAL":
+            self.type = _CUSTOMIZED
+        self.exponential_retry_policy = self.exponential_retry_policy or UNSET
+        self.customized_retry_policy = self.customized_retry_policy or UNSET
+
+
 class SubscriptionGroupConfig(Struct, rename="camel", kw_only=True):
     """What a broker holds about a consumer group; defaults are the reference's."""
 
@@ -91,7 +127,7 @@ class SubscriptionGroupConfig(Struct, rename="camel", kw_only=True):
     consume_message_orderly: bool = False
     consume_timeout_minute: Int32 = 15
     group_name: str = ""
-    group_retry_policy: dict[str, Any] | None = field(default_factory=lambda: {"type": "CUSTOMIZED"})
+    group_retry_policy: GroupRetryPolicy | None = field(default_factory=GroupRetryPolicy)
     group_sys_flag: Int32 = 0
     notify_consumer_ids_changed_enable: bool = True
     retry_max_times: Int32 = 16

@@ -90,7 +90,7 @@ def queue_offsets(batch: MessageBatch) -> pa.Array:
 
 def commit_log_offsets(batch: MessageBatch) -> pa.Array:
     """Place of the record in the log, in bytes; members of an inner batch share it."""
-    return pa.array(batch.of_record(batch.records.base_offset + batch.records.positions))
+    return pa.array(batch.field("physical_offset"))
 
 
 def store_sizes(batch: MessageBatch) -> pa.Array:
@@ -133,7 +133,7 @@ def _packed_hosts(records: Records, name: str) -> pa.Array:
 def _offset_ids(records: Records) -> pa.Array:
     """Upper-case hexadecimal of packed store host and physical offset, 32 or 56 digits, for every record."""
     hosts = _packed_hosts(records, "store_host")
-    offsets = (records.base_offset + records.positions).astype(">i8").view("u1").reshape(-1, 8)
+    offsets = records.field("physical_offset").astype(">i8").view("u1").reshape(-1, 8)
     host_bytes = records.field_bytes("store_host")
     digits = np.zeros((len(records), 2 * (int(host_bytes.max()) + 8)), "u1")
     for width in np.unique(host_bytes).tolist():

@@ -265,7 +265,7 @@ final class ConsumerBehaviours {
     }
 
     /** The type of the model moved between 4.9 and 5.x, so it is taken from the setter. */
-    private static void broadcast(DefaultMQPushConsumer consumer) throws Exception {
+    static void broadcast(DefaultMQPushConsumer consumer) throws Exception {
         for (Method setter : DefaultMQPushConsumer.class.getMethods()) {
             if (setter.getName().equals("setMessageModel")) {
                 for (Object model : setter.getParameterTypes()[0].getEnumConstants()) {

@@ -14,6 +14,7 @@ final class QueueReader {
     static void read(String namesrv, String topic, Report report) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("probe-reader");
         consumer.setNamesrvAddr(namesrv);
+        consumer.setMqClientApiTimeout(20000);
         consumer.start();
         try {
             for (MessageQueue queue : new TreeSet<>(consumer.fetchSubscribeMessageQueues(topic))) {

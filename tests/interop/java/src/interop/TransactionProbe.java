@@ -60,6 +60,7 @@ public final class TransactionProbe implements TransactionListener {
         TransactionMQProducer producer = new TransactionMQProducer(GROUP);
         producer.setNamesrvAddr(arguments.one("namesrv"));
         producer.setSendMsgTimeout(20000);
+        producer.setMqClientApiTimeout(20000);
         producer.setTransactionListener(this);
         DefaultMQPushConsumer consumer = consumer(arguments);
         producer.start();

@@ -1,0 +1,61 @@
+"""Jobs that any number of workers share: ``python examples/pop.py [HOST:PORT of a name server]``.
+
+Nobody owns a queue: a worker has a message for some time, and unless it acknowledges it in that time somebody else gets
+it. Needs a broker that serves POP, as Apache's 5.x do; rmqkit's own does not yet and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from rmqkit import (
+    ConsumeLater,
+    Message,
+    PeerRefused,
+    PopConsumer,
+    Producer,
+    PushConsumerSettings,
+    ReceivedMessage,
+    StartFrom,
+)
+
+NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, pop_invisible_ms=10_000)
+TOPIC = f"Jobs{time.time_ns()}"
+
+
+async def main() -> None:
+    async with (
+        Producer("office", NAME_SERVERS) as producer,
+        PopConsumer("workers", NAME_SERVERS, settings=FIRST) as one,
+    ):
+        await producer.send(Message(topic=TOPIC, body=b"by hand"))
+        try:
+            (message,) = await one.pop(TOPIC, poll_ms=5000)
+        except PeerRefused as error:
+            print("no POP:", error)
+            return
+        print("popped:", message.body.decode())
+        await one.change_invisible_time(message, 60_000)  # it takes a while
+        await one.ack(message)
+
+        done: asyncio.Queue[ReceivedMessage] = asyncio.Queue()
+        two, three = (PopConsumer("workers", NAME_SERVERS, settings=FIRST) for _ in range(2))
+
+        async def work(message: ReceivedMessage) -> None:
+            if message.body == b"7" and not message.reconsume_times:
+                raise ConsumeLater(invisible_ms=1000)  # not now
+            await done.put(message)
+
+        for worker in (two, three):
+            worker.subscribe(TOPIC, "*", work)
+        async with two, three:
+            await asyncio.gather(*(producer.send(Message(topic=TOPIC, body=b"%d" % i)) for i in range(100)))
+            jobs = [await done.get() for _ in range(100)]
+        print("jobs done:", len({job.body for job in jobs}))
+        print("done again:", [job.body.decode() for job in jobs if job.reconsume_times])
+
+
+asyncio.run(main())

@@ -1,0 +1,228 @@
+"""``rmq bench broker``: what a broker takes and gives over sockets, and what that costs its process.
+
+The load is raw requests from one Python process, so rates say what that process can do; the broker's CPU time per
+message is the figure. It is read of a broker that is started for it, or of the process that ``--pid`` names, which may
+be Apache's: run the command once for each. (A checkout's ``make bench-broker`` puts both under the same Java load.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Coroutine, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+from rmqkit.cli.served import serve_standalone
+from rmqkit.errors import RmqError
+from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.bodies.topics import TopicRoute
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header, request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.headers.namesrv import RouteRequest
+from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
+from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.headers.topics import CreateTopicRequest
+from rmqkit.protocol.message import read_messages
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.connection import Connection
+
+__all__ = ["measure"]
+
+_QUEUES = 4
+_BATCH = 32
+_PULL = 32
+_TIMEOUT_MS = 30_000
+_LATENCY_MESSAGES_MAX = 5000
+_LATENCY_PER_SECOND = 1000
+_HELD = 10_000
+_GROUPS = 1_000
+_PROPERTIES = "TAGS\x01TagA\x02WAIT\x01true\x02"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_IN_FLIGHT = {1: 10, 8: 2, 64: 1, 256: 1}
+"""Sends under way at a time → the part of the messages that is sent so."""
+
+Figure = dict[str, Any]
+
+
+def measure(*, name_servers: str | None, pid: int | None, messages: int, body_bytes: int) -> list[Figure]:
+    """All figures, of the first broker that the name servers know or of one that is started.
+    Raises RmqError: it cannot be reached, refuses, or does not become ready."""
+    with ExitStack() as stack:
+        if name_servers is None:
+            name_servers, pid = stack.enter_context(serve_standalone())
+        return asyncio.run(
+            _Load(name_servers.split(";")[0], pid, messages, random.Random(1).randbytes(body_bytes)).run()
+        )
+
+
+class _Load:
+    def __init__(self, name_server: str, pid: int | None, messages: int, body: bytes) -> None:
+        self._name_server = name_server
+        self._pid = pid
+        self._messages = messages
+        self._body = body
+        self._topic = f"BenchBroker-{os.getpid()}"
+        self._client = RemotingClient()
+        self._broker: Connection
+
+    async def run(self) -> list[Figure]:
+        try:
+            await self._connect()
+            count, crowd = self._messages, f"{_HELD:,} pulls of {_GROUPS:,} groups held"
+            figures = [
+                await self._timed(f"sends, {in_flight} in flight", self._sends(count // part, in_flight))
+                for in_flight, part in _IN_FLIGHT.items()
+            ]
+            figures.append(
+                await self._timed(f"sends in batches of {_BATCH}, 8 in flight", self._batches(count // _BATCH, 8))
+            )
+            figures.append(await self._timed(f"pulls of {_PULL} from the backlog", self._backlog()))
+            figures.append(await self._latency())
+            held = await self._crowd()
+            figures.append(await self._timed(f"sends, 256 in flight, {crowd}", self._sends(count, 256)))
+            for pull in held:
+                pull.cancel()
+            return figures
+        finally:
+            await self._client.close()
+
+    async def _connect(self) -> None:
+        """Find a broker and create the topic there."""
+        command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest("TBW102"))
+        answer = await self._client.call(self._name_server, command, _TIMEOUT_MS)
+        brokers = decode_as(answer.payload, TopicRoute).broker_datas if answer.code == ResponseCode.SUCCESS else []
+        if not brokers:
+            raise RmqError(f"name server {self._name_server} knows no broker that creates topics: {answer.remark}")
+        self._broker = await self._client.connection(brokers[0].broker_addrs[0])
+        await self._create(self._topic, _QUEUES)
+
+    async def _create(self, topic: str, queues: int) -> None:
+        header = CreateTopicRequest(topic, "TBW102", queues, queues, 6, "SINGLE_TAG")
+        _expect(await self._broker.call(request(RequestCode.UPDATE_AND_CREATE_TOPIC, header), _TIMEOUT_MS))
+
+    def _send(self, queue_id: int, body: bytes, *, batch: bool = False, topic: str = "") -> asyncio.Future[Command]:
+        header = SendMessageV2Request(
+            "bench",
+            topic or self._topic,
+            "TBW102",
+            4,
+            queue_id,
+            0,
+            time.time_ns() // 1_000_000,
+            0,
+            _PROPERTIES,
+            0,
+            batch=batch,
+        )
+        code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
+        return self._broker.call(request(code, header, body), _TIMEOUT_MS)
+
+    def _pull(self, topic: str, queue_id: int, offset: int, group: str = "bench") -> asyncio.Future[Command]:
+        flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
+        header = PullMessageRequest(group, topic, queue_id, offset, _PULL, flags, 0, 4 * _TIMEOUT_MS, 0, "*")
+        return self._broker.call(request(RequestCode.PULL_MESSAGE, header), 8 * _TIMEOUT_MS)
+
+    async def _sends(self, count: int, in_flight: int) -> int:
+        left = iter(range(count))
+
+        async def one_after_the_other() -> None:
+            for number in left:
+                _expect(await self._send(number % _QUEUES, self._body))
+
+        await _all(one_after_the_other() for _ in range(in_flight))
+        return count
+
+    async def _batches(self, count: int, in_flight: int) -> int:
+        body, left = encode_batch([BatchEntry(self._body, b"", 0)] * _BATCH), iter(range(count))
+
+        async def one_after_the_other() -> None:
+            for number in left:
+                _expect(await self._send(number % _QUEUES, body, batch=True))
+
+        await _all(one_after_the_other() for _ in range(in_flight))
+        return count * _BATCH
+
+    async def _backlog(self) -> int:
+        """Read everything that was sent so far."""
+
+        async def read(queue_id: int) -> int:
+            offset, end = 0, 1
+            while offset < end:
+                numbers = decode_header(_expect(await self._pull(self._topic, queue_id, offset)), PullMessageResponse)
+                offset, end = numbers.next_begin_offset, numbers.max_offset
+            return offset
+
+        return sum(await _all(map(read, range(_QUEUES))))
+
+    async def _latency(self) -> Figure:
+        """Milliseconds from before a send until the pull that was held for it is read."""
+        topic, took_ms = f"{self._topic}-latency", list[float]()
+        count = min(_LATENCY_MESSAGES_MAX, self._messages)
+        await self._create(topic, 1)
+        _expect(await self._send(0, b"0", topic=topic))
+
+        async def receive() -> None:
+            offset = 1
+            while len(took_ms) < count:
+                answer = _expect(await self._pull(topic, 0, offset))
+                now_ns = time.perf_counter_ns()
+                took_ms.extend((now_ns - int(message.body)) / 1e6 for message in read_messages(answer.payload))
+                offset = decode_header(answer, PullMessageResponse).next_begin_offset
+
+        async def send() -> None:
+            started, sends = time.perf_counter(), []
+            for number in range(count):
+                await asyncio.sleep(max(0.0, started + number / _LATENCY_PER_SECOND - time.perf_counter()))
+                sends.append(self._send(0, b"%d" % time.perf_counter_ns(), topic=topic))
+            for answer in sends:
+                _expect(await answer)
+
+        async def both() -> int:
+            await asyncio.gather(receive(), send())
+            return count
+
+        figure = await self._timed(f"sends that end a held pull, {_LATENCY_PER_SECOND}/s", both())
+        cuts = statistics.quantiles(took_ms, n=100)
+        return figure | {"p50_ms": round(cuts[49], 2), "p99_ms": round(cuts[98], 2)}
+
+    async def _crowd(self) -> list[asyncio.Future[Command]]:
+        """Pulls of many groups that wait on other queues."""
+        topics = [f"{self._topic}-other{number}" for number in range(_HELD // _GROUPS)]
+        for topic in topics:
+            await self._create(topic, _GROUPS)
+        held = [self._pull(t, queue_id, 0, f"{self._topic}-{queue_id}") for queue_id in range(_GROUPS) for t in topics]
+        _expect(await self._send(0, self._body))  # answered behind those pulls that are not held
+        if any(pull.done() for pull in held):
+            raise RmqError(f"{sum(pull.done() for pull in held)} of {_HELD} pulls were not held")
+        return held
+
+    async def _timed(self, what: str, work: Coroutine[Any, Any, int]) -> Figure:
+        cpu_seconds, started = self._cpu_seconds(), time.perf_counter()
+        count = await work
+        seconds, cpu_seconds = time.perf_counter() - started, self._cpu_seconds() - cpu_seconds
+        cost = {"broker_cpu_us": round(cpu_seconds / count * 1e6, 1)} if self._pid is not None else {}
+        return {"load": what, "messages": count, "messages_per_second": round(count / seconds), **cost}
+
+    def _cpu_seconds(self) -> float:
+        """User and system time of the broker's process; 0 where it is not known."""
+        if self._pid is None:
+            return 0.0
+        with open(f"/proc/{self._pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+async def _all(works: Iterable[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*works)
+
+
+def _expect(answer: Command) -> Command:
+    """An answer that is a success. Raises RmqError."""
+    if answer.code != ResponseCode.SUCCESS:
+        raise RmqError(f"the broker answered {answer.code}: {answer.remark}")
+    return answer

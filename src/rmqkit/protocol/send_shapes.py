@@ -1,0 +1,181 @@
+"""Sends that differ from each other in a few values only: what producers send all day.
+
+A *shape* is the JSON header of a send whose queue id, born timestamp, opaque and property values are left open. It is
+learned from a header that the plain decoders read, and reads others like it with one regular expression, property
+string included: what matches means what `decode_command`, `decode_header` and `in_stored_order` make of it, at a
+quarter of the cost. Headers with escapes or in another order, and properties that ask for more than storing, match
+none; nor do batches, transactions, retried messages and one-way requests. Source: remoting.md §1.2, §4.3.1, §7.3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.errors import HeaderError
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import decode_command, decode_header
+from rmqkit.protocol.frame import JSON, Frame
+from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
+from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.properties import decode_properties, in_stored_order
+from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK
+
+__all__ = ["SendShape", "SendShapes", "learn_shape"]
+
+_TEXT = rb"[ !#-\[\]-~]+"
+_OPEN = re.compile(
+    rb'"(?:e|queueId)":"(?P<queue_id>\d+)"|"(?:g|bornTimestamp)":"(?P<born_timestamp>\d+)"|"opaque":(?P<opaque>\d+)'
+    rb'|"(?:i|properties)":"(?P<properties>(?:[ !#-\[\]-~]|\\u000[12])+)"'
+)
+_ENTRY = re.compile(rb"(?P<name>%b)\\u0001(?P<value>%b)(?:\\u0002|\Z)" % (_TEXT, _TEXT))
+_PATTERNS: dict[str | bytes, bytes] = {
+    "queue_id": rb"(0|[1-9]\d{0,8})",
+    "born_timestamp": rb"(0|[1-9]\d{0,17})",
+    "opaque": rb"(0|[1-9]\d{0,9})",
+    b"UNIQ_KEY": rb"([0-9A-Za-z]+)",
+    b"WAIT": rb"(true|false)",
+}
+_NUMBERS = {"queue_id": 87, "born_timestamp": 1234567890123, "opaque": 4711}
+"""The open numbers, with the values of a header that a new shape is tried on."""
+_OTHER = b"Other"
+_HEADERS = {RequestCode.SEND_MESSAGE: SendMessageRequest, RequestCode.SEND_MESSAGE_V2: SendMessageV2Request}
+_HEAD_BYTES = 32
+_SHAPES_MAX = 1024
+_MISSES_PER_SHAPE = 8
+
+
+class SendShape(Struct, frozen=True, gc=False):
+    """One shape.
+
+    Attributes:
+        header: the one it was learned from; all but queue id, born timestamp and properties holds for the others.
+        match: matches a whole header; its groups are the open values.
+        read: takes digits of queue id, born timestamp and opaque, unique key and tags out of the groups.
+        has_tags: whether there are tags; what `read` says of them is another value otherwise.
+        properties: what is stored, with a ``%b`` for each of the values that `values` takes out of the groups.
+    """
+
+    header: SendMessageRequest
+    match: Callable[[bytes], re.Match[bytes] | None]
+    read: Callable[[tuple[bytes, ...]], tuple[bytes, bytes, bytes, bytes, bytes]]
+    has_tags: bool
+    properties: bytes
+    values: Callable[[tuple[bytes, ...]], Any]
+
+
+class SendShapes:
+    """The shapes that were seen.
+
+    One is learned from a header that matches none, the more seldom the more there are: sends that differ in everything
+    must not cost much more than they do anyway.
+
+    Args:
+        stamps: the broker's own properties.
+        not_plain: names of properties that ask for more than storing.
+    """
+
+    def __init__(self, stamps: bytes, not_plain: Collection[str]) -> None:
+        self._stamps = stamps
+        self._not_plain = {*decode_properties(stamps), *not_plain}
+        self._by_head: dict[bytes, list[SendShape]] = {}
+        self._count = 0
+        self._misses_left = 0
+
+    def find(self, frame: Frame) -> tuple[SendShape, tuple[bytes, ...]] | None:
+        """The shape of a request and its open values; None when it has to be read in the plain way."""
+        header = frame.header
+        shapes = self._by_head.get(header[:_HEAD_BYTES])
+        if shapes is not None and frame.serialize_type == JSON:
+            for shape in shapes:
+                match = shape.match(header)
+                if match is not None:
+                    if shape is not shapes[0]:
+                        shapes.remove(shape)
+                        shapes.insert(0, shape)
+                    return shape, match.groups()
+        self._misses_left -= 1
+        if self._misses_left < 0:
+            self._learn(frame)
+        return None
+
+    def _learn(self, frame: Frame) -> None:
+        shape = learn_shape(frame, self._stamps, self._not_plain)
+        if shape is not None:
+            if self._count == _SHAPES_MAX:
+                self._by_head.clear()
+                self._count = 0
+            self._by_head.setdefault(frame.header[:_HEAD_BYTES], []).append(shape)
+            self._count += 1
+        self._misses_left = _MISSES_PER_SHAPE * self._count
+
+
+def learn_shape(frame: Frame, stamps: bytes, not_plain: Collection[str]) -> SendShape | None:
+    """The shape of a request; None when it is no plain send, or its header is not of the form that is looked for.
+
+    Args:
+        not_plain: names of properties that none of these has.
+    """
+    opened = _open_values(frame.header) if frame.serialize_type == JSON else []
+    names = [key for key, _, _ in opened if isinstance(key, bytes)]
+    places = {key: place for place, (key, _, _) in enumerate(opened)}
+    is_odd = len(places) < len(opened) or not places.keys() >= {*_NUMBERS, b"UNIQ_KEY"}
+    if is_odd or not {name.decode() for name in names}.isdisjoint(not_plain):
+        return None
+    pattern, other, at = b"", b"", 0
+    for key, start, end in opened:
+        closed, at = frame.header[at:start], end
+        pattern += re.escape(closed) + _PATTERNS.get(key, b"(%b)" % _TEXT)
+        other += closed + (b"%d" % _NUMBERS[key] if isinstance(key, str) else _OTHER)
+    match = re.compile(pattern + re.escape(frame.header[at:])).fullmatch
+    header = _plain_header(frame.header)
+    if header is None or _plain_header(other + frame.header[at:]) != _with_others(header, names):
+        return None
+    stored = in_stored_order(b"".join([b"%b\x01\0%d\0\x02" % (name, places[name]) for name in names]) + stamps)
+    order = re.findall(rb"\0(\d+)\0", stored)
+    tags_at = places.get(b"TAGS")
+    read = itemgetter(*[places[number] for number in _NUMBERS], places[b"UNIQ_KEY"], tags_at or 0)
+    properties = re.sub(rb"\0\d+\0", b"%b", stored.replace(b"%", b"%%"))
+    sent = msgspec.structs.replace(header[0], queue_id=0)
+    return SendShape(sent, match, read, tags_at is not None, properties, itemgetter(*map(int, order)))
+
+
+def _open_values(header: bytes) -> list[tuple[str | bytes, int, int]]:
+    """What a shape leaves open in a header: name of the number or the property, and where the value lies."""
+    found: list[tuple[str | bytes, int, int]] = []
+    for one in _OPEN.finditer(header):
+        kind = str(one.lastgroup)
+        if kind in _NUMBERS:
+            found.append((kind, *one.span(kind)))
+        else:
+            entries = _ENTRY.finditer(header, *one.span(kind))
+            found += [(entry["name"], *entry.span("value")) for entry in entries]
+    return found
+
+
+def _plain_header(header: bytes) -> tuple[SendMessageRequest, int] | None:
+    """What the plain decoders make of the header of a plain send, and its opaque; None for any other."""
+    try:
+        command = decode_command(Frame(JSON, header, b""))
+        if command.code not in _HEADERS or command.flag:
+            return None
+        sent = decode_header(command, _HEADERS[RequestCode(command.code)])
+    except HeaderError:
+        return None
+    is_special = sent.batch or sent.topic.startswith(RETRY_PREFIX) or sent.sys_flag & (TRANSACTION_MASK | INNER_BATCH)
+    return None if is_special else (sent, command.opaque)
+
+
+def _with_others(header: tuple[SendMessageRequest, int], names: list[bytes]) -> tuple[SendMessageRequest, int]:
+    """A header with other values in the place of the open ones."""
+    sent, _ = header
+    properties = b"".join([b"%b\x01%b\x02" % (name, _OTHER) for name in names])
+    if not (sent.properties or "").endswith("\x02"):
+        properties = properties[:-1]
+    opaque, fields = _NUMBERS["opaque"], {key: value for key, value in _NUMBERS.items() if key != "opaque"}
+    return msgspec.structs.replace(sent, properties=properties.decode(), **fields), opaque

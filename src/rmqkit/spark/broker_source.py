@@ -1,0 +1,327 @@
+"""The Spark data source ``rocketmq``: live topics as tables and as streams.
+
+::
+
+    spark.read.format("rocketmq").option("nameServer", "host:9876").option("subscribe", "orders").load()
+    spark.readStream.format("rocketmq").option("subscribe", "orders").option("maxOffsetsPerTrigger", 100000).load()
+
+=======================  =============================================================================================
+class                    runs in
+=======================  =============================================================================================
+`BrokerReader`           a batch: the offsets are settled when Spark plans it
+`BrokerStreamReader`     a stream: in one Python process beside the driver, which keeps its connections
+``read`` of both         the executors' Python workers: pull a stretch of a queue, decode it as store files are
+=======================  =============================================================================================
+
+Options are those of Spark's Kafka source where that has one (``docs/spark-options.md`` compares them). The checkpoint
+is the truth about a stream's progress; brokers learn of it only with ``commitOffsetsToGroup``. A queue that appears
+while a stream runs is read from its first message. Source: spark.md §6, §8.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from rmqkit.errors import SettingsError
+from rmqkit.filter.subscription import TAG, subscription
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.spark.live import Bounds, DataLost, Live, live, wanted_topics
+from rmqkit.spark.offsets import EARLIEST, LATEST, Offsets, Range, from_json, limited, ranges, read_option, to_json
+from rmqkit.spark.options import ByTimestamp, IncludeProperties, LiveOptions, parse_options, words
+from rmqkit.spark.reader import ReadPlan, decode_pulled
+from rmqkit.spark.schema import MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose, to_ddl
+
+__all__ = ["FORMAT", "BrokerReader", "BrokerSource", "BrokerStreamReader", "live_options"]
+
+FORMAT = "rocketmq"
+
+_NO_LIMIT = (1 << 63) - 1
+
+_log = logging.getLogger(__name__)
+
+
+class BrokerSource(DataSource):
+    """The format, as Spark knows it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is given."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """The columns when the caller gives no schema."""
+        return to_ddl(_columns(live_options(self.options), ()))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the messages that there are."""
+        return BrokerReader(live_options(self.options), _checked(self.options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """A reader of the messages that there will be."""
+        options = live_options(self.options)
+        for name, value in (
+            ("endingOffsetsByTimestamp", options.ending_timestamps),
+            ("endingTimestamp", options.ending_timestamp_ms),
+        ):
+            if value:
+                raise SettingsError(f"{FORMAT}: {name} is for batches: a stream has no end")
+        return BrokerStreamReader(options, _checked(self.options, schema))
+
+
+class _Reading:
+    """What batches and streams have in common."""
+
+    def __init__(self, options: LiveOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = list(names)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of a stretch of a queue."""
+        part = partition.value
+        if not isinstance(part, Range):  # a batch of nothing has one partition of nothing
+            return
+        options = self._options
+        plan = ReadPlan(
+            columns=tuple(_columns(options, self._names)),
+            decompress=options.decompress,
+            unwrap=options.unwrap,
+            broker_name=part.queue.broker_name,
+            tags=_tags(options, part.queue.topic),
+            batch_rows=options.batch_rows,
+        )
+        for body in live(options).bodies(part):
+            yield from decode_pulled(body, plan, part.low, part.high)
+
+    def _live(self) -> Live:
+        return live(self._options)
+
+    def _queues(self) -> list[MessageQueue]:
+        if self._options.assigned:
+            return _assigned(self._options.assigned)
+        return self._live().queues(wanted_topics(self._options), self._options.pattern)
+
+    def _parts(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        options = self._options
+        parts = ranges(start, end, parts_min=options.partitions_min, count_max=options.records_max)
+        return [InputPartition(part) for part in parts]
+
+    def _started(self, bounds: Mapping[MessageQueue, Bounds], default: str) -> Offsets:
+        """Where the options say to begin."""
+        options = self._options
+        if options.starting_timestamps or options.starting_timestamp_ms:
+            return self._at_times("starting", options.starting_timestamps, options.starting_timestamp_ms, bounds)
+        return self._at_offsets("startingOffsets", options.starting_offsets or default, bounds, EARLIEST)
+
+    def _ended(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+        """Where the options say to end."""
+        options = self._options
+        if options.ending_timestamps or options.ending_timestamp_ms:
+            return self._at_times("ending", options.ending_timestamps, options.ending_timestamp_ms, bounds)
+        return self._at_offsets("endingOffsets", options.ending_offsets, bounds, LATEST)
+
+    def _at_offsets(self, name: str, text: str, bounds: Mapping[MessageQueue, Bounds], default: int) -> Offsets:
+        given = read_option(name, text)
+        words_known = {"earliest": EARLIEST, "latest": LATEST}
+        if given is None and text not in words_known:
+            raise SettingsError(f"{FORMAT}: {name}={text} must be earliest, latest or JSON by topic, broker and queue")
+        wanted = (
+            dict.fromkeys(bounds, words_known[text]) if given is None else {**dict.fromkeys(bounds, default), **given}
+        )
+        for queue in wanted.keys() - bounds.keys():
+            raise SettingsError(f"{FORMAT}: {name} names {queue}, which is not read: take it out, or subscribe to it")
+        ends = {EARLIEST: "low", LATEST: "high"}
+        return {
+            queue: getattr(bounds[queue], ends[offset]) if offset in ends else offset
+            for queue, offset in wanted.items()
+        }
+
+    def _at_times(self, which: str, text: str, everywhere_ms: int, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+        given = read_option(f"{which}OffsetsByTimestamp", text) if text else {}
+        if given is None:
+            raise SettingsError(f"{FORMAT}: {which}OffsetsByTimestamp={text} must be JSON by topic, broker and queue")
+        offsets: Offsets = {}
+        for queue, bound in bounds.items():
+            timestamp_ms = given.get(queue, everywhere_ms)
+            offset = self._live().search(queue, timestamp_ms) if timestamp_ms else bound.low
+            if offset >= bound.high and which == "starting" and self._options.by_timestamp is ByTimestamp.ERROR:
+                raise SettingsError(
+                    f"{FORMAT}: queue {queue.queue_id} of {queue.topic} on {queue.broker_name} has no message as late"
+                    f" as {timestamp_ms}: startingOffsetsByTimestampStrategy=latest begins with the next one"
+                )
+            offsets[queue] = min(offset, bound.high)
+        return offsets
+
+    def _check_there(self, start: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+        """The start, drawn up to what queues still have. Raises DataLost: failOnDataLoss, and something is gone."""
+        kept = dict(start)
+        for queue, offset in start.items():
+            if queue in bounds and offset < bounds[queue].low:
+                lost = DataLost(queue, offset, bounds[queue].low, f"the queue begins at {bounds[queue].low}")
+                if self._options.fail_on_data_loss:
+                    raise lost
+                _log.warning("%s", lost)
+                kept[queue] = bounds[queue].low
+        return kept
+
+
+class BrokerReader(_Reading, DataSourceReader):
+    """One batch."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Stretches of the queues as they are now."""
+        bounds = self._live().bounds(self._queues())
+        start = self._check_there(self._started(bounds, "earliest"), bounds)
+        return self._parts(start, self._ended(bounds)) or [InputPartition(None)]
+
+
+class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream: what Spark asks between batches."""
+
+    def __init__(self, options: LiveOptions, names: Sequence[str]) -> None:
+        super().__init__(options, names)
+        self._target: Offsets | None = None
+        self._latest: Offsets = {}
+        self._mean_bytes: dict[MessageQueue, float] = {}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where a new query begins."""
+        bounds = self._live().bounds(self._queues())
+        return to_json(self._started(bounds, "latest"))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """What ``maxOffsetsPerTrigger`` says; with ``maxBytesPerTrigger`` alone a limit that leaves it the say."""
+        if not self._options.offsets_max and not self._options.bytes_max:
+            return ReadAllAvailable()
+        return ReadMaxRows(self._options.offsets_max or _NO_LIMIT)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end at what there is now."""
+        self._target = self._ends({})
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends."""
+        begun = from_json(start or {})
+        self._latest = self._ends(begun)
+        end = self._latest if self._target is None else self._within_target(begun, self._latest, self._target)
+        firsts = {queue: bound.low for queue, bound in self._live().bounds(end.keys() - begun.keys()).items()}
+        begun = {**firsts, **begun}
+        end = {queue: max(offset, begun[queue]) for queue, offset in end.items()}
+        if isinstance(limit, ReadAllAvailable):
+            return to_json(end)
+        if isinstance(limit, ReadMaxRows):
+            end = limited(begun, end, limit.max_rows)
+        if self._options.bytes_max:
+            end = limited(begun, end, self._count_of(self._options.bytes_max, begun, end))
+        return to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """How far the queues reach, for the progress that Spark tells: the stream is behind by the difference."""
+        return to_json(self._latest) if self._latest else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Stretches from one offset to the other."""
+        ended = from_json(end)
+        begun = {queue: offset for queue, offset in from_json(start).items() if queue in ended}
+        bounds = self._live().bounds(queue for queue, high in ended.items() if begun.get(queue, 0) < high)
+        begun = {**{queue: bound.low for queue, bound in bounds.items()}, **begun}
+        return self._parts(self._check_there(begun, bounds), ended)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """A batch is done."""
+        if self._options.commit_group:
+            self._live().commit(self._options.commit_group, from_json(end))
+
+    def stop(self) -> None:
+        """The query has ended; the connections stay for the next one of this process."""
+
+    def _ends(self, begun: Offsets) -> Offsets:
+        """How far queues reach now; what was read before and is in no route any more stays where it is."""
+        bounds = self._live().bounds(self._queues())
+        ends = {queue: bound.high for queue, bound in bounds.items()}
+        for queue in begun.keys() - ends.keys():
+            lost = DataLost(
+                queue, begun[queue], begun[queue] + 1, "no route has the queue, its topic or broker is gone"
+            )
+            if self._options.fail_on_data_loss:
+                raise lost
+            _log.warning("%s", lost)
+            ends[queue] = begun[queue]
+        for queue in begun.keys() & bounds.keys():
+            if ends[queue] < begun[queue]:
+                lost = DataLost(queue, ends[queue], begun[queue], f"the queue ends at {ends[queue]}")
+                if self._options.fail_on_data_loss:
+                    raise lost
+                _log.warning("%s", lost)
+        return ends
+
+    def _within_target(self, begun: Offsets, ends: Offsets, target: Offsets) -> Offsets:
+        return {queue: min(offset, target[queue]) for queue, offset in ends.items() if queue in target} | {
+            queue: offset for queue, offset in begun.items() if queue not in target
+        }
+
+    def _count_of(self, size: int, begun: Offsets, end: Offsets) -> int:
+        """How many messages of the queues that have any are about so many bytes: brokers tell no sizes, so a few
+        records of each are looked at, and the mean runs on."""
+        backlog = {queue: high - begun[queue] for queue, high in end.items() if high > begun[queue]}
+        for queue in backlog:
+            seen = self._live().mean_bytes(queue, begun[queue])
+            if seen is not None:
+                self._mean_bytes[queue] = (self._mean_bytes.get(queue, seen) + seen) / 2
+        total = sum(count * self._mean_bytes.get(queue, 0.0) for queue, count in backlog.items())
+        return sum(backlog.values()) if total <= size else max(1, int(sum(backlog.values()) * size / total))
+
+
+def live_options(given: Mapping[str, str]) -> LiveOptions:
+    """The options of a read. Raises SettingsError: one is unknown or cannot be used, or what to read is not clear."""
+    options = parse_options(LiveOptions, {key: text for key, text in given.items() if key.lower() != "path"}, FORMAT)
+    asked = [bool(wanted_topics(options)), bool(options.pattern), bool(options.assigned)]
+    if sum(asked) != 1:
+        raise SettingsError(f"{FORMAT}: give one of subscribe, subscribePattern and assign, it is {sum(asked)} now")
+    return options
+
+
+def _checked(given: Mapping[str, str], schema: StructType) -> list[str]:
+    """The names of the columns of a schema, which have to be ours with our types."""
+    for column, field in zip(_columns(live_options(given), schema.names), schema.fields, strict=True):
+        if field.dataType.simpleString() != column.spark:
+            raise SettingsError(
+                f"{FORMAT}: column {column.name} is {column.spark}, the schema says {field.dataType.simpleString()}:"
+                " leave the cast to a select"
+            )
+    return list(schema.names)
+
+
+def _columns(options: LiveOptions, names: Sequence[str]) -> list[Column]:
+    columns = list(MESSAGE_COLUMNS)
+    if options.include_properties is not IncludeProperties.MAP:
+        at = next(i for i, column in enumerate(columns) if column.name == "properties")
+        columns[at : at + 1] = [PROPERTY_STRING] if options.include_properties is IncludeProperties.STRING else []
+    wanted = list(names) or words(options.columns)
+    return choose(columns, wanted, FORMAT) if wanted else columns
+
+
+def _tags(options: LiveOptions, topic: str) -> frozenset[str]:
+    """The tags that are wanted: brokers compare hashes only. None of them means any."""
+    if options.expression_type != TAG:
+        return frozenset()
+    return frozenset(subscription(topic, options.expression).tags_set)
+
+
+def _assigned(text: str) -> list[MessageQueue]:
+    try:
+        return sorted(
+            MessageQueue(topic, broker_name, queue_id)
+            for topic, brokers in json.loads(text).items()
+            for broker_name, queue_ids in brokers.items()
+            for queue_id in queue_ids
+        )
+    except (ValueError, AttributeError, TypeError) as error:
+        raise SettingsError(f'{FORMAT}: assign must look like {{"topic":{{"broker-a":[0,1]}}}}: {error}') from None

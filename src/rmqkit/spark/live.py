@@ -1,0 +1,241 @@
+"""Brokers as Spark's processes see them: which queues there are, how far they reach, and the messages of a stretch.
+
+The client's own routes and requests do the work, on the loop thread of the process (`rmqkit.client.portal`). A process
+keeps one connection set per name servers and user, so a Python worker that is used again connects once. A broker that
+does not answer is asked again for ``brokerPatienceMs``; what it says is believed at once. Source: spark.md §6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import TypeVar
+
+from msgspec import Struct
+
+from rmqkit.client.calls import Pulled, PullStatus
+from rmqkit.client.portal import portal
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.settings import ClientSettings
+from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError
+from rmqkit.filter.subscription import subscription
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
+from rmqkit.spark.offsets import Range
+from rmqkit.spark.options import LiveOptions, words
+
+__all__ = ["Bounds", "DataLost", "Live", "live", "wanted_topics"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_RETRY_PAUSE_S = 0.5
+_CHUNK_BYTES = 4 << 20
+_PASSING_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
+_SAMPLE_COUNT = 16
+
+
+class DataLost(RmqError):
+    """Messages that were to be read are gone."""
+
+    def __init__(self, queue: MessageQueue, low: int, high: int, why: str) -> None:
+        super().__init__(
+            f"messages {low} to {high - 1} of queue {queue.queue_id} of {queue.topic} on {queue.broker_name} are gone:"
+            f" {why}; failOnDataLoss=false goes on without them"
+        )
+
+
+class Bounds(Struct, frozen=True):
+    """Offsets of the first message that a queue still has, and one past the last."""
+
+    low: int
+    high: int
+
+
+class Live:
+    """The brokers behind some name servers, for blocking callers."""
+
+    def __init__(self, options: LiveOptions) -> None:
+        self._options = options
+        self._portal = portal()
+        self._runtime = self._portal.run(self._started)
+
+    async def _started(self) -> ClientRuntime:
+        options = self._options
+        settings = ClientSettings(
+            access_key=options.access_key,
+            secret_key=options.secret_key,
+            namespace=options.namespace,
+            tls_enable=options.use_tls,
+            api_timeout_ms=options.pull_timeout_ms,
+        )
+        runtime = ClientRuntime(options.name_servers or None, settings=settings)
+        await runtime.start()
+        return runtime
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether the connections are those of the process that this one was forked from."""
+        return self._portal.is_left_behind
+
+    def queues(self, topics: Iterable[str], pattern: str = "") -> list[MessageQueue]:
+        """The queues that can be read now of some topics, or of those whose whole name matches.
+        Raises NoRoute: a named topic does not exist, or no name server answers."""
+        return self._portal.run(lambda: self._queues(list(topics), pattern))
+
+    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
+        """What queues have now. Raises RemotingError, PeerRefused: a broker does not answer, or refuses."""
+
+        async def bounds_of(queue: MessageQueue) -> tuple[MessageQueue, Bounds]:
+            address = await self._address(queue)
+            calls = self._runtime.calls
+            low, high = await asyncio.gather(calls.min_offset(address, queue), calls.max_offset(address, queue))
+            return queue, Bounds(low, high)
+
+        async def all_of_them() -> dict[MessageQueue, Bounds]:
+            return dict(await asyncio.gather(*(self._patiently(functools.partial(bounds_of, one)) for one in queues)))
+
+        return self._portal.run(all_of_them)
+
+    def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first message of a queue that was stored at or after a time; its end when there is none."""
+
+        async def found() -> int:
+            return await self._runtime.calls.search_offset(await self._address(queue), queue, timestamp_ms)
+
+        return self._portal.run(lambda: self._patiently(found))
+
+    def commit(self, group: str, offsets: dict[MessageQueue, int]) -> None:
+        """Save where a group is."""
+
+        async def one(queue: MessageQueue, offset: int) -> None:
+            await self._runtime.calls.commit_offset(await self._address(queue), group, queue, offset)
+
+        async def every() -> None:
+            await asyncio.gather(*(one(queue, offset) for queue, offset in offsets.items()))
+
+        self._portal.run(every)
+
+    def mean_bytes(self, queue: MessageQueue, offset: int) -> float | None:
+        """Mean size of a few records from an offset on; None when nothing is there."""
+
+        async def sample() -> Pulled:
+            return await self._pull(queue, offset, _SAMPLE_COUNT)
+
+        pulled = self._portal.run(lambda: self._patiently(sample))
+        count = pulled.next_begin_offset - offset
+        return len(pulled.body) / count if pulled.status is PullStatus.FOUND and count > 0 else None
+
+    def bodies(self, part: Range) -> Iterator[bytes]:
+        """The stored records of a stretch, some MiB at a time; inner batches may reach out of it.
+        Raises DataLost: some are gone and that is to fail. Raises RemotingError, PeerRefused: as `bounds`."""
+        pieces = self._bodies(part)
+        while (body := self._portal.run(functools.partial(anext, pieces, b""))) != b"":
+            yield body
+
+    async def _queues(self, topics: list[str], pattern: str) -> list[MessageQueue]:
+        routes = self._runtime.routes
+        if pattern:
+            known = await routes.topics()
+            topics = [name for name in known if re.fullmatch(pattern, name)]
+        found: list[MessageQueue] = []
+        for topic in sorted(topics):
+            if not await routes.refresh(topic):
+                if pattern:
+                    continue
+                raise NoRoute(f"rocketmq: topic {topic} does not exist: create it, or send a message to it first")
+            found += routes.subscribe_queues(topic)
+        return found
+
+    async def _bodies(self, part: Range) -> AsyncIterator[bytes]:
+        """What `_pulled` yields, in chunks that are worth decoding."""
+        chunk: list[bytes] = []
+        async for body in self._pulled(part):
+            chunk.append(body)
+            if sum(map(len, chunk)) >= _CHUNK_BYTES:
+                yield b"".join(chunk)
+                chunk.clear()
+        if chunk:
+            yield b"".join(chunk)
+
+    async def _pulled(self, part: Range) -> AsyncIterator[bytes]:
+        offset = part.low
+        while offset < part.high:
+            count = min(self._options.pull_count, part.high - offset)
+            pulled = await self._patiently(functools.partial(self._pull, part.queue, offset, count))
+            if pulled.status is PullStatus.FOUND:
+                yield pulled.body
+            elif pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.max_offset <= offset:
+                self._lost(part.queue, offset, part.high, f"the queue ends at {pulled.max_offset}")
+                return
+            elif pulled.status is PullStatus.OFFSET_ILLEGAL and pulled.next_begin_offset > offset:
+                gone = min(pulled.next_begin_offset, part.high)
+                self._lost(part.queue, offset, gone, f"the queue begins at {pulled.min_offset}")
+            offset = max(pulled.next_begin_offset, offset + (pulled.status is PullStatus.FOUND))
+
+    def _lost(self, queue: MessageQueue, low: int, high: int, why: str) -> None:
+        lost = DataLost(queue, low, high, why)
+        if self._options.fail_on_data_loss:
+            raise lost
+        _log.warning("%s", lost)
+
+    async def _pull(self, queue: MessageQueue, offset: int, count: int) -> Pulled:
+        options = self._options
+        wanted = subscription(queue.topic, options.expression, expression_type=options.expression_type)
+        header = PullMessageRequest(
+            consumer_group=options.commit_group or options.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=count,
+            sys_flag=int(PullFlag.SUBSCRIPTION),
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            sub_version=self._runtime.clock.now_ms(),
+            subscription=wanted.sub_string,
+            expression_type=wanted.expression_type,
+            bname=queue.broker_name,
+        )
+        return await self._runtime.calls.pull(await self._address(queue), header, options.pull_timeout_ms)
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What some work returns, which is done again while a broker or the name servers do not answer."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.patience_ms / 1000.0
+        while True:
+            try:
+                return await work()
+            except (RemotingError, NoRoute, PeerRefused) as error:
+                lasts = isinstance(error, PeerRefused) and error.code not in _PASSING_CODES
+                if lasts or loop.time() > deadline:
+                    raise
+                _log.info("asked again: %s", error)
+            await asyncio.sleep(_RETRY_PAUSE_S)
+            with contextlib.suppress(NoRoute):
+                await self._runtime.routes.refresh_all()
+
+    async def _address(self, queue: MessageQueue) -> str:
+        return await self._runtime.routes.find_address(queue.broker_name, queue.topic)
+
+
+_connected: dict[LiveOptions, Live] = {}
+
+
+def live(options: LiveOptions) -> Live:
+    """The connections of this process with some options, made when they are first asked for.
+    Raises SettingsError: no name server is known. Raises NoRoute: none answers."""
+    known = _connected.get(options)
+    if known is None or known.is_left_behind:
+        known = _connected[options] = Live(options)
+    return known
+
+
+def wanted_topics(options: LiveOptions) -> list[str]:
+    """The topics that are named."""
+    return words(options.topics) + words(options.topic)

@@ -1,0 +1,205 @@
+"""Many sends in one read: the same as one by one (behaviour.md §3.1, remoting.md §4.3.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+
+import msgspec
+import pytest
+
+from rmqkit.broker.topics import TopicTable
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_command, decode_fields, encode_command, header_fields
+from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.message import read_messages
+from rmqkit.store.message_store import MessageStore
+from rmqkit.store.settings import FlushDiskType
+from tests.broker.cluster import Cluster
+
+
+def frame(number, properties=None, body=b"hello", code=RequestCode.SEND_MESSAGE_V2, one_way=False, **fields):
+    """A send whose opaque is its number."""
+    if properties is None:
+        properties = f"UNIQ_KEY\x01K{number}\x02WAIT\x01true\x02TAGS\x01t{number % 2}\x02"
+    sent = SendMessageV2Request("p", "T", "TBW102", 4, number % 2, 0, 1_700_000_000_000 + number, 0, properties)
+    command = Command(code, number, 2 if one_way else 0, header_fields(msgspec.structs.replace(sent, **fields)), body)
+    return b"".join(encode_command(command))
+
+
+class Peer:
+    """A connection on which reads are what was written at once."""
+
+    def __init__(self, reader, writer):
+        self.reader, self.writer, self.splitter = reader, writer, FrameSplitter()
+
+    @classmethod
+    async def of(cls, cluster):
+        host, _, port = cluster.standalone.broker_address.rpartition(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def ask(self, *frames):
+        """The answers to some requests written at once, by opaque."""
+        self.writer.write(b"".join(frames))
+        answers = {}
+        async with asyncio.timeout(10):
+            while len(answers) < len(frames):
+                for each in self.splitter.feed(await self.reader.read(1 << 16)):
+                    answer = decode_command(each)
+                    answers[answer.opaque] = answer
+        return answers
+
+
+@contextlib.asynccontextmanager
+async def warm(cluster):
+    """A connection, with the topic, its queues and the shape of the header known to the broker."""
+    peer = await Peer.of(cluster)
+    try:
+        for number in range(4):
+            answers = await peer.ask(frame(number))
+            assert answers[number].code == 0
+        yield peer
+    finally:
+        peer.writer.close()
+        await peer.writer.wait_closed()
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """How many messages each put of a run had, refused ones negative."""
+    seen = []
+    real = MessageStore.put_run
+
+    def put_run(store, messages):
+        stored = real(store, messages)
+        seen.append(len(messages) if stored is not None else -len(messages))
+        return stored
+
+    monkeypatch.setattr(MessageStore, "put_run", put_run)
+    return seen
+
+
+def told(answer):
+    fields = decode_fields(answer)
+    remark = answer.remark and answer.remark.partition("Producer:")[0]
+    return answer.code, remark, {name: value for name, value in fields.items() if name != "msgId"}
+
+
+async def stored(cluster):
+    messages = []
+    for queue_id in (0, 1):
+        messages += read_messages((await cluster.pull(queue_id=queue_id)).body)
+    return [(m.queue_id, m.queue_offset, m.body, m.properties, m.born_timestamp, m.flag) for m in messages]
+
+
+ODD = {
+    "batch": {"code": RequestCode.SEND_BATCH_MESSAGE, "body": b"no batch", "batch": True},
+    "no body": {"body": b""},
+    "no key": {"properties": "TAGS\x01t\x02"},
+    "delayed": {"properties": "UNIQ_KEY\x01D\x02DELAY\x013\x02"},
+    "timed": {"properties": "UNIQ_KEY\x01D\x02TIMER_DELAY_SEC\x013\x02"},
+    "unknown queue": {"queue_id": 9},
+    "any queue": {"queue_id": -1},
+    "flag": {"flag": 7},
+    "other topic": {"topic": "U"},
+    "illegal topic": {"topic": "a b"},
+    "long properties": {"properties": f"UNIQ_KEY\x01L\x02a\x01{'x' * 600}\x02"},
+    "large": {"body": bytes(5000)},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_sends_of_one_read_are_answered_and_stored_as_one_by_one(tmp_path, runs, odd):
+    frames = [frame(number, **(ODD[odd] if number == 7 else {})) for number in range(4, 12)]
+
+    async def outcome(name, reads):
+        small = Cluster(tmp_path / name, store={"message_bytes_max": 4999})
+        async with small as cluster, warm(cluster) as peer:
+            runs.clear()
+            answered = {}
+            for requests in reads:
+                answered |= await peer.ask(*requests)
+            if odd == "no key":
+                answered.pop(7)  # the broker makes one
+            return {opaque: told(answer) for opaque, answer in answered.items()}, await stored(cluster), [*runs]
+
+    *together, run_sizes = asyncio.run(outcome("together", [frames]))
+    *single, _ = asyncio.run(outcome("single", [[one] for one in frames]))
+    assert max(run_sizes) >= 3 or odd == "large", "some were stored together"
+    if odd == "any queue":
+        return  # the broker takes one at random
+    if odd == "no key":
+        for messages in (together[1], single[1]):
+            messages[:] = [(*one[:3], one[3] | {"UNIQ_KEY": ""}, *one[4:]) for one in messages]
+    assert together == single
+
+
+def test_a_run_that_cannot_be_put_fails_exactly_the_sends_that_fail(run, runs, monkeypatch):
+    async def scenario(cluster):
+        async with warm(cluster) as peer:
+            monkeypatch.setattr(MessageStore, "put_run", lambda store, messages: None)
+            calls = itertools.count()
+            real = MessageStore.put
+
+            def put(store, message):
+                if message.topic == "T" and next(calls) == 1:
+                    return real(store, msgspec.structs.replace(message, properties=b"\0"))
+                return real(store, message)
+
+            monkeypatch.setattr(MessageStore, "put", put)
+            answers = await peer.ask(*(frame(number) for number in range(4, 8)))
+            assert [answers[number].code for number in range(4, 8)] == [0, ResponseCode.MESSAGE_ILLEGAL, 0, 0]
+
+    run(scenario)
+
+
+def test_one_way_sends_are_stored_without_an_answer(run):
+    async def scenario(cluster):
+        async with warm(cluster) as peer:
+            peer.writer.write(frame(4, one_way=True) + frame(6, one_way=True))
+            answers = await peer.ask(frame(8))
+            assert list(answers) == [8]
+            assert decode_fields(answers[8])["queueOffset"] == "4"
+
+    run(scenario)
+
+
+def test_under_sync_flush_every_send_waits_for_the_disk(run, runs):
+    async def scenario(cluster):
+        async with warm(cluster) as peer:
+            answers = await peer.ask(*(frame(number) for number in range(4, 12)))
+            assert {answer.code for answer in answers.values()} == {0}
+            assert runs == []
+
+    run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+
+
+def test_a_fault_of_the_store_is_told_to_every_sender(run, monkeypatch, caplog):
+    def fail(store, messages):
+        raise ZeroDivisionError
+
+    async def scenario(cluster):
+        async with warm(cluster) as peer:
+            monkeypatch.setattr(MessageStore, "put_run", fail)
+            monkeypatch.setattr(MessageStore, "put", fail)
+            answers = await peer.ask(*(frame(number) for number in range(4, 8)))
+            assert {answer.code for answer in answers.values()} == {ResponseCode.SYSTEM_ERROR}
+            assert "4 sends" in caplog.text
+
+    run(scenario)
+
+
+def test_a_topic_that_cannot_be_made_is_told_to_every_sender(run, monkeypatch):
+    def fail(topics, *names, **fields):
+        raise OSError(28, "No space left on device")
+
+    async def scenario(cluster):
+        async with warm(cluster) as peer:
+            monkeypatch.setattr(TopicTable, "get", lambda topics, name: None)
+            monkeypatch.setattr(TopicTable, "create_for_send", fail)
+            answers = await peer.ask(*(frame(number) for number in range(4, 8)))
+            assert {answer.code for answer in answers.values()} == {ResponseCode.SYSTEM_ERROR}
+
+    run(scenario)

@@ -1,0 +1,385 @@
+"""Every error of the clients says what, where, and what to do next: the texts, literally."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmqkit.client.producer import Producer
+from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.push_consumer import PushConsumer
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.settings import ProducerSettings, PullConsumerSettings
+from rmqkit.client.transaction import TransactionProducer
+from rmqkit.errors import (
+    REMEDIES,
+    ClientError,
+    ConnectFailed,
+    ConnectionLost,
+    MessageIllegal,
+    NoRoute,
+    PeerRefused,
+    RequestTimedOut,
+    SendFailed,
+    SettingsError,
+)
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.message import Message
+from tests.client.messages import received
+from tests.client.peers import Cluster, offset, on_loop, refused
+
+SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
+QUEUE = MessageQueue("T", "broker-0", 0)
+ELSEWHERE = MessageQueue("T", "broker-9", 0)
+X = Message(topic="T", body=b"x")
+ONE_TRY = ProducerSettings(retries=0)
+LOOK = "look whether it runs and can be reached"
+LOOK_THERE = "look whether it runs and registers with these name servers"
+
+
+def producer(name_servers="127.0.0.1:1", **options):
+    return Producer(options.pop("group", "PG"), name_servers, **options)
+
+
+def ordered(topic, handler):
+    PushConsumer("CG", "127.0.0.1:1", ordered=True).subscribe(topic, "*", handler)
+
+
+def subscribe(*arguments, **options):
+    PushConsumer("CG", "127.0.0.1:1").subscribe(*arguments, **options)
+
+
+def subscribe_and_assign(first, second):
+    consumer = PullConsumer("CG", "127.0.0.1:1")
+    for what in (first, second):
+        consumer.subscribe("T") if what == "subscribe" else consumer.assign([QUEUE])
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: producer(group=""), "The specified group is blank."),
+        (
+            lambda: producer(group="a b"),
+            "The specified group: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        ),
+        (
+            lambda: producer(group="DEFAULT_PRODUCER"),
+            "The specified group: DEFAULT_PRODUCER, is reserved: choose another",
+        ),
+        (
+            lambda: producer("here"),
+            "name servers 'here': address 'here' must be host:port, for example 127.0.0.1:9876",
+        ),
+        (
+            lambda: producer(runtime=ClientRuntime("127.0.0.1:1")),
+            "name_servers and runtime exclude each other: a runtime has its own name servers",
+        ),
+        (
+            lambda: producer(settings=ProducerSettings(retries=101)),
+            "retries (retryTimesWhenSendFailed) is 101: it must be at least 0 and at most 100",
+        ),
+        (
+            lambda: subscribe("a b"),
+            "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        ),
+        (
+            lambda: subscribe("T", " || "),
+            "subscription to topic T: subscription expression ' || ' names no tag: use '*' or 'A || B'",
+        ),
+        (
+            lambda: subscribe("T", "*", print, batch_max=0),
+            "batch_max is 0: it must be at least 1 and at most 1024",
+        ),
+        (lambda: ordered("T", None), "ordered consumption of topic T has no handler: give one"),
+    ],
+)
+def test_settings(make, text):
+    with pytest.raises(SettingsError) as caught:
+        make()
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("order", [("subscribe", "assign"), ("assign", "subscribe")])
+def test_subscribing_and_assigning(order):
+    with pytest.raises(ClientError) as caught:
+        subscribe_and_assign(*order)
+    assert str(caught.value) == (
+        "Subscribe and assign are mutually exclusive. pull consumer of group CG did the other: use two"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (Message(topic="T", body=b""), "body of a message for topic T is empty: it must have at least one byte"),
+        (Message(topic="T", body="x"), "body of a message for topic T is str: it must be bytes"),
+        (
+            Message(topic="T", body=bytes(4096 * 1024 + 5)),
+            (
+                "body of a message for topic T has 4194309 bytes, 5 more than the limit of 4194304 (maxMessageSize): "
+                "split it, or raise the limit here and at the brokers"
+            ),
+        ),
+        (
+            Message(topic="T", body=b"x", properties={"a": "b" * 32_800}),
+            (
+                "properties of a message for topic T have 32855 bytes, 88 more than the limit of 32767: move some to "
+                "the body"
+            ),
+        ),
+        (
+            Message(topic="a b", body=b"x"),
+            "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        ),
+        (
+            Message(topic="SCHEDULE_TOPIC_XXXX", body=b"x"),
+            "Sending message to topic[SCHEDULE_TOPIC_XXXX] is forbidden: only the broker writes to it",
+        ),
+    ],
+    ids=["empty", "not bytes", "large", "properties", "topic", "forbidden"],
+)
+@on_loop
+async def test_messages(message, text):
+    async with producer() as one:
+        with pytest.raises(MessageIllegal) as caught:
+            await one.send(message)
+        assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([], "a batch has no messages: give at least one"),
+        (
+            [X, Message(topic="U", body=b"x")],
+            "a batch has one topic and one wait_store: found U, True besides T, True",
+        ),
+        (
+            [Message(topic="%RETRY%CG", body=b"x")],
+            "a batch cannot be sent to retry topic %RETRY%CG: send its messages one by one",
+        ),
+        (
+            [Message(topic="T", body=b"x", delay_level=1)],
+            "a batch for topic T cannot hold delayed messages: send them one by one",
+        ),
+    ],
+    ids=["none", "topics", "retry", "delayed"],
+)
+@on_loop
+async def test_batches(messages, text):
+    async with producer() as one:
+        with pytest.raises(MessageIllegal) as caught:
+            await one.send_batch(messages)
+        assert str(caught.value) == text
+
+
+@on_loop
+async def test_what_was_not_started_or_is_closed():
+    said = []
+    one = producer()
+    consumer = PullConsumer("CG", "127.0.0.1:1")
+    await failing(said, one.send(X))
+    await failing(said, consumer.poll())
+    async with one, consumer:
+        await failing(said, one.start())
+        await failing(said, consumer.poll())
+    await failing(said, one.send(X))
+    await failing(said, one.start())
+    assert said == [
+        "producer of group PG is not started: use it inside 'async with' or call start()",
+        "pull consumer of group CG is not started: use it inside 'async with' or call start()",
+        "producer of group PG is started already: make a new one",
+        "pull consumer of group CG has no queues to poll: subscribe to a topic or assign queues",
+        "producer of group PG is closed: make a new one",
+        "producer of group PG is closed already: make a new one",
+    ]
+
+
+async def failing(said, work, kind=ClientError):
+    """Append what an attempt fails with."""
+    with pytest.raises(kind) as caught:
+        await work
+    said.append(str(caught.value))
+    return caught.value
+
+
+@on_loop
+async def test_a_group_that_exists_in_the_instance():
+    said = []
+    async with Cluster() as cluster:
+        runtime = ClientRuntime(cluster.namesrv)
+        async with Producer("PG", runtime=runtime):
+            await failing(said, Producer("PG", runtime=runtime).start())
+        await runtime.close()
+        assert said == [f"producer group PG exists in client {runtime.client_id}: choose another group"]
+
+
+@on_loop
+async def test_routes():
+    said = []
+    async with producer() as one, PullConsumer("CG", "127.0.0.1:1") as reader:
+        await failing(said, one.send(X), NoRoute)
+        await failing(said, reader.queues("T"), NoRoute)
+    nobody = f"no name server answered, check the addresses: cannot connect to 127.0.0.1:1: Connection refused; {LOOK}"
+    assert said == [nobody, nobody]
+    said.clear()
+    async with Cluster() as cluster, producer(cluster.namesrv) as one, PullConsumer("CG", cluster.namesrv) as reader:
+        await failing(said, one.send(X), NoRoute)
+        await failing(said, reader.queues("T"), NoRoute)
+        assert said == [
+            (
+                f"no broker takes messages for topic T, asked name servers {cluster.namesrv}: create the topic, or "
+                "start a broker with autoCreateTopicEnable=true"
+            ),
+            "no broker lets topic T be read: create it, or send a message to it first",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "text"),
+    [
+        (
+            ResponseCode.NO_PERMISSION,
+            "the broker[broker-0] sending message is forbidden",
+            (
+                "answered with code 16: the broker[broker-0] sending message is forbidden; have the permission "
+                "granted: of the topic, the group, the broker or the user"
+            ),
+        ),
+        (
+            ResponseCode.TOPIC_NOT_EXIST,
+            "topic[T] not exist, apply first please!",
+            "answered with code 17: topic[T] not exist, apply first please!; create the topic",
+        ),
+        (
+            ResponseCode.SYSTEM_BUSY,
+            "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while",
+            (
+                "answered with code 2: [TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while; it is "
+                "overloaded: send less, or later"
+            ),
+        ),
+    ],
+    ids=["permission", "topic", "busy"],
+)
+@on_loop
+async def test_refused_sends(code, remark, text):
+    async with Cluster() as cluster, producer(cluster.namesrv, settings=ONE_TRY) as one:
+        cluster.topic("T")
+        cluster.broker.answer(SEND, refused(code, remark))
+        with pytest.raises(SendFailed) as caught:
+            await one.send(X)
+        expected = f"message for topic T not stored after 1 try on broker-0: {cluster.broker.address} {text}"
+        assert str(caught.value) == expected
+
+
+@on_loop
+async def test_refused_reads():
+    said = []
+    async with Cluster() as cluster, PullConsumer("CG", cluster.namesrv) as reader:
+        cluster.topic("T")
+        await reader.queues("T")
+        cluster.broker.answer(PULL, refused(26, "subscription group [CG] does not exist"))
+        await failing(said, reader.pull(QUEUE, 0), PeerRefused)
+        cluster.broker.answer(RequestCode.GET_MIN_OFFSET, lambda command: offset(command, 3))
+        cluster.broker.answer(RequestCode.GET_MAX_OFFSET, lambda command: offset(command, 9))
+        await failing(said, reader.seek(QUEUE, 10))
+        await failing(said, reader.seek(QUEUE, 9))
+        await failing(said, reader.pull(ELSEWHERE, 0), ConnectFailed)
+        address = cluster.broker.address
+    assert said == [
+        (
+            f"{address} answered with code 26: subscription group [CG] does not exist; create the group, or have "
+            "autoCreateSubscriptionGroup=true there"
+        ),
+        f"Seek offset illegal, seek offset = 10, min offset = 3, max offset = 9 in {QUEUE}: seek between them",
+        f"{QUEUE} is not held by this member of group CG: wait until it is, or assign it",
+        f"cannot connect to broker-9: no route of topic T names a broker of that name; {LOOK_THERE}",
+    ]
+
+
+@on_loop
+async def test_brokers_that_do_not_answer():
+    said = []
+    async with Cluster() as cluster, producer(cluster.namesrv, settings=ONE_TRY) as one:
+        cluster.topic("T")
+        broker = cluster.broker
+        broker.answer(SEND, lambda command: None)
+        error = await failing(said, one.send(X, timeout_ms=50), SendFailed)
+        assert isinstance(error.cause, RequestTimedOut)
+
+        def hang_up(command):
+            broker.connections[-1].abort()
+
+        broker.answer(SEND, hang_up)
+        error = await failing(said, one.send(X), SendFailed)
+        assert isinstance(error.cause, ConnectionLost)
+        await failing(said, one.send(X, queue=ELSEWHERE), SendFailed)
+        await broker.stop()
+        error = await failing(said, one.send(X), SendFailed)
+        assert isinstance(error.cause, ConnectFailed)
+        address = broker.address
+    what = "message for topic T not stored after 1 try on"
+    assert said[0].startswith(f"{what} broker-0: {address} did not answer request 310 within ")
+    assert said[0].endswith(" ms; it may have done its work: look whether it is overloaded, or allow it more time")
+    assert said[1] in {
+        f"{what} broker-0: connection to {address} closed before the answer came: {why}; it may have done its work"
+        for why in ("the peer closed it", "[Errno 104] Connection reset by peer")
+    }
+    assert said[2:] == [
+        f"{what} broker-9: cannot connect to broker-9: no route names its master; {LOOK_THERE}",
+        f"{what} broker-0: cannot connect to {address}: Connection refused; {LOOK}",
+    ]
+
+
+@on_loop
+async def test_choices_that_cannot_be():
+    said = []
+    async with Cluster() as cluster, producer(cluster.namesrv) as one:
+        cluster.topic("T")
+        await failing(said, one.send(X, selector=lambda queues, message: None))
+        await failing(said, one.send(X, queue=MessageQueue("U", "broker-0", 0)))
+        await failing(said, one.reply(received(0), b"x"))
+        await failing(said, one.recall("x"))
+        shop = TransactionProducer("TG", cluster.namesrv, execute=print, check=print)
+        async with shop:
+            await failing(said, shop.send_in_transaction(Message(topic="T", body=b"x", delay_level=1)))
+    assert said == [
+        "the selector chose no queue for a message of topic T: return one",
+        "message for topic T cannot go to a queue of topic U: choose one of its topic's",
+        (
+            "create reply message fail, message id-0 has no property CLUSTER: only messages sent with request() can be "
+            "replied to"
+        ),
+        "recall handle 'x' is not base64url of UTF-8 text: pass the recall_handle of a SendResult",
+        "message for topic T in a transaction cannot have a delay_level: leave it out",
+    ]
+
+
+@on_loop
+async def test_a_name_that_nobody_knows_and_a_request_without_reply():
+    said = []
+    async with Cluster() as cluster, producer(cluster.namesrv) as one:
+        cluster.topic("T")
+        await failing(said, one.request(X, timeout_ms=100))
+        settings = PullConsumerSettings(api_timeout_ms=5000)
+        async with PullConsumer("CG", "no-such-host.invalid:9876", settings=settings) as reader:
+            await failing(said, reader.queues("T"))
+    assert said[0] == (
+        "send request message to <T> OK, but wait reply message timeout, 100 ms.: does a consumer of the topic reply?"
+    )
+    where = "no name server answered, check the addresses: cannot connect to no-such-host.invalid:9876: "
+    assert said[1].startswith(where)
+    assert said[1].endswith(f"; {LOOK}")
+
+
+def test_remedies_are_for_codes_that_exist():
+    assert {ResponseCode(code).value for code in REMEDIES} == REMEDIES.keys()
+
+
+def test_no_name_server_is_known(monkeypatch):
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    with pytest.raises(SettingsError) as caught:
+        Producer("PG")
+    assert str(caught.value).startswith("no name server is known: pass name_servers='host:port;host:port' or set ")

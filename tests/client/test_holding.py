@@ -1,0 +1,148 @@
+"""Pausing, and what closing does with handlers at work. Source: behaviour.md §8.10, §8.12."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import msgspec
+import pytest
+
+from rmqkit.client.holding import Pauses
+from rmqkit.client.producer import Producer
+from rmqkit.client.push_consumer import PushConsumer
+from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import reply
+from rmqkit.protocol.message import Message
+from rmqkit.standalone import Standalone
+from tests.client.messages import record
+from tests.client.peers import Cluster, on_loop, pulled, until
+
+ONE, TWO, THREE = (MessageQueue("T", "broker-0", queue_id) for queue_id in range(3))
+LOCK, UNLOCK, PULL = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.PULL_MESSAGE
+
+
+def paused(*calls):
+    pauses = Pauses()
+    for is_paused, *queues in calls:
+        pauses.set(queues, is_paused=is_paused)
+    return {queue for queue in (ONE, TWO, THREE) if queue in pauses}
+
+
+@pytest.mark.parametrize(
+    ("calls", "found"),
+    [
+        ([], set()),
+        ([(True, ONE)], {ONE}),
+        ([(True, ONE), (True, ONE), (False, ONE)], set()),
+        ([(True, ONE), (False, TWO)], {ONE}),
+        ([(True,)], {ONE, TWO, THREE}),
+        ([(True,), (False, ONE)], {TWO, THREE}),
+        ([(True,), (False, ONE), (True, ONE)], {ONE, TWO, THREE}),
+        ([(True,), (False, ONE), (True,)], {ONE, TWO, THREE}),
+        ([(True, ONE), (True,), (False, TWO)], {ONE, THREE}),
+        ([(True, ONE), (True,), (False,)], set()),
+    ],
+)
+def test_queues_are_paused_by_name_or_all_together(calls, found):
+    assert paused(*calls) == found
+
+
+class Ordered:
+    """An ordered consumer of one queue whose handler was begun, with 10 ms to end when it is closed."""
+
+    def __init__(self, handler) -> None:
+        self.cluster = Cluster()
+        self.handler = handler
+
+    async def __aenter__(self):
+        await self.cluster.__aenter__()
+        self.cluster.topic("T", queues=1)
+        broker, answers = self.cluster.broker, [record(0)]
+        broker.answer(PULL, lambda command: pulled(command, 0, 1, answers.pop()) if answers else None)
+        broker.answer(LOCK, self.grant)
+        broker.answer(UNLOCK, reply)
+        settings = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, drain_ms=10)
+        self.consumer = PushConsumer("CG", self.cluster.namesrv, settings=settings, ordered=True)
+        self.consumer.subscribe("T", "*", self.handler)
+        await self.consumer.start()
+        return self
+
+    async def __aexit__(self, *exc_info):
+        await self.consumer.close()
+        await self.cluster.__aexit__(*exc_info)
+
+    def grant(self, command):
+        queues = msgspec.json.decode(command.body, type=LockBody).queues
+        return reply(command, body=msgspec.json.encode(LockedQueues(queues)))
+
+    @property
+    def unlocked(self):
+        bodies = [one.body for one in self.cluster.broker.requests if one.code == UNLOCK]
+        return [queue for body in bodies for queue in msgspec.json.decode(body, type=LockBody).queues]
+
+
+@on_loop
+async def test_a_handler_in_a_thread_that_outlives_the_closing_keeps_its_queue_and_is_told(caplog):
+    gate, running = threading.Event(), threading.Event()
+
+    def handler(message):
+        running.set()
+        gate.wait()
+
+    try:
+        async with Ordered(handler) as it:
+            await until(running.is_set, "the handler")
+            await it.consumer.close()
+            assert it.unlocked == []
+    finally:
+        gate.set()
+    assert f"group CG: the handler of {ONE} is still at work in its thread" in caplog.text
+    assert "60 s after it was last renewed: allow it more than drain_ms" in caplog.text
+
+
+@on_loop
+async def test_a_coroutine_that_outlives_the_closing_is_cancelled_and_its_queue_given_back(caplog):
+    running, ended = asyncio.Event(), []
+
+    async def handler(message):
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(message)
+
+    async with Ordered(handler) as it:
+        await running.wait()
+        await it.consumer.close()
+        assert len(ended) == 1
+        assert it.unlocked == [ONE]
+    assert "still at work" not in caplog.text
+
+
+@on_loop
+async def test_one_queue_goes_on_while_all_others_are_paused(tmp_path):
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        queues = await producer.queues("T")
+        await producer.send(Message(topic="T", body=b"first"), queue=queues[0])
+        seen = []
+        settings = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0)
+        consumer = PushConsumer("CG", cluster.namesrv_address, settings=settings)
+
+        @consumer.on("T")
+        async def handler(message):
+            seen.append(message.queue_id)
+
+        async with consumer:
+            await until(lambda: seen == [0] and set(queues) <= consumer.held_queues(), "all queues")
+            consumer.pause()
+            consumer.resume(queues[2])
+            for queue in queues:
+                await producer.send(Message(topic="T", body=b"x"), queue=queue)
+            await until(lambda: seen[1:], "the queue that goes on")
+            assert seen == [0, 2]
+            consumer.resume()
+            await until(lambda: sorted(seen) == [0, 0, 1, 2, 3], "all queues")

@@ -1,0 +1,322 @@
+"""What is held of popped messages, and how long. Source: behaviour.md §4.11, §8.13."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rmqkit.client.consuming import Listener
+from rmqkit.client.hooks import NO_HOOKS
+from rmqkit.client.offsets import GroupOffsets
+from rmqkit.client.pop_consuming import OrderedPopConsuming, PopConsuming
+from rmqkit.client.popping import PopProcessQueue, Pops
+from rmqkit.client.process_queue import NOTHING_HELD
+from rmqkit.client.rates import TopicRates
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.settings import PushConsumerSettings
+from rmqkit.protocol.bodies.clients import MessageQueue
+from tests.client.messages import received
+from tests.client.peers import on_loop, refused, until
+from tests.client.pops import ACK, CHANGE, PopCluster
+
+EVERYWHERE = MessageQueue("T", "broker-0", -1)
+HANDLE = "0 1795224862948 60000 3 0 broker-0 0 {}"
+
+
+def message(offset: int, **fields):
+    return received(offset, properties={"POP_CK": HANDLE.format(offset)}, **fields)
+
+
+class Clock:
+    """Stands where a test puts it."""
+
+    def __init__(self) -> None:
+        self.at_ms = 1_700_000_000_000.0
+
+    def now_ms(self) -> int:
+        return int(self.at_ms)
+
+    def monotonic_ms(self) -> float:
+        return self.at_ms
+
+
+class Popping:
+    """What a group holds, with the workers that handle it, against a scripted broker."""
+
+    def __init__(self, handler=None, *, clock=None, is_ordered: bool = False, **settings) -> None:
+        self.cluster = PopCluster()
+        self.handler = handler
+        self.clock = clock
+        self.is_ordered = is_ordered
+        self.settings = PushConsumerSettings(**settings)
+
+    async def __aenter__(self):
+        await self.cluster.__aenter__()
+        clock = {} if self.clock is None else {"clock": self.clock}
+        self.runtime = ClientRuntime(self.cluster.namesrv, **clock)
+        await self.runtime.routes.refresh("T")
+        self.pops = Pops(self.runtime, "G", self.settings, is_ordered=self.is_ordered)
+        listener = Listener(self.handler) if self.handler else None
+        what = (
+            self.runtime,
+            "G",
+            GroupOffsets(self.runtime, "G"),
+            self.settings,
+            lambda topic: listener,
+            NO_HOOKS,
+        )
+        self.consuming = OrderedPopConsuming(*what, None) if self.is_ordered else PopConsuming(*what)
+        self.held = self.queue()
+        self.pops.start()
+        self.consuming.start()
+        return self
+
+    async def __aexit__(self, *exc_info) -> None:
+        await self.consuming.close()
+        await self.pops.close()
+        await self.runtime.close()
+        await self.cluster.__aexit__(*exc_info)
+
+    def queue(self) -> PopProcessQueue:
+        return self.pops.process_queue(EVERYWHERE, bytes_max=1 << 20, rates=TopicRates(0.0))
+
+    def take(self, *messages) -> None:
+        self.consuming.put(self.held, self.held.put(messages))
+
+
+# -- the process queue
+
+
+@on_loop
+async def test_equal_offsets_of_different_queues_are_different_messages():
+    async with Popping() as it:
+        one, other = message(7), message(7, queue_id=1)
+        it.held.put([one, other])
+        assert (len(it.held), it.held.lowest(5), it.held.body_bytes) == (2, [one, other], 8)
+        assert it.held.remove(one) == 1
+        assert it.held.remove(one) == NOTHING_HELD
+        assert (one in it.held, other in it.held) == (False, True)
+        assert (it.held.position, it.held.bounds) == (1, (0, 0))
+        it.held.remove(other)
+
+
+@on_loop
+async def test_there_is_room_up_to_the_limit_and_in_order_only_for_one_pop():
+    async with Popping(pop_held_max=3) as it:
+        it.held.put([message(0), message(1)])
+        assert it.held.has_room
+        it.held.put([message(2)])
+        assert not it.held.has_room
+        assert it.held.full == "3 of at most 3 messages held"
+    async with Popping(is_ordered=True) as it:
+        assert it.held.has_room
+        it.held.put([message(0)])
+        assert not it.held.has_room
+
+
+@pytest.mark.parametrize(("after_ms", "due"), [(29_000, []), (31_000, [1]), (60_000, [])])
+@on_loop
+async def test_time_is_due_to_be_renewed_in_its_second_half(after_ms, due):
+    clock = Clock()
+    async with Popping(clock=clock) as it:
+        it.held.put([message(1)])
+        clock.at_ms += after_ms
+        assert [one.queue_offset for one in it.held.due(clock.at_ms)] == due
+        assert len(it.held) == (after_ms < 60_000), "when it is over the message is not held any more"
+
+
+@on_loop
+async def test_time_is_not_renewed_beyond_the_consume_time_out():
+    clock = Clock()
+    async with Popping(clock=clock, consume_timeout_minutes=1, pop_invisible_ms=60_000) as it:
+        it.held.put([message(1)])
+        it.held.leases[id(it.held.lowest(1)[0])].expires_ms += 60_000
+        clock.at_ms += 100_000
+        assert it.held.due(clock.at_ms) == []
+        assert len(it.held) == 1
+        clock.at_ms += 20_000
+        assert it.held.due(clock.at_ms) == []
+        assert len(it.held) == 0
+
+
+@on_loop
+async def test_in_order_everything_lapses_together():
+    clock = Clock()
+    async with Popping(clock=clock, is_ordered=True) as it:
+        it.held.put([message(1)])
+        clock.at_ms += 30_000
+        it.held.put([message(2)])
+        clock.at_ms += 31_000
+        assert it.held.due(clock.at_ms) == []
+        assert len(it.held) == 0
+
+
+# -- renewing
+
+
+@on_loop
+async def test_a_long_handler_keeps_its_message_and_acknowledges_it_by_the_newest_handle():
+    gate = asyncio.Event()
+
+    async def wait(message) -> None:
+        await gate.wait()
+
+    clock = Clock()
+    async with Popping(wait, clock=clock, pop_invisible_ms=60) as it:
+        it.take(message(4))
+        for renewals in (1, 2):
+            clock.at_ms += 40
+            await until(lambda: len(it.cluster.pop.changed) == renewals, "one more renewal")  # noqa: B023
+            await until(lambda: it.held.due(clock.at_ms) == [], "its answer")
+        assert it.cluster.pop.changed == [(4, 60), (4, 60)]
+        gate.set()
+        await until(lambda: it.cluster.pop.acked, "the ack")
+        (ack,) = it.cluster.broker.asked(ACK)
+        assert ack["extraInfo"] == "4 1795224862950 60 5 0 broker-0 0 4"
+
+
+@on_loop
+async def test_what_lapses_because_no_broker_answers_is_not_acknowledged():
+    gate, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(message) -> None:
+        await gate.wait()
+        ended.set()
+
+    clock = Clock()
+    async with Popping(wait, clock=clock, pop_invisible_ms=60) as it:
+        it.cluster.broker.answer(CHANGE, refused(1, "busy"))
+        it.take(message(4))
+        clock.at_ms += 40
+        await until(lambda: it.cluster.broker.asked(CHANGE), "a renewal")
+        clock.at_ms += 40
+        await until(lambda: not len(it.held), "it lapses")
+        gate.set()
+        await ended.wait()
+        it.take(message(5))
+        await until(lambda: it.cluster.pop.acked, "the next one")
+        assert it.cluster.pop.acked == [5]
+
+
+@on_loop
+async def test_a_message_that_is_consumed_during_its_renewal_is_acknowledged_by_both_handles():
+    gate, held = asyncio.Event(), []
+
+    async def wait(message) -> None:
+        await gate.wait()
+
+    clock = Clock()
+    async with Popping(wait, clock=clock, pop_invisible_ms=60) as it:
+        answer = it.cluster.broker._answers[CHANGE]
+        it.cluster.broker.answer(CHANGE, held.append)
+        it.take(message(4))
+        clock.at_ms += 40
+        await until(lambda: held, "a renewal is under way")
+        gate.set()
+        await until(lambda: it.cluster.pop.acked == [4], "the first ack")
+        it.cluster.broker.connections[-1].send(answer(held[0]))
+        await until(lambda: it.cluster.pop.acked == [4, 4], "the second ack")
+        handles = [one["extraInfo"] for one in it.cluster.broker.asked(ACK)]
+        assert handles == [HANDLE.format(4), "4 1795224862949 60 5 0 broker-0 0 4"]
+
+
+@on_loop
+async def test_what_waits_in_a_queue_that_was_given_up_is_given_back():
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def wait(message) -> None:
+        begun.set()
+        await gate.wait()
+
+    async with Popping(wait, clock=Clock(), pop_invisible_ms=60, handlers_max=1) as it:
+        it.take(message(4), message(5))
+        await begun.wait()
+        it.held.drop()
+        await until(lambda: (5, 1000) in it.cluster.pop.changed, "the one that waited")
+        gate.set()
+        await until(lambda: it.cluster.pop.acked == [4], "the one that was handled")
+
+
+@on_loop
+async def test_what_lapsed_while_it_waited_for_a_handler_is_not_handled():
+    seen, gate = [], asyncio.Event()
+
+    async def wait(message) -> None:
+        seen.append(message.queue_offset)
+        await gate.wait()
+
+    async with Popping(wait, handlers_max=1) as it:
+        first, second, third = message(1), message(2), message(3)
+        it.take(first, second, third)
+        await until(lambda: seen == [1], "the first one")
+        it.held.remove(second)
+        gate.set()
+        await until(lambda: it.cluster.pop.acked == [1, 3] or it.cluster.pop.acked == [3, 1], "the others")
+        assert seen == [1, 3]
+
+
+# -- acks and changes
+
+
+@on_loop
+async def test_an_ack_that_is_refused_is_not_repeated():
+    async with Popping() as it:
+        it.cluster.broker.answer(ACK, refused(208, "offset is illegal"))
+        it.pops.ack_soon(message(1))
+        await it.pops.flush()
+        assert len(it.cluster.broker.asked(ACK)) == 1
+
+
+@on_loop
+async def test_a_change_of_the_program_holds_the_message_so_long():
+    clock = Clock()
+    async with Popping(clock=clock) as it:
+        one = message(1)
+        it.held.put([one])
+        await it.pops.change_invisible_time(one, 200_000)
+        clock.at_ms += 150_000
+        assert it.held.due(clock.at_ms) == []
+        assert one in it.held
+
+
+@on_loop
+async def test_a_change_that_a_renewal_overtook_acknowledges_the_other_delivery():
+    held = []
+    async with Popping() as it:
+        answer = it.cluster.broker._answers[CHANGE]
+        one = message(1)
+        it.cluster.broker.answer(CHANGE, held.append)
+        changing = asyncio.create_task(it.pops.change_invisible_time(one, 500))
+        await until(lambda: held, "the change is under way")
+        one.properties["POP_CK"] = "1 1795224862999 60000 5 0 broker-0 0 1"
+        it.cluster.broker.connections[-1].send(answer(held[0]))
+        await changing
+        await until(lambda: it.cluster.broker.asked(ACK), "an ack")
+        assert it.cluster.broker.asked(ACK)[0]["extraInfo"] == "1 1795224862999 60000 5 0 broker-0 0 1"
+        assert one.properties["POP_CK"] == "1 1795224862949 500 5 0 broker-0 0 1"
+
+
+@on_loop
+async def test_in_order_a_change_is_no_other_delivery():
+    async with Popping(is_ordered=True) as it:
+        one = message(1)
+        answer = it.cluster.broker._answers[CHANGE]
+
+        def overtaken(command):
+            one.properties["POP_CK"] = "1 1795224862999 60000 999 0 broker-0 0 1"
+            return answer(command)
+
+        it.cluster.broker.answer(CHANGE, overtaken)
+        await it.pops.change_invisible_time(one, 500)
+        await it.pops.flush()
+        assert it.cluster.broker.asked(ACK) == []
+
+
+@on_loop
+async def test_a_broker_that_is_not_known_is_looked_for():
+    async with PopCluster() as cluster:
+        runtime = ClientRuntime(cluster.namesrv)
+        await Pops(runtime, "G", PushConsumerSettings()).ack([message(1)])
+        assert cluster.pop.acked == [1]
+        await runtime.close()

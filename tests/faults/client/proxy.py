@@ -1,0 +1,177 @@
+"""A proxy on loopback that does to connections what networks do: cut, delay, throttle, swallow, garble.
+
+A broker tells clients its address, so the proxy listens on the same port of another loopback address, which the
+broker is told to give (``brokerIP1``). The dials count when bytes come; a connection that was ever in the black hole
+stays dead, as half-open ones do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rmqkit.remoting.address import split_address
+
+READ_BYTES = 65536
+_LENGTH_BYTES = 4
+
+
+@dataclass(slots=True)
+class Dials:
+    """What happens to bytes: `delay_seconds` per chunk and way, `bytes_per_second` per connection and way,
+    `is_black_hole` swallows. Per new connection `garble` says what changes the bytes to the client, and `cut` after how
+    many bytes to the server or to the client it breaks."""
+
+    delay_seconds: float = 0.0
+    bytes_per_second: float = float("inf")
+    is_black_hole: bool = False
+    garble: Callable[[], Callable[[bytes], bytes] | None] = lambda: None
+    cut: Callable[[], Cut | None] = lambda: None
+
+
+@dataclass(slots=True)
+class Cut:
+    """After how many bytes in which direction a connection breaks; `is_reset` says whether rudely."""
+
+    to_client: bool
+    after_bytes: int
+    is_reset: bool = True
+
+    @classmethod
+    def any(cls, chance: random.Random, bytes_max: int) -> Cut:
+        """Often early, where the small frames are."""
+        after_bytes = chance.randrange(1, chance.choice([200, 2000, bytes_max]))
+        return cls(chance.random() < 0.5, after_bytes, chance.random() < 0.7)
+
+
+@dataclass(slots=True)
+class FrameCursor:
+    """Follows a stream of frames: `inside` is how many bytes of an unfinished frame went by."""
+
+    inside: int = 0
+    _size: int = 0
+    _length: bytearray = field(default_factory=bytearray)
+
+    def feed(self, data: bytes) -> None:
+        """Go on by so many bytes."""
+        while data:
+            if len(self._length) < _LENGTH_BYTES:
+                part = data[: _LENGTH_BYTES - len(self._length)]
+                self._length += part
+                self._size = _LENGTH_BYTES + int.from_bytes(self._length)
+            else:
+                part = data[: self._size - self.inside]
+            self.inside += len(part)
+            data = data[len(part) :]
+            if len(self._length) == _LENGTH_BYTES and self.inside == self._size:
+                self.inside = 0
+                self._length.clear()
+
+
+class Proxy:
+    """Listens on one address and forwards to another.
+
+    Attributes:
+        dials: may be changed at any time.
+        cuts: bytes of the frame that had passed when a connection was cut, by direction; 0 is between frames.
+        connections: how many were accepted.
+    """
+
+    def __init__(self, target: str, listen_host: str = "127.0.0.1", listen_port: int = 0) -> None:
+        self.dials = Dials()
+        self.cuts: dict[bool, list[int]] = {False: [], True: []}
+        self.connections = 0
+        self.address = ""
+        self._target = split_address(target)
+        self._listen = (listen_host, listen_port)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._accepted, *self._listen)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._server is not None, "it was entered"
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:  # also one that waits for a peer that takes nothing
+            writer.transport.abort()
+        await asyncio.sleep(0)
+        await self._server.wait_closed()
+
+    def break_all(self) -> None:
+        """Cut every connection now."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "this is a task of the server"
+        task.set_name("proxy")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.connections += 1
+        self._writers.append(writer)
+        try:
+            server_reader, server_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.append(server_writer)
+        cut, garble = self.dials.cut(), self.dials.garble()
+        pumps = [
+            asyncio.ensure_future(self._pump(reader, server_writer, to_client=False, cut=cut)),
+            asyncio.ensure_future(self._pump(server_reader, writer, to_client=True, cut=cut, garble=garble)),
+        ]
+        is_reset = cut is not None and cut.is_reset
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for one in (writer, server_writer):
+                if is_reset:
+                    one.transport.abort()
+                else:
+                    one.close()
+
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        to_client: bool,
+        cut: Cut | None,
+        garble: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        """Forward until an end closes, or the cut."""
+        cursor, passed, is_dead = FrameCursor(), 0, False
+        while chunk := await reader.read(READ_BYTES):
+            dials = self.dials
+            if dials.delay_seconds:
+                await asyncio.sleep(dials.delay_seconds)
+            if dials.bytes_per_second != float("inf"):
+                await asyncio.sleep(len(chunk) / dials.bytes_per_second)
+            is_dead = is_dead or dials.is_black_hole
+            if is_dead:
+                continue
+            if garble is not None:
+                chunk = garble(chunk)
+            if cut is not None and cut.to_client is to_client:
+                chunk = chunk[: cut.after_bytes - passed]
+                cursor.feed(chunk)
+                passed += len(chunk)
+            writer.write(chunk)
+            await writer.drain()
+            if cut is not None and cut.to_client is to_client and passed == cut.after_bytes:
+                self.cuts[to_client].append(cursor.inside)
+                return

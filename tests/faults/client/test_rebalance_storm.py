@@ -1,0 +1,33 @@
+"""Twenty members of a group join and leave: the short form, see `storm`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.client.servers import Servers
+from tests.faults.client.storm import CONF, Storm
+
+SECONDS = 10.0
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("kills", "is_ordered"), [(2, False), (0, True)], ids=["concurrent", "ordered"])
+def test_a_storm_of_rebalances_loses_nothing_and_stops_no_queue(tmp_path: Path, kills: int, is_ordered: bool) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+
+    async def rage() -> None:
+        async with Servers(tmp_path, conf=CONF) as servers:
+            storm = Storm(
+                servers.namesrv_addr, seconds=SECONDS, seed=seed, rate=200, kills=kills, is_ordered=is_ordered
+            )
+            outcome = await storm.run()
+        print(outcome)
+        assert outcome.changes > 20
+        assert outcome.faults == []
+
+    asyncio.run(rage())

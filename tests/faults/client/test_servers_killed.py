@@ -1,0 +1,69 @@
+"""Servers die and come back while clients work."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rmqkit.client.producer import Producer
+from rmqkit.errors import NoRoute
+from rmqkit.protocol.message import Message
+from tests.faults.client.servers import Servers
+from tests.faults.client.trial import CONF, SENDING, Trial, on_loop
+
+pytestmark = pytest.mark.faults
+
+
+@on_loop
+async def test_a_broker_that_is_killed_and_comes_back_costs_no_message(tmp_path: Path) -> None:
+    async with Servers(tmp_path, conf=CONF) as servers:
+        async with Trial(servers.namesrv_addr) as trial:
+            for _ in range(2):
+                await trial.arrivals(100)
+                async with trial.outage():
+                    servers.broker.kill()
+                    await servers.broker.start()
+            await trial.arrivals(100)
+            await trial.settle()
+        trial.judge()
+
+
+@on_loop
+async def test_known_routes_outlive_the_name_server_and_new_ones_come_back_with_it(tmp_path: Path) -> None:
+    async with Servers(tmp_path, conf=CONF + "registerNameServerPeriod=10000") as servers:
+        (name_server,) = servers.name_servers
+        async with Trial(servers.namesrv_addr) as trial:
+            name_server.kill()
+            await trial.arrivals(200)
+            assert not await is_sent(trial.producer, "Unknown")
+            await name_server.start()  # the broker registers again within ten seconds
+            async with asyncio.timeout(20):
+                while not await is_sent(trial.producer, "Unknown"):
+                    await asyncio.sleep(0.1)
+            await trial.arrivals(100)
+            await trial.settle()
+        trial.judge(in_doubt_max=0)
+
+
+@on_loop
+async def test_one_of_two_name_servers_is_enough(tmp_path: Path) -> None:
+    async with Servers(tmp_path, conf=CONF, name_servers=2) as servers:
+        async with Trial(servers.namesrv_addr) as trial:
+            servers.name_servers[0].kill()
+            await trial.arrivals(100)
+            for number in range(4):  # a client begins with either of the two
+                async with Producer("PG-new", servers.namesrv_addr, settings=SENDING) as producer:
+                    assert await is_sent(producer, f"New{number}")
+            await trial.settle()
+        trial.judge(in_doubt_max=0)
+
+
+async def is_sent(producer: Producer, topic: str) -> bool:
+    """Send to a topic that does not exist; whether there is a route."""
+    try:
+        await producer.send(Message(topic=topic, body=b"1"))
+    except NoRoute:
+        return False
+    return True

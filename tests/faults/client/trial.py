@@ -1,0 +1,241 @@
+"""Clients of every kind under load while something breaks, and the verdict on them.
+
+::
+
+    async with Trial(namesrv) as trial:
+        await trial.work(2)                 # seconds
+        ...                                 # break something
+        await trial.work(2)
+        await trial.settle()                # all that was acknowledged has arrived
+    trial.judge()
+
+Intervals are short, so that a stall of two rebalance intervals is seconds and not most of a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from rmqkit.client.producer import Producer
+from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.push_consumer import PushConsumer
+from rmqkit.client.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
+from rmqkit.errors import RmqError
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.message import Message, ReceivedMessage
+from tests.client.peers import until
+from tests.faults.client.ledger import Ledger, Place, arrival_of
+
+REBALANCE_SECONDS = 2.0
+STALL_SECONDS_MAX = 2 * REBALANCE_SECONDS
+SETTLE_SECONDS = 20.0
+TEST_SECONDS_MAX = 100.0
+SENDERS = 4
+SEND_TRIES = 3
+GROUPS = ("pushed", "polled", "ordered")
+CONF = """
+flushConsumerOffsetInterval=500
+mappedFileSizeCommitLog=16777216
+"""
+"""For the broker: offsets are written twice a second, so that a kill costs little more than that."""
+
+_QUICK = {
+    "rebalance_interval_ms": int(REBALANCE_SECONDS * 1000),
+    "heartbeat_interval_ms": 1000,
+    "route_interval_ms": 1000,
+    "persist_interval_ms": 300,
+    "error_pause_ms": 200,
+    "suspend_ms": 1000,
+    "pull_timeout_ms": 2000,
+    "api_timeout_ms": 1000,
+    "start_from": StartFrom.FIRST_OFFSET,
+}
+PUSHED = PushConsumerSettings(**_QUICK)
+POLLED = PullConsumerSettings(**_QUICK)
+SENDING = ProducerSettings(
+    send_timeout_ms=1500, retries=SEND_TRIES - 1, route_interval_ms=1000, heartbeat_interval_ms=1000
+)
+
+
+def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a coroutine function as a test; servers start slowly on a machine that has much to do."""
+
+    @functools.wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), TEST_SECONDS_MAX))
+
+    return run
+
+
+class Trial:
+    """A producer, two push consumers of a group, a pull consumer, an ordered consumer; `rate` messages a second.
+
+    `take_over_seconds` is how long ago a message may have been consumed that comes again because its queue was taken
+    over: what was not saved, and the time that the fault takes.
+
+    Attributes:
+        ledger: what they did.
+        outages: when nothing could be consumed, by `outage`.
+    """
+
+    def __init__(self, namesrv: str, *, topic: str = "Trial", rate: int = 200, take_over_seconds: float = 6.0) -> None:
+        self.ledger = Ledger()
+        self.outages: list[tuple[float, float]] = []
+        self.producer = Producer("PG-trial", namesrv, settings=SENDING)
+        self.namesrv = namesrv
+        self.topic = topic
+        self._take_over_seconds = take_over_seconds
+        self._pause = SENDERS / rate
+        self._numbers = itertools.count()
+        self._stack = contextlib.AsyncExitStack()
+        self._is_sending = True
+        self._senders: list[asyncio.Task[None]] = []
+        self._before: set[asyncio.Task[object]] = set()
+        self._threads_before: set[threading.Thread] = set()
+        self._stored: dict[int, list[tuple[Place, str]]] | None = None
+        self._left: list[str] = []
+
+    async def __aenter__(self) -> Trial:
+        self._before = asyncio.all_tasks()
+        self._threads_before = set(threading.enumerate())
+        await self._stack.enter_async_context(self.producer)
+        await self._send(next(self._numbers))
+        for i in range(2):
+            await self._stack.enter_async_context(self._pushed("pushed", f"pushed {i}"))
+        await self._stack.enter_async_context(self._pushed("ordered", "ordered", ordered=True))
+        poller = PullConsumer("CG-polled", self.namesrv, settings=POLLED)
+        poller.subscribe(self.topic)
+        await self._stack.enter_async_context(poller)
+        self._polling = asyncio.create_task(self._poll(poller), name="trial")
+        self._senders = [asyncio.create_task(self._keep_sending(), name="trial") for _ in range(SENDERS)]
+        await until(lambda: all(len(self.ledger.arrivals[group]) > 20 for group in GROUPS), "the first messages", 20)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for task in (self._polling, *self._senders):
+            task.cancel()
+        ended = await asyncio.gather(self._polling, *self._senders, return_exceptions=True)
+        self.ledger.undocumented += [error for error in ended if isinstance(error, Exception)]
+        await self._stack.aclose()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):  # threads end by themselves
+                while self._leftovers():
+                    await asyncio.sleep(0.01)
+        self._left = self._leftovers()
+
+    async def work(self, seconds: float) -> None:
+        """Let the clients do."""
+        await asyncio.sleep(seconds)
+
+    @contextlib.asynccontextmanager
+    async def outage(self) -> AsyncIterator[None]:
+        """Nothing can be consumed meanwhile."""
+        down = time.monotonic()
+        yield
+        self.outages.append((down, time.monotonic()))
+
+    async def arrivals(self, count: int) -> None:
+        """Until every group got so many more messages, by which it shows that it goes on."""
+        wanted = {group: len(self.ledger.arrivals[group]) + count for group in GROUPS}
+        await until(
+            lambda: all(len(self.ledger.arrivals[group]) >= least for group, least in wanted.items()),
+            f"{count} messages in every group",
+            20,
+        )
+
+    async def settle(self) -> None:
+        """Stop sending and wait until every group has everything; then read what is stored."""
+        self._is_sending = False
+        await asyncio.gather(*self._senders)
+        with contextlib.suppress(AssertionError):  # `judge` says what is missing
+            await until(lambda: not any(self.ledger.lost(group) for group in GROUPS), "everything", SETTLE_SECONDS)
+        self._stored = await self._read_stored()
+
+    def judge(self, *, in_doubt_max: int | None = None) -> None:
+        """Raise AssertionError unless everything is as it has to be; tells the figures."""
+        ledger = self.ledger
+        duplicates = {group: dict(ledger.duplicates(group)) for group in GROUPS}
+        stalls = {group: max(ledger.stalls(group, self.outages).values()).seconds for group in GROUPS}
+        print(
+            f"{len(ledger.acknowledged)} sent, {len(ledger.in_doubt)} in doubt, again {duplicates}, longest stall "
+            + ", ".join(f"{group} {seconds:.2f} s" for group, seconds in stalls.items())
+        )
+        assert len(ledger.acknowledged) > 30, "messages were sent"
+        assert not ledger.undocumented, f"send raised {ledger.undocumented[0]!r}"
+        for group in GROUPS:
+            assert not ledger.lost(group), f"{group} never got {sorted(ledger.lost(group))[:10]}"
+            assert not ledger.strangers(group), f"{group} got what was never sent: {ledger.strangers(group)}"
+            assert not duplicates[group].get("unexplained"), f"{group}: {duplicates[group]}"
+            assert ledger.oldest_taken_over(group) < self._take_over_seconds, "its offset should have been saved"
+            assert stalls[group] <= STALL_SECONDS_MAX, f"{group} stood still: {ledger.stalls(group, self.outages)}"
+        assert self._stored is not None, "it is settled"
+        ledger.check_stored(self._stored, SEND_TRIES)
+        assert in_doubt_max is None or len(ledger.in_doubt) <= in_doubt_max, Counter(
+            str(error) for error in ledger.in_doubt.values()
+        )
+        assert not ledger.order_broken("ordered"), ledger.order_broken("ordered")
+        assert not self._left, f"left behind: {self._left}"
+
+    # -- inside
+
+    def _pushed(self, group: str, member: str, *, ordered: bool = False) -> PushConsumer:
+        consumer = PushConsumer(f"CG-{group}", self.namesrv, settings=PUSHED, ordered=ordered)
+
+        @consumer.on(self.topic)
+        async def handle(message: ReceivedMessage) -> None:
+            self.ledger.arrived(group, member, message)
+
+        return consumer
+
+    async def _poll(self, consumer: PullConsumer) -> None:
+        while True:
+            for message in await consumer.poll(1000):
+                self.ledger.arrived("polled", "polled", message)
+
+    async def _keep_sending(self) -> None:
+        while self._is_sending:
+            await self._send(next(self._numbers))
+            await asyncio.sleep(self._pause * random.uniform(0.5, 1.5))
+
+    async def _send(self, number: int) -> None:
+        try:
+            result = await self.producer.send(Message(topic=self.topic, body=b"%d " % number + bytes(number % 1000)))
+        except RmqError as error:
+            self.ledger.failed(number, error)
+            await asyncio.sleep(self._pause)
+        else:
+            self.ledger.sent(number, result)
+
+    async def _read_stored(self) -> dict[int, list[tuple[Place, str]]]:
+        stored: defaultdict[int, list[tuple[Place, str]]] = defaultdict(list)
+        async with PullConsumer("CG-auditor", self.namesrv) as reader:
+            for queue in await reader.queues(self.topic):
+                for message in await _all_of(reader, queue):
+                    stored[arrival_of(message, "").number].append((arrival_of(message, "").place, message.msg_id))
+        return stored
+
+    def _leftovers(self) -> list[str]:
+        tasks = asyncio.all_tasks() - self._before
+        threads = set(threading.enumerate()) - self._threads_before
+        # The proxy's tasks and the loop's own threads, which start servers, are the test's.
+        return [one.get_name() for one in tasks if one.get_name() != "proxy"] + [
+            one.name for one in threads if not one.name.startswith("asyncio_")
+        ]
+
+
+async def _all_of(reader: PullConsumer, queue: MessageQueue) -> list[ReceivedMessage]:
+    found: list[ReceivedMessage] = []
+    offset, end = await reader.min_offset(queue), await reader.max_offset(queue)
+    while offset < end:
+        result = await reader.pull(queue, offset)
+        found += result.messages
+        offset = result.next_begin_offset
+    return found

@@ -1,0 +1,121 @@
+"""The client suite: behaviours of our client, each at our broker and, unchanged, at Apache's.
+
+A behaviour is a coroutine function that takes a `scene` (`scene.Scene`); those of a peer run together (`runner`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command
+from tests.interop.apache import BROKER_NAME, CLUSTER, QUICK_CONF, ApachePair, ask, free_ports
+from tests.interop.conftest import kit_or_skip
+from tests.interop.kit import default_version
+from tests.interop.standalone import run_standalone
+from tests.interop.suite.runner import Runner, is_behaviour
+from tests.interop.suite.scene import Peer
+
+PEERS = ("ours", "apache")
+_RUNNER = pytest.StashKey[Runner]()
+_outcomes: defaultdict[str, dict[str, bool]] = defaultdict(dict)
+"""Peer → behaviour → whether it passed, in every case of its parameters."""
+_apache_only: defaultdict[str, set[str]] = defaultdict(set)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "apache_only(subject): a behaviour of the client that our broker does not serve yet"
+    )
+    config.addinivalue_line("markers", "patient: a behaviour that waits for what the broker does in its own time")
+    config.addinivalue_line("markers", "alone: a behaviour that changes what others at the same peer would notice")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "peer" in metafunc.fixturenames:
+        only = metafunc.definition.get_closest_marker("apache_only")
+        metafunc.parametrize("peer", PEERS if only is None else PEERS[1:], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    """Each of the two servers in turn, started once for all behaviours."""
+    if request.param == "apache":
+        pair: ApachePair = request.getfixturevalue("apache")
+        changed = Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"recallMessageEnable=true")
+        assert ask(pair.broker_addr, changed).code == 0
+        yield from with_runner(request, made_peer("apache", pair.namesrv_addr, pair.broker_addr, tmp_path_factory))
+        return
+    work_dir = tmp_path_factory.mktemp("ours")
+    conf = work_dir / "broker.conf"
+    settings = {"brokerName": BROKER_NAME, "brokerClusterName": CLUSTER, "enablePropertyFilter": "true", **QUICK_CONF}
+    conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    port = free_ports()[1]  # port 0 would have no VIP port
+    with run_standalone(work_dir / "store", work_dir, "--config", str(conf), "--port", str(port)) as running:
+        yield from with_runner(request, made_peer("ours", running.namesrv_addr, running.broker_addr, tmp_path_factory))
+        running.stop()
+
+
+def made_peer(name: str, namesrv_addr: str, broker_addr: str, folders: pytest.TempPathFactory) -> Peer:
+    return Peer(
+        name=name,
+        namesrv_addr=namesrv_addr,
+        broker_addr=broker_addr,
+        broker_name=BROKER_NAME,
+        cluster=CLUSTER,
+        work_dir=folders.mktemp(f"suite-{name}"),
+        kit=lambda: kit_or_skip(default_version()),
+    )
+
+
+def with_runner(request: pytest.FixtureRequest, peer: Peer) -> Iterator[Peer]:
+    runner = Runner(peer)
+    request.config.stash[_RUNNER] = runner
+    with peer.kept:
+        try:
+            yield peer
+        finally:
+            runner.close()
+
+
+@pytest.fixture
+def scene(peer: Peer) -> None:
+    """Asked for by name; the runner makes it, on its loop."""
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not is_behaviour(pyfuncitem):
+        return None
+    others = [
+        item
+        for item in pyfuncitem.session.items
+        if isinstance(item, pytest.Function)
+        and is_behaviour(item)
+        and item.callspec.params["peer"] == pyfuncitem.callspec.params["peer"]
+    ]
+    peer, name = pyfuncitem.callspec.params["peer"], pyfuncitem.originalname
+    pyfuncitem.user_properties.append(("behaviour", f"{peer} {name}"))
+    if (only := pyfuncitem.get_closest_marker("apache_only")) is not None:
+        _apache_only[only.args[0]].add(name)
+    pyfuncitem.config.stash[_RUNNER].run(pyfuncitem, others)
+    return True
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for key, value in report.user_properties if report.when == "call" else ():
+        if key == "behaviour":
+            place, _, name = str(value).partition(" ")
+            _outcomes[place][name] = _outcomes[place].get(name, True) and report.passed
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _outcomes:
+        return
+    terminalreporter.section("client suite")
+    for peer, outcomes in _outcomes.items():
+        terminalreporter.line(f"{sum(outcomes.values())} of {len(outcomes)} behaviours passed at {peer}")
+    for subject, names in _apache_only.items():
+        terminalreporter.line(f"{len(names)} of them only at apache, as our broker does not serve {subject} yet")

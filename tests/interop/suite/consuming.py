@@ -1,0 +1,187 @@
+"""What behaviours of consumers share: handlers that write down, messages to send, what brokers say of groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from rmqkit import Message, MessageQueue, ReceivedMessage, SendResult
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.bodies.clients import ConsumerIds
+from rmqkit.protocol.bodies.connections import ConsumerConnection
+from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import decode_header, request
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.headers.consumers import ResetOffsetRequest, RunningInfoRequest
+from rmqkit.protocol.headers.offsets import OffsetResponse, QueryConsumerOffsetRequest
+from tests.client import peers
+from tests.interop.suite.scene import Scene
+
+T = TypeVar("T")
+
+SECONDS = 40.0
+"""Longer than anything takes on a machine that does nothing else."""
+POLL_SECONDS = 0.02
+
+
+class Received:
+    """A handler that writes down what it gets."""
+
+    def __init__(self) -> None:
+        self.messages: list[ReceivedMessage] = []
+
+    async def __call__(self, message: ReceivedMessage) -> None:
+        self.messages.append(message)
+
+    @property
+    def bodies(self) -> list[str]:
+        return bodies(self.messages)
+
+    async def at_least(self, count: int) -> list[str]:
+        """Wait until there are so many; what is in them, in the order of arrival."""
+        await until(lambda: len(self.messages) >= count, f"{count} messages")
+        return self.bodies
+
+
+def bodies(messages: list[ReceivedMessage]) -> list[str]:
+    return [message.body.decode() for message in messages]
+
+
+async def until(condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
+    """As `peers.until`, for a busy machine."""
+    await peers.until(condition, what, seconds)
+
+
+async def eventually(look: Callable[[], Awaitable[T]], holds: Callable[[T], object], what: str) -> T:
+    """What is seen as soon as it is as it should be. Raises AssertionError naming what was waited for."""
+    seen: Any = None
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not holds(seen := await look()):
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        raise AssertionError(f"not within {SECONDS:g} s: {what}; seen last: {seen}") from None
+    return seen  # type: ignore[no-any-return]
+
+
+def queue(scene: Scene, queue_id: int = 0, topic: str | None = None) -> MessageQueue:
+    return MessageQueue(topic or scene.topic, scene.broker_name, queue_id)
+
+
+async def send(
+    scene: Scene, *texts: str, topic: str | None = None, queue_id: int = 0, **fields: Any
+) -> list[SendResult]:
+    """Send messages to one queue, one after the other, until they can be read; ``fields`` are those of `Message`."""
+    sender, reader, place = await scene.sender(), await scene.reader(), queue(scene, queue_id, topic)
+    results = [
+        await sender.send(Message(topic=place.topic, body=text.encode(), **fields), queue=place) for text in texts
+    ]
+    while await reader.max_offset(place) <= results[-1].queue_offset:  # Apache's queues follow its log
+        await asyncio.sleep(POLL_SECONDS)
+    return results
+
+
+async def send_everywhere(scene: Scene, queues: int, count: int, *, first: int = 0) -> set[str]:
+    """So many messages to each of the queues, named ``<queue>-<number>``; their names."""
+    names = [[f"{queue_id}-{i}" for i in range(first, first + count)] for queue_id in range(queues)]
+    await asyncio.gather(*(send(scene, *some, queue_id=queue_id) for queue_id, some in enumerate(names)))
+    return {name for some in names for name in some}
+
+
+def by_queue(messages: list[ReceivedMessage]) -> dict[int, list[int]]:
+    """Queue → the offsets of its messages in the order of arrival."""
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for message in messages:
+        found[message.queue_id].append(message.queue_offset)
+    return dict(found)
+
+
+# -- what the broker says
+
+
+async def committed(scene: Scene, queue_id: int = 0, *, group: str | None = None, topic: str | None = None) -> int:
+    """The offset the broker has of a group, -1 when it has none."""
+    header = QueryConsumerOffsetRequest(
+        group or scene.group, topic or scene.topic, queue_id, set_zero_if_not_found=False
+    )
+    answer = await scene.ask_anyway(request(RequestCode.QUERY_CONSUMER_OFFSET, header))
+    return -1 if answer.code == ResponseCode.QUERY_NOT_FOUND else decode_header(answer, OffsetResponse).offset
+
+
+async def is_committed(
+    scene: Scene, offset: int, queue_id: int = 0, *, group: str | None = None, topic: str | None = None
+) -> None:
+    """Wait until the broker has exactly this offset of a group."""
+    await eventually(
+        lambda: committed(scene, queue_id, group=group, topic=topic), lambda seen: seen == offset, f"offset {offset}"
+    )
+
+
+async def commit(scene: Scene, offset: int, queue_id: int = 0) -> None:
+    """Have the group exist with an offset, without a member."""
+    consumer = await scene.pull_consumer()
+    await consumer.pull(queue(scene, queue_id), 0)
+    await consumer.commit(queue(scene, queue_id), offset)
+    await consumer.close()
+
+
+async def client_ids(scene: Scene, group: str | None = None) -> list[str]:
+    """The members of a group, sorted; none when the broker does not know it."""
+    header = ConsumerGroupRequest(group or scene.group)
+    answer = await scene.ask_anyway(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header))
+    if answer.code != ResponseCode.SUCCESS:
+        return []
+    return sorted(fastjson.decode_as(answer.payload, ConsumerIds).consumer_id_list)
+
+
+async def connection(scene: Scene, group: str | None = None) -> ConsumerConnection:
+    """Who is in a group and what it subscribes to."""
+    header = ConsumerGroupRequest(group or scene.group)
+    answer = await scene.ask_broker(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, header))
+    return fastjson.decode_as(answer.payload, ConsumerConnection)
+
+
+async def running_info(
+    scene: Scene, client_id: str | None = None, *, group: str | None = None, jstack: bool = False
+) -> ConsumerRunningInfo:
+    """What a member says of itself through the broker, the only one by default."""
+    if client_id is None:
+        (client_id,) = await eventually(lambda: client_ids(scene, group), lambda ids: len(ids) == 1, "one member")
+    header = RunningInfoRequest(group or scene.group, client_id, jstack)
+    answer = await scene.ask_broker(request(RequestCode.GET_CONSUMER_RUNNING_INFO, header))
+    return fastjson.decode_as(answer.payload, ConsumerRunningInfo)
+
+
+async def held_counts(scene: Scene) -> dict[int, int]:
+    """Queue of the scene's topic → how many messages the one member holds of it."""
+    info = await running_info(scene)
+    return {one.queue_id: held.cached_msg_count for one, held in info.mq_table.items() if one.topic == scene.topic}
+
+
+async def owners(scene: Scene, group: str | None = None) -> dict[int, list[str]]:
+    """Queue of the scene's topic → which members say that they have it."""
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    for client_id in await client_ids(scene, group):
+        header = RunningInfoRequest(group or scene.group, client_id)
+        answer = await scene.ask_anyway(request(RequestCode.GET_CONSUMER_RUNNING_INFO, header))
+        if answer.code == ResponseCode.SUCCESS:  # it may leave in this moment
+            for one, held in fastjson.decode_as(answer.payload, ConsumerRunningInfo).mq_table.items():
+                if one.topic == scene.topic and not held.droped:
+                    found[one.queue_id].append(client_id)
+    return dict(found)
+
+
+async def reset_offset(scene: Scene, timestamp_ms: int, *, queue_id: int = -1, offset: int | None = None) -> None:
+    """What `mqadmin resetOffsetByTime` asks the broker for."""
+    header = ResetOffsetRequest(
+        topic=scene.topic,
+        group=scene.group,
+        timestamp=timestamp_ms,
+        is_force=True,
+        queue_id=queue_id,
+        offset=offset,
+    )
+    await scene.ask_broker(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header))

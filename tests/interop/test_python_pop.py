@@ -1,0 +1,458 @@
+"""Our pop consumer against a real Apache broker, which serves POP as it is shipped (with ``timerWheelEnable``).
+
+A message comes again some three seconds after its invisible time: the broker's timer and its revive loop, both 1 s.
+Source: behaviour.md §4.7–§4.15, §8.13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+
+import msgspec
+
+from rmqkit.client import sync
+from rmqkit.client.consuming import ConsumeLater
+from rmqkit.client.pop_consumer import PopConsumer
+from rmqkit.client.producer import Producer
+from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.push_consumer import PushConsumer
+from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.errors import NoRoute
+from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
+from rmqkit.protocol.bodies.pop import MessageRequestMode
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command
+from rmqkit.protocol.message import Message, ReceivedMessage
+from tests.client.peers import until
+from tests.interop.apache import BROKER_NAME, ApachePair, ask
+from tests.interop.kit import ApacheKit
+from tests.interop.probe import PROBE_HEAP_MB, run_probe
+
+FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
+QUICK = PushConsumerSettings(
+    start_from=StartFrom.FIRST_OFFSET, pop_invisible_ms=5000, rebalance_interval_ms=200, suspend_queue_ms=10
+)
+MIXED_MESSAGES = 2000
+
+
+def run(scenario: Coroutine[None, None, None]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(90):
+            await scenario
+
+    asyncio.run(main())
+
+
+async def send(namesrv: str, topic: str, numbers: range) -> None:
+    async with Producer(f"PG-{topic}", namesrv) as producer:
+        await asyncio.gather(
+            *(
+                producer.send(
+                    Message(topic=topic, body=b"%d" % i, tags="AB"[i % 2], properties={"number": str(i)}),
+                    timeout_ms=10_000,
+                )
+                for i in numbers
+            )
+        )
+
+
+async def popped(consumer: PopConsumer, topic: str, count: int, **options: object) -> dict[int, ReceivedMessage]:
+    """So many messages by their number."""
+    found: dict[int, ReceivedMessage] = {}
+    async with asyncio.timeout(30):
+        while len(found) < count:
+            for one in await consumer.pop(topic, poll_ms=1000, **options):
+                found[int(one.body)] = one
+    return found
+
+
+def test_what_is_not_acknowledged_in_time_comes_again(apache: ApachePair) -> None:
+    async def scenario() -> None:
+        await send(apache.namesrv_addr, "PopTimes", range(8))
+        async with PopConsumer("CG-pop-times", apache.namesrv_addr, settings=FIRST) as consumer:
+            first = await popped(consumer, "PopTimes", 8, invisible_ms=2000)
+            assert {(one.reconsume_times, one.topic) for one in first.values()} == {(0, "PopTimes")}
+            await consumer.ack(first[0])
+            await consumer.ack_many([first[1], first[2], first[3]])
+            await consumer.change_invisible_time(first[4], 60_000)
+            await consumer.change_invisible_time(first[5], 1000)
+            await consumer.change_invisible_time(first[6], 1000)
+            await consumer.ack(first[6])  # by its new handle
+            again = await popped(consumer, "PopTimes", 2, invisible_ms=60_000)
+            assert {number: (one.reconsume_times, one.topic) for number, one in again.items()} == {
+                5: (1, "PopTimes"),
+                7: (1, "PopTimes"),
+            }
+            # Those that came again are acknowledged in the retry topic they came through.
+            await consumer.ack_many([*again.values(), first[4]])
+            assert await consumer.pop("PopTimes", poll_ms=500) == []
+
+    run(scenario())
+
+
+def test_retry_topics_of_the_second_version_are_acknowledged(apache: ApachePair) -> None:
+    """Also of a broker that gives messages the topic they come through, and leaves the handles to the client."""
+
+    def configure(value: str) -> None:
+        conf = f"enableRetryTopicV2={value}\npopResponseReturnActualRetryTopic={value}".encode()
+        assert ask(apache.broker_addr, Command(RequestCode.UPDATE_BROKER_CONFIG, body=conf)).code == 0
+
+    async def scenario() -> None:
+        await send(apache.namesrv_addr, "PopSecond", range(3))
+        async with PopConsumer("CG-pop-second", apache.namesrv_addr, settings=FIRST) as consumer:
+            await popped(consumer, "PopSecond", 3, invisible_ms=500)
+            again = await popped(consumer, "PopSecond", 3, invisible_ms=60_000)
+            assert {(one.topic, one.reconsume_times) for one in again.values()} == {("PopSecond", 1)}
+            assert {one.properties["POP_CK"].split()[4] for one in again.values()} == {"2"}
+            await consumer.ack_many([again[0], again[1]])
+            await consumer.change_invisible_time(again[2], 500)
+            assert list(await popped(consumer, "PopSecond", 1)) == [2], "only that one comes a third time"
+
+    configure("true")
+    try:
+        run(scenario())
+    finally:
+        configure("false")
+
+
+def test_a_pop_waits_for_a_message(apache: ApachePair) -> None:
+    async def scenario() -> None:
+        async with (
+            PopConsumer("CG-pop-waits", apache.namesrv_addr, settings=FIRST) as consumer,
+            Producer("PG-pop-waits", apache.namesrv_addr) as producer,
+        ):
+            await producer.send(Message(topic="PopWaits", body=b"0"))
+            await consumer.ack_many((await popped(consumer, "PopWaits", 1)).values())
+            waiting = asyncio.create_task(consumer.pop("PopWaits", poll_ms=20_000))
+            assert await consumer.pop("PopWaits") == []
+            await producer.send(Message(topic="PopWaits", body=b"1"))
+            (message,) = await waiting
+            assert message.body == b"1"
+            await consumer.ack(message)
+
+    run(scenario())
+
+
+def test_tags_and_sql_choose_what_is_popped(apache: ApachePair) -> None:
+    async def scenario() -> None:
+        await send(apache.namesrv_addr, "PopChosen", range(10))
+        for group, expression, kind, wanted in (
+            ("CG-pop-tags", "B || C", "TAG", {1, 3, 5, 7, 9}),
+            ("CG-pop-sql", "number BETWEEN 3 AND 4", "SQL92", {3, 4}),
+        ):
+            async with PopConsumer(group, apache.namesrv_addr, settings=FIRST) as consumer:
+                found = await popped(consumer, "PopChosen", len(wanted), expression=expression, expression_type=kind)
+                assert set(found) == wanted
+                assert await consumer.pop("PopChosen", expression, expression_type=kind) == []
+                await consumer.ack_many(found.values())
+
+    run(scenario())
+
+
+def test_handlers_acknowledge_fail_take_long_and_give_up(apache: ApachePair) -> None:
+    async def scenario() -> None:
+        namesrv, seen = apache.namesrv_addr, defaultdict[int, list[int]](list)
+        await send(namesrv, "PopHandled", range(200))
+        settings = msgspec.structs.replace(QUICK, retries_max=1)
+        consumer = PopConsumer("CG-pop-handled", namesrv, settings=settings)
+        long_ones = asyncio.Event()
+
+        @consumer.on("PopHandled")
+        async def handler(message: ReceivedMessage) -> None:
+            number = int(message.body)
+            seen[number].append(message.reconsume_times)
+            match number:
+                case 5:
+                    raise ConsumeLater(invisible_ms=100)  # two times, then it is given up
+                case 6:
+                    await long_ones.wait()  # longer than the invisible time
+
+        async with (
+            consumer,
+            PullConsumer("CG-pop-reader", namesrv) as reader,
+            PopConsumer("CG-pop-control", namesrv, settings=FIRST) as control,
+        ):
+            await until(lambda: len(seen) == 200, "every message", 30)
+            await popped(control, "PopHandled", 1, max_count=1, invisible_ms=5000)
+            await popped(control, "PopHandled", 199, invisible_ms=60_000)
+            dead: list[ReceivedMessage] = []
+            async with asyncio.timeout(30):
+                while not dead:
+                    with contextlib.suppress(NoRoute):
+                        (queue,) = await reader.queues("%DLQ%CG-pop-handled")
+                        dead = (await reader.pull(queue, 0, suspend_ms=1000)).messages
+                    await asyncio.sleep(0.05)
+            # What nobody renews comes again: so would have, by now, the message whose handler takes long.
+            await popped(control, "PopHandled", 1)
+            long_ones.set()
+        assert [one.body for one in dead] == [b"5"]
+        assert {number: times for number, times in seen.items() if times != [0]} == {5: [0, 1]}
+
+    run(scenario())
+
+
+def test_closing_gives_back_what_no_handler_began_with(apache: ApachePair) -> None:
+    async def scenario() -> None:
+        namesrv, begun = apache.namesrv_addr, asyncio.Event()
+        await send(namesrv, "PopGivenBack", range(8))
+        settings = msgspec.structs.replace(FIRST, handlers_max=1, drain_ms=10)  # invisible for a minute
+        consumer = PopConsumer("CG-pop-back", namesrv, settings=settings)
+
+        @consumer.on("PopGivenBack")
+        async def handler(message: ReceivedMessage) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async with consumer:
+            await asyncio.wait_for(begun.wait(), 30)
+            await until(lambda: consumer.status().queues[0].held_messages == 8, "all are held", 30)
+        async with PopConsumer("CG-pop-back", namesrv) as other:
+            found = await popped(other, "PopGivenBack", 8)
+            assert {one.reconsume_times for one in found.values()} == {1}
+            await other.ack_many(found.values())
+
+    run(scenario())
+
+
+def test_messages_are_iterated(apache: ApachePair) -> None:
+    async def scenario() -> None:
+        await send(apache.namesrv_addr, "PopIterated", range(20))
+        consumer = PopConsumer("CG-pop-iterated", apache.namesrv_addr, settings=QUICK)
+        consumer.subscribe("PopIterated")
+        seen: list[int] = []
+        async with consumer, asyncio.timeout(30):
+            async for message in consumer.messages():
+                seen.append(int(message.body))
+                if len(seen) == 20:
+                    break
+        assert sorted(seen) == list(range(20))
+        async with PopConsumer("CG-pop-iterated", apache.namesrv_addr) as other:
+            assert await other.pop("PopIterated", poll_ms=500) == []
+
+    run(scenario())
+
+
+def test_members_pop_in_order_one_after_the_other(apache: ApachePair) -> None:
+    async def scenario() -> None:
+        namesrv = apache.namesrv_addr
+        await send(namesrv, "PopOrdered", range(600))
+        seen: defaultdict[int, list[int]] = defaultdict(list)
+        running: set[int] = set()
+
+        async def handler(one: ReceivedMessage) -> None:
+            assert one.queue_id not in running, "two handlers in one queue"
+            running.add(one.queue_id)
+            await asyncio.sleep(0.001)
+            running.discard(one.queue_id)
+            seen[one.queue_id].append(one.queue_offset)
+            if one.queue_offset == 7 and one.reconsume_times < 2:
+                raise ValueError("not yet")
+
+        members = [PopConsumer("CG-pop-ordered", namesrv, settings=QUICK, ordered=True) for _ in range(2)]
+        for member in members:
+            member.subscribe("PopOrdered", "*", handler)
+        async with members[0], members[1]:
+            await until(lambda: sum(len(set(offsets)) for offsets in seen.values()) == 600, "everything", 40)
+        for offsets in seen.values():
+            assert offsets == [*range(7), 7, 7, *range(7, len(offsets) - 2)]
+
+    run(scenario())
+
+
+def test_an_ordered_pop_is_blocked_until_all_of_it_is_acknowledged(apache: ApachePair) -> None:
+    async def scenario() -> None:
+        namesrv = apache.namesrv_addr
+        await send(namesrv, "PopBlocked", range(40))
+        async with (
+            PopConsumer("CG-pop-blocked", namesrv, settings=FIRST, ordered=True) as one,
+            PopConsumer("CG-pop-blocked", namesrv, settings=FIRST, ordered=True) as two,
+        ):
+            queue = MessageQueue("PopBlocked", BROKER_NAME, 0)
+            first = await one.pop("PopBlocked", queue=queue, max_count=3)
+            assert [message.queue_offset for message in first] == [0, 1, 2]
+            assert await two.pop("PopBlocked", queue=queue) == []
+            await one.ack_many(first[:2])
+            assert await two.pop("PopBlocked", queue=queue) == []
+            waiting = asyncio.create_task(two.pop("PopBlocked", queue=queue, max_count=3, poll_ms=20_000))
+            await one.change_invisible_time(first[2], 500)
+            again = await waiting  # the one that was not acknowledged, and what follows
+            assert [(message.queue_offset, message.reconsume_times) for message in again] == [(2, 1), (3, 0), (4, 0)]
+            await two.ack_many(again)
+            (after,) = await one.pop("PopBlocked", queue=queue, max_count=1, poll_ms=5000)
+            assert after.queue_offset == 5
+
+    run(scenario())
+
+
+def test_a_java_producers_messages_are_popped(apache: ApachePair, apache_kit: ApacheKit, tmp_path: Path) -> None:
+    sent = run_probe(apache_kit, "send", namesrv=apache.namesrv_addr, topic="PopFromJava", work_dir=tmp_path, count=40)
+    assert sent.exit_code == 0, sent.outcome
+    wanted = {one.msg_id: (one.body_bytes, one.tags) for one in sent.sent}
+
+    async def scenario() -> None:
+        seen: dict[str, tuple[int, str | None]] = {}
+        consumer = PopConsumer("CG-pop-java", apache.namesrv_addr, settings=QUICK)
+
+        @consumer.on("PopFromJava")
+        async def handler(one: ReceivedMessage) -> None:
+            seen[one.msg_id] = (len(one.body), one.tags)
+
+        async with consumer:
+            await until(lambda: len(seen) >= len(wanted), "every message", 30)
+        assert seen == wanted
+
+    run(scenario())
+
+
+def test_java_and_python_members_share_what_is_popped(
+    apache: ApachePair, apache_kit: ApacheKit, tmp_path: Path
+) -> None:
+    """A Java push consumer in mode POP, our push consumer in it and our pop consumer: every message goes to one."""
+    topic, group = "PopMixed", "CG-pop-mixed"
+
+    async def scenario(java: list[int]) -> None:
+        python: defaultdict[str, list[int]] = defaultdict(list)
+        settings = msgspec.structs.replace(QUICK, client_rebalance=False, pop_invisible_ms=60_000)
+        members = {
+            "push": PushConsumer(group, apache.namesrv_addr, settings=settings),
+            "pop": PopConsumer(group, apache.namesrv_addr, settings=settings),
+        }
+        for name, member in members.items():
+
+            @member.on(topic)
+            async def handler(one: ReceivedMessage, name: str = name) -> None:
+                python[name].append(int(one.body))
+                await asyncio.sleep(0.01)
+
+        def counted() -> Counter[int]:
+            return Counter([*java, *python["push"], *python["pop"]])
+
+        await until(lambda: java == [0], "the Java member pops", 60)
+        async with members["push"] as push, members["pop"] as pop:
+            await until(lambda: any(one.queue_id == -1 for one in push.held_queues()), "the push consumer pops", 30)
+            for end in range(201, MIXED_MESSAGES, 200):
+                await send(apache.namesrv_addr, topic, range(end - 200, end))
+                await until(lambda end=end: len(counted()) == end, "every message", 40)
+                if end > 400 and java and len(python) == 2:
+                    break
+            assert {one.queue_id for one in pop.held_queues()} == {-1}
+        assert java, "the Java member had some"
+        assert python["push"], "our push consumer had some"
+        assert python["pop"], "our pop consumer had some"
+        assert set(counted().values()) == {1}, "and nobody one of another"
+
+    run(send(apache.namesrv_addr, topic, range(1)))
+    create_group(apache, group)
+    run(set_mode(apache, topic, group, "POP"))
+    with java_reader(apache, apache_kit, tmp_path, topic, group) as java:
+        run(scenario(java))
+
+
+def test_a_group_changes_from_popping_to_pulling(apache: ApachePair) -> None:
+    """What was popped and not acknowledged is pulled from the retry topic that popping uses."""
+    topic, group, namesrv = "PopSwitched", "CG-pop-switched", apache.namesrv_addr
+
+    async def scenario() -> None:
+        await send(namesrv, topic, range(8))
+        create_group(apache, group)
+        await set_mode(apache, topic, group, "POP")
+        seen: defaultdict[int, list[int]] = defaultdict(list)
+        settings = msgspec.structs.replace(QUICK, client_rebalance=False, route_interval_ms=200)
+        consumer = PushConsumer(group, namesrv, settings=settings)
+
+        @consumer.on(topic)
+        async def handler(one: ReceivedMessage) -> None:
+            assert one.topic == topic
+            seen[int(one.body)].append(one.reconsume_times)
+            if int(one.body) == 3 and len(seen[3]) == 1:
+                raise ConsumeLater(invisible_ms=2000)
+
+        def held() -> set[tuple[str, int]]:
+            return {(one.topic, one.queue_id) for one in consumer.held_queues() if one.topic != f"%RETRY%{group}"}
+
+        async with consumer:
+            await until(lambda: len(seen) == 8, "every message", 30)
+            assert held() == {(topic, -1)}
+            await set_mode(apache, topic, group, "PULL")
+            await until(lambda: {(topic, i) for i in range(4)} <= held(), "it pulls", 30)
+            await until(lambda: len(seen[3]) == 2, "the one that failed", 40)
+            await send(namesrv, topic, range(8, 16))
+            await until(lambda: len(seen) == 16, "the new messages", 30)
+            await set_mode(apache, topic, group, "POP")
+            await until(lambda: held() == {(topic, -1)}, "it pops again", 30)
+            await send(namesrv, topic, range(16, 24))
+            await until(lambda: len(seen) == 24, "the last messages", 30)
+        # The pop that was under way during the change got it, too, and gave it back.
+        assert seen.pop(3) in ([0, 1], [0, 2])
+        assert all(times == [0] for times in seen.values())
+
+    run(scenario())
+
+
+def test_the_sync_facade_pops(apache: ApachePair) -> None:
+    run(send(apache.namesrv_addr, "PopSync", range(4)))
+    with sync.PopConsumer("CG-pop-sync", apache.namesrv_addr, settings=FIRST) as consumer:
+        found: list[ReceivedMessage] = []
+        while len(found) < 4:
+            found += consumer.pop("PopSync", poll_ms=2000)
+        consumer.change_invisible_time(found[0], 60_000)
+        consumer.ack(found[0])
+        consumer.ack_many(found[1:])
+        assert consumer.pop("PopSync") == []
+
+
+def test_the_example_shows_how_workers_share(apache: ApachePair) -> None:
+    command = [sys.executable, Path(__file__).parents[2] / "examples" / "pop.py", apache.namesrv_addr]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["popped: by hand", "jobs done: 100", "done again: ['7']"]
+
+
+# -- what operators do, and Java
+
+
+def create_group(apache: ApachePair, group: str) -> None:
+    body = msgspec.json.encode(SubscriptionGroupConfig(group_name=group))
+    answer = ask(apache.broker_addr, Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body))
+    assert answer.code == 0, answer.remark
+
+
+async def set_mode(apache: ApachePair, topic: str, group: str, mode: str) -> None:
+    runtime = ClientRuntime(apache.namesrv_addr)
+    try:
+        await runtime.calls.set_request_mode(
+            apache.broker_addr, MessageRequestMode(topic=topic, consumer_group=group, mode=mode)
+        )
+    finally:
+        await runtime.close()
+
+
+@contextlib.contextmanager
+def java_reader(apache: ApachePair, kit: ApacheKit, work_dir: Path, topic: str, group: str) -> Iterator[list[int]]:
+    """The numbers of the messages that a Java member got so far."""
+    command = kit.jvm(
+        "interop.PopReader", [apache.namesrv_addr, topic, group], heap_mb=PROBE_HEAP_MB, work_dir=work_dir
+    )
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    numbers: list[int] = []
+
+    def read() -> None:
+        assert reader.stdout is not None
+        numbers.extend(map(int, reader.stdout))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    try:
+        yield numbers
+    finally:
+        reader.kill()
+        reading.join()
+        reader.communicate()
