@@ -16,10 +16,11 @@ def test_bench_broker_prints_every_load_as_json() -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["bench"], told["messages"], told["body_bytes"]) == ("broker", 1000, 100)
-    *sends, batches, backlog, held, crowded = told["figures"]
+    *sends, batches, backlog, held, alone, crowded = told["figures"]
     assert [figure["messages"] for figure in sends] == [100, 500, 1000, 1000]
     assert (batches["messages"], backlog["messages"]) == (992, 100 + 500 + 1000 + 1000 + 992)
     assert held["p50_ms"] <= held["p99_ms"]
+    assert alone["messages"] == crowded["messages"] == 1000
     assert "10,000 pulls of 1,000 groups" in crowded["load"]
     assert all(figure["messages_per_second"] > 0 and figure["broker_cpu_us"] > 0 for figure in told["figures"])
 

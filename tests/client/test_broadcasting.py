@@ -137,5 +137,6 @@ def test_the_client_id_stays_the_same_so_that_the_file_is_found_again():
 @pytest.mark.parametrize("model", list(MessageModel))
 def test_only_clustering_has_a_retry_topic(model):
     consumer = PushConsumer("CG", "a:1", settings=PushConsumerSettings(message_model=model))
+    consumer.subscribe("T", handler=print)
     topics = [one.topic for one in consumer._membership.consumer_data().subscription_data_set]
-    assert topics == ([] if model is MessageModel.BROADCASTING else ["%RETRY%CG"])
+    assert topics == (["T"] if model is MessageModel.BROADCASTING else ["%RETRY%CG", "T"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 
@@ -12,7 +13,7 @@ from rmqkit.client.settings import ClientSettings
 from rmqkit.errors import ClientError, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.bodies.clients import ConsumerData
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import reply, request
+from rmqkit.protocol.command import Command, reply, request
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest
 from tests.client.peers import Cluster, Peer, on_loop, refused, until
 
@@ -168,6 +169,28 @@ async def test_heartbeats_name_all_groups_and_are_repeated():
         assert heartbeat.clientID == runtime.client_id
         assert [data.group_name for data in heartbeat.producerDataSet] == ["PG"]
         assert [data.group_name for data in heartbeat.consumerDataSet] == ["CG"]
+
+
+@on_loop
+async def test_a_group_is_left_after_the_heartbeats_under_way_even_those_nobody_waits_for():
+    async with Cluster() as cluster:
+        cluster.topic("T")
+        held: list[Command] = []
+        cluster.broker.answer(RequestCode.HEART_BEAT, held.append)
+        runtime = ClientRuntime(cluster.namesrv)
+        runtime.register_consumer("CG", Group("CG"))
+        await runtime.routes.refresh("T")
+        beating = asyncio.create_task(runtime.heartbeat())
+        await until(lambda: held, "the heartbeat")
+        beating.cancel()
+        leaving = asyncio.create_task(runtime.unregister_consumer("CG"))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert cluster.broker.asked(RequestCode.UNREGISTER_CLIENT) == []
+        cluster.broker.connections[0].send(reply(held[0]))
+        await leaving
+        assert len(cluster.broker.asked(RequestCode.UNREGISTER_CLIENT)) == 1
+        await runtime.close()
 
 
 @on_loop

@@ -36,10 +36,9 @@ from tests.interop.apache import BROKER_NAME, ApachePair, ask
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB, run_probe
 
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
-QUICK = PushConsumerSettings(
-    start_from=StartFrom.FIRST_OFFSET, pop_invisible_ms=5000, rebalance_interval_ms=200, suspend_queue_ms=10
-)
+# Machines that build and test are busy: a request may take longer than the default of 3 s.
+FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, api_timeout_ms=20_000)
+QUICK = msgspec.structs.replace(FIRST, pop_invisible_ms=5000, rebalance_interval_ms=200, suspend_queue_ms=10)
 MIXED_MESSAGES = 2000
 
 
@@ -78,7 +77,7 @@ def test_what_is_not_acknowledged_in_time_comes_again(apache: ApachePair) -> Non
     async def scenario() -> None:
         await send(apache.namesrv_addr, "PopTimes", range(8))
         async with PopConsumer("CG-pop-times", apache.namesrv_addr, settings=FIRST) as consumer:
-            first = await popped(consumer, "PopTimes", 8, invisible_ms=2000)
+            first = await popped(consumer, "PopTimes", 8, invisible_ms=4000)
             assert {(one.reconsume_times, one.topic) for one in first.values()} == {(0, "PopTimes")}
             await consumer.ack(first[0])
             await consumer.ack_many([first[1], first[2], first[3]])
@@ -214,7 +213,7 @@ def test_closing_gives_back_what_no_handler_began_with(apache: ApachePair) -> No
         async with consumer:
             await asyncio.wait_for(begun.wait(), 30)
             await until(lambda: consumer.status().queues[0].held_messages == 8, "all are held", 30)
-        async with PopConsumer("CG-pop-back", namesrv) as other:
+        async with PopConsumer("CG-pop-back", namesrv, settings=FIRST) as other:
             found = await popped(other, "PopGivenBack", 8)
             assert {one.reconsume_times for one in found.values()} == {1}
             await other.ack_many(found.values())
@@ -234,7 +233,7 @@ def test_messages_are_iterated(apache: ApachePair) -> None:
                 if len(seen) == 20:
                     break
         assert sorted(seen) == list(range(20))
-        async with PopConsumer("CG-pop-iterated", apache.namesrv_addr) as other:
+        async with PopConsumer("CG-pop-iterated", apache.namesrv_addr, settings=FIRST) as other:
             assert await other.pop("PopIterated", poll_ms=500) == []
 
     run(scenario())
@@ -341,10 +340,10 @@ def test_java_and_python_members_share_what_is_popped(
             for end in range(201, MIXED_MESSAGES, 200):
                 await send(apache.namesrv_addr, topic, range(end - 200, end))
                 await until(lambda end=end: len(counted()) == end, "every message", 40)
-                if end > 400 and java and len(python) == 2:
+                if end > 400 and len(java) > 1 and all(python[name] for name in members):
                     break
             assert {one.queue_id for one in pop.held_queues()} == {-1}
-        assert java, "the Java member had some"
+        assert len(java) > 1, "the Java member had some"
         assert python["push"], "our push consumer had some"
         assert python["pop"], "our pop consumer had some"
         assert set(counted().values()) == {1}, "and nobody one of another"
@@ -365,7 +364,7 @@ def test_a_group_changes_from_popping_to_pulling(apache: ApachePair) -> None:
         create_group(apache, group)
         await set_mode(apache, topic, group, "POP")
         seen: defaultdict[int, list[int]] = defaultdict(list)
-        settings = msgspec.structs.replace(QUICK, client_rebalance=False, route_interval_ms=200)
+        settings = msgspec.structs.replace(QUICK, client_rebalance=False, route_interval_ms=200, suspend_ms=500)
         consumer = PushConsumer(group, namesrv, settings=settings)
 
         @consumer.on(topic)
@@ -390,9 +389,7 @@ def test_a_group_changes_from_popping_to_pulling(apache: ApachePair) -> None:
             await until(lambda: held() == {(topic, -1)}, "it pops again", 30)
             await send(namesrv, topic, range(16, 24))
             await until(lambda: len(seen) == 24, "the last messages", 30)
-        # The pop that was under way during the change got it, too, and gave it back.
-        assert seen.pop(3) in ([0, 1], [0, 2])
-        assert all(times == [0] for times in seen.values())
+        assert {number: times for number, times in seen.items() if times != [0]} == {3: [0, 1]}
 
     run(scenario())
 
@@ -426,7 +423,7 @@ def create_group(apache: ApachePair, group: str) -> None:
 
 
 async def set_mode(apache: ApachePair, topic: str, group: str, mode: str) -> None:
-    runtime = ClientRuntime(apache.namesrv_addr)
+    runtime = ClientRuntime(apache.namesrv_addr, settings=FIRST)
     try:
         await runtime.calls.set_request_mode(
             apache.broker_addr, MessageRequestMode(topic=topic, consumer_group=group, mode=mode)

@@ -12,7 +12,7 @@ import pytest
 
 from rmqkit.errors import ConnectFailed, ConnectionLost, PeerRefused, RequestTimedOut
 from rmqkit.protocol.codes import ResponseCode
-from rmqkit.protocol.command import Command, encode_command, reply, request
+from rmqkit.protocol.command import Command, decode_command, encode_command, reply, request
 from rmqkit.protocol.frame import ROCKETMQ, FrameSplitter
 from rmqkit.remoting.address import join_address, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
@@ -448,7 +448,7 @@ def test_requests_of_one_read_are_handled_together():
 
     def handler(connection, command):
         seen.append(command.opaque)
-        return b"ready" if command.opaque else reply(command)
+        return reply(command)
 
     class Transport(asyncio.Transport):
         def is_closing(self):
@@ -458,7 +458,10 @@ def test_requests_of_one_read_are_handled_together():
             pass
 
         def write(self, data):
-            seen.append(data[-5:])
+            seen.append("written")
+
+        def writelines(self, pieces):
+            seen.append("written")
 
     async def main():
         dispatch = Dispatch()
@@ -473,4 +476,59 @@ def test_requests_of_one_read_are_handled_together():
         connection.data_received(b"".join(encode_command(one_way)))
 
     asyncio.run(main())
-    assert seen == ["begin", 1, 2, "end", b"ready", 3, b"ready", 4]
+    assert seen == ["begin", 1, 2, "end", "written", 3, "written", 4]
+
+
+class Written(asyncio.Transport):
+    """Keeps what is written."""
+
+    data = b""
+
+    def is_closing(self):
+        return False
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def write(self, data):
+        self.data += data
+
+    def writelines(self, pieces):
+        self.data += b"".join(pieces)
+
+
+def test_what_the_dispatch_answers_at_once_is_not_handled():
+    seen = []
+
+    def rest(connection, frames):
+        for frame in frames:
+            command = decode_command(frame)
+            if command.code == 8:
+                connection.send_frame(b"at once")
+            else:
+                seen.append(f"given {command.code}")
+                yield frame
+
+    async def main():
+        dispatch = Dispatch()
+        dispatch.rest = rest
+        dispatch.register(7, lambda connection, command: seen.append(f"handled {command.code}"))
+        transport = Written()
+        connection = Connection(dispatch)
+        connection.connection_made(transport)
+        connection.data_received(b"".join(b"".join(encode_command(Command(code, code))) for code in (8, 7, 8, 7)))
+        assert transport.data == b"at onceat once"
+
+    asyncio.run(main())
+    assert seen == ["given 7", "handled 7", "given 7", "handled 7"]
+
+
+def test_requests_that_have_to_be_looked_at_are_not_answered_at_once():
+    def rest(connection, frames):
+        raise AssertionError
+
+    refusing, leaving = Dispatch(lambda command: "no"), Dispatch()
+    leaving.go_away()
+    for dispatch in (refusing, leaving):
+        dispatch.rest = rest
+        assert dispatch.unanswered(None, []) == []

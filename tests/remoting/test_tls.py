@@ -107,6 +107,7 @@ def test_a_client_checks_the_server_when_asked(server_certificate, client_certif
     heard = talk(server_tls(server_certificate), trusts, distrusts)
     assert heard[0] == b"hello"
     assert isinstance(heard[1], ConnectionLost)
+    assert heard[1].reason == "TLS handshake failed: CERTIFICATE_VERIFY_FAILED"
 
 
 def test_a_server_checks_clients_when_asked(server_certificate, client_certificate):

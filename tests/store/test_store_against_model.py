@@ -25,9 +25,9 @@ from rmqkit.store.memory_store import MemoryStore
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.queue_ext import ExtUnit
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.store import Store
 from tests.store.stores import StepClock, message, small_settings
 
+Store = MessageStore | MemoryStore
 DELETED = "Gone"
 PLACES = [("A", 0), ("A", 1), ("B", 0), ("%RETRY%g", 0), (DELETED, 0)]
 BODY_BYTES_MAX = 900
@@ -127,6 +127,22 @@ class StoreMachine(RuleBasedStateMachine):
     def put(self, place: tuple[str, int], body: bytes, tag: str, key: str, kind: int) -> None:
         one = message(*place, body=body, properties=properties_of(tag, key), sys_flag=kind)
         assert self.put_into_both(one, lambda store, one: store.put(one)).status is PutStatus.OK
+
+    @rule(run=st.lists(st.tuples(places, bodies, tags, keys), min_size=1, max_size=5))
+    def put_run(self, run: list[tuple[tuple[str, int], bytes, str, str]]) -> None:
+        messages = [
+            message(*place, body=body, properties=properties_of(tag, key), tags_code=tags_code(tag))
+            for place, body, tag, key in run
+        ]
+        stored = self.store.put_run(messages)
+        if stored is None:
+            for one in messages:
+                self.put_into_both(one, lambda store, one: store.put(one))
+            return
+        expected = [self.model.put(one) for one in messages]
+        assert [(one.physical_offset, one.queue_offset) for one in stored] == [
+            (one.physical_offset, one.queue_offset) for one in expected
+        ]
 
     @rule(place=places, members=st.lists(st.tuples(bodies, tags, keys), min_size=1, max_size=4))
     def put_batch(self, place: tuple[str, int], members: list[tuple[bytes, str, str]]) -> None:

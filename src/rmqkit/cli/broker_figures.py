@@ -41,6 +41,7 @@ _LATENCY_MESSAGES_MAX = 5000
 _LATENCY_PER_SECOND = 1000
 _HELD = 10_000
 _GROUPS = 1_000
+_SETTLING_SECONDS = 2.0
 _PROPERTIES = "TAGS\x01TagA\x02WAIT\x01true\x02"
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IN_FLIGHT = {1: 10, 8: 2, 64: 1, 256: 1}
@@ -83,7 +84,9 @@ class _Load:
             )
             figures.append(await self._timed(f"pulls of {_PULL} from the backlog", self._backlog()))
             figures.append(await self._latency())
+            figures.append(await self._timed("sends, 256 in flight, nobody else there", self._sends(count, 256)))
             held = await self._crowd()
+            await asyncio.sleep(_SETTLING_SECONDS)  # the broker writes down its new groups
             figures.append(await self._timed(f"sends, 256 in flight, {crowd}", self._sends(count, 256)))
             for pull in held:
                 pull.cancel()

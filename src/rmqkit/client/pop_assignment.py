@@ -11,6 +11,7 @@ not asked (in order)                                              pops each queu
 ======================  ========================================  =========================================
 
 Queue -1 of a broker stands for all of its queues. One whose mode changed is given up and taken again in the next round.
+A pop that a broker still holds then (up to 15 s) may bring what is pulled as well: the message is handled twice.
 Source: behaviour.md §4.15, §8.4; remoting.md §4.6.1.
 """
 

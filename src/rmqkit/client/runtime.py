@@ -112,6 +112,7 @@ class ClientRuntime:
         self._tasks = Tasks()
         self._refresh = asyncio.Event()
         self._beat = asyncio.Event()
+        self._beats_under_way: set[asyncio.Task[None]] = set()
         self._missing_pause_ms = _MISSING_TOPIC_PAUSE_MS
         self._is_running = False
         self._is_left_behind = False
@@ -171,16 +172,12 @@ class ClientRuntime:
     async def unregister_producer(self, group: str) -> None:
         """Leave a producer group at all brokers; a broker that does not answer finds out by itself."""
         self._producers.pop(group, None)
-        await self._everywhere(
-            lambda address: self.calls.unregister(address, self.client_id, producer_group=group), "unregistering"
-        )
+        await self._say_goodbye(lambda address: self.calls.unregister(address, self.client_id, producer_group=group))
 
     async def unregister_consumer(self, group: str) -> None:
         """Leave a consumer group at all brokers, as above."""
         self._consumers.pop(group, None)
-        await self._everywhere(
-            lambda address: self.calls.unregister(address, self.client_id, consumer_group=group), "unregistering"
-        )
+        await self._say_goodbye(lambda address: self.calls.unregister(address, self.client_id, consumer_group=group))
 
     # -- what is to be done soon
 
@@ -203,7 +200,11 @@ class ClientRuntime:
             ],
         )
         if data.producerDataSet or data.consumerDataSet:
-            await self._everywhere(lambda address: self.calls.heartbeat(address, data), "heartbeat")
+            beating = self._everywhere(lambda address: self.calls.heartbeat(address, data), "heartbeat")
+            beat = self._tasks.start(beating, f"one heartbeat of client {self.client_id}")
+            self._beats_under_way.add(beat)
+            beat.add_done_callback(self._beats_under_way.discard)
+            await asyncio.shield(beat)
 
     # -- inside
 
@@ -241,6 +242,13 @@ class ClientRuntime:
         pause_ms = min(self._missing_pause_ms, interval_ms)
         self._missing_pause_ms = min(pause_ms * 2, interval_ms)
         return pause_ms
+
+    async def _say_goodbye(self, call: Callable[[str], Awaitable[None]]) -> None:
+        """Leave a group once no heartbeat is under way: handled after the farewell, it would make us a member again,
+        whose queues nobody reads until the broker misses further heartbeats, 120 s later."""
+        if self._beats_under_way:
+            await asyncio.wait(self._beats_under_way)
+        await self._everywhere(call, "unregistering")
 
     async def _everywhere(self, call: Callable[[str], Awaitable[None]], what: str) -> None:
         addresses = self._broker_addresses()

@@ -250,22 +250,26 @@ def encode_records(
     None of them has a preparedTransactionOffset. ``physical_offset`` is that of the first."""
     host_bits = (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
     head = _LAYOUTS[host_bits].head
-    pack, crc32, head_bytes = head.pack, zlib.crc32, head.size
+    pack, crc32, other_bits = head.pack, zlib.crc32, ~_HOST_MASK
     parts: list[bytes | memoryview] = []
     sizes: list[int] = []
+    topic_before, magic, fixed_bytes = b"", MAGIC_V1, head.size
     for topic, queue_id, flag, queue_offset, sys_flag, born_timestamp, reconsume_times, body, properties in rows:
-        body_bytes, topic_bytes = len(body), len(topic)
-        size = head_bytes + body_bytes + topic_bytes + len(properties)
+        if topic is not topic_before:
+            topic_before, fixed_bytes = topic, head.size + len(topic)
+            magic = MAGIC_V1 if len(topic) <= _V1_TOPIC_BYTES_MAX + 1 else MAGIC_V2
+        body_bytes = len(body)
+        size = fixed_bytes + body_bytes + len(properties)
         parts += (
             pack(
                 size,
-                MAGIC_V1 if topic_bytes <= _V1_TOPIC_BYTES_MAX + 1 else MAGIC_V2,
+                magic,
                 crc32(body) & 0x7FFFFFFF,
                 queue_id,
                 flag,
                 queue_offset,
                 physical_offset,
-                sys_flag & ~_HOST_MASK | host_bits,
+                sys_flag & other_bits | host_bits,
                 born_timestamp,
                 born_host,
                 store_timestamp,

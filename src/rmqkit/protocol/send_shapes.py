@@ -121,7 +121,10 @@ def learn_shape(frame: Frame, stamps: bytes, not_plain: Collection[str]) -> Send
     Args:
         not_plain: names of properties that none of these has.
     """
-    opened = _open_values(frame.header) if frame.serialize_type == JSON else []
+    header = _plain_header(frame.header) if frame.serialize_type == JSON else None
+    if header is None:
+        return None
+    opened = _open_values(frame.header)
     names = [key for key, _, _ in opened if isinstance(key, bytes)]
     places = {key: place for place, (key, _, _) in enumerate(opened)}
     is_odd = len(places) < len(opened) or not places.keys() >= {*_NUMBERS, b"UNIQ_KEY"}
@@ -133,8 +136,7 @@ def learn_shape(frame: Frame, stamps: bytes, not_plain: Collection[str]) -> Send
         pattern += re.escape(closed) + _PATTERNS.get(key, b"(%b)" % _TEXT)
         other += closed + (b"%d" % _NUMBERS[key] if isinstance(key, str) else _OTHER)
     match = re.compile(pattern + re.escape(frame.header[at:])).fullmatch
-    header = _plain_header(frame.header)
-    if header is None or _plain_header(other + frame.header[at:]) != _with_others(header, names):
+    if _plain_header(other + frame.header[at:]) != _with_others(header, names):
         return None
     stored = in_stored_order(b"".join([b"%b\x01\0%d\0\x02" % (name, places[name]) for name in names]) + stamps)
     order = re.findall(rb"\0(\d+)\0", stored)

@@ -1,9 +1,9 @@
 """From a request's code to the function that answers it (``processRequestCommand`` and its processor table).
 
-A hot handler is a plain function: it returns the reply (the hottest has it encoded already), or None when there is none
-yet (it parks the request and answers later with `Connection.send`) or none at all (one-way). A rare handler may be a
-coroutine function; its task is owned here. An exception becomes SYSTEM_ERROR with its text, as the reference answers;
-it is logged once.
+A hot handler is a plain function: it returns the reply, or None when there is none yet (it parks the request and
+answers later with `Connection.send`) or none at all (one-way). The hottest requests are answered before that, many at
+once: `Dispatch.rest`. A rare handler may be a coroutine function; its task is owned here. An exception becomes
+SYSTEM_ERROR with its text, as the reference answers; it is logged once.
 Source: remoting.md §2, behaviour.md §2.4.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OVERLOADED", "Dispatch", "Handler", "Lane"]
 
-Handler = Callable[["Connection", Command], "Command | bytes | Awaitable[Command | None] | None"]
+Handler = Callable[["Connection", Command], "Command | Awaitable[Command | None] | None"]
 
 Rest = Callable[["Connection", list[Frame]], Iterable[Frame]]
 
@@ -99,7 +99,7 @@ class Dispatch:
         """Answer one request; the reply goes out with the others of this tick."""
         handler, lane = self._handlers.get(command.code, _NOBODY)
         if self._is_going_away and command.version > _GO_AWAY_SINCE:
-            answer: Command | bytes | Awaitable[Command | None] | None = reply(
+            answer: Command | Awaitable[Command | None] | None = reply(
                 command, ResponseCode.GO_AWAY, "this process is shutting down"
             )
         elif handler is None:
@@ -115,10 +115,6 @@ class Dispatch:
             except Exception as error:  # noqa: BLE001 - the outer edge of a request: answered and logged once
                 answer = _failure(connection, command, error)
         if answer is None:
-            return
-        if isinstance(answer, bytes):
-            if not command.is_one_way:
-                connection.send_frame(answer)
             return
         if isinstance(answer, Command):
             if not command.is_one_way:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
 
@@ -456,13 +456,14 @@ class _Together(AbstractContextManager[None]):
         self._appender.dispatch()
 
 
-def _batch_rows(body: bytes, bounds: list[BatchBounds], message: PutMessage, queue: LogicQueue) -> Iterator[RecordRow]:
+def _batch_rows(body: bytes, bounds: list[BatchBounds], message: PutMessage, queue: LogicQueue) -> list[RecordRow]:
     """The members of a batch; an entry and a record both end with the properties behind their length."""
-    topic, queue_id, sys_flag = queue.topic_field, message.queue_id, message.sys_flag
-    born_timestamp, reconsume_times = message.born_timestamp, message.reconsume_times
-    for queue_offset, (flag, body_at, at, end) in enumerate(bounds, queue.next_offset):
-        member, properties = body[body_at : at - 2], body[at - 2 : end]
-        yield topic, queue_id, flag, queue_offset, sys_flag, born_timestamp, reconsume_times, member, properties
+    topic, queue_id, kind = queue.topic_field, message.queue_id, message.sys_flag
+    born, times = message.born_timestamp, message.reconsume_times
+    return [
+        (topic, queue_id, flag, number, kind, born, times, body[body_at : at - 2], body[at - 2 : end])
+        for number, (flag, body_at, at, end) in enumerate(bounds, queue.next_offset)
+    ]
 
 
 def _looks_torn(properties: bytes) -> bool:

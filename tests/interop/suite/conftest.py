@@ -105,7 +105,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    for key, value in report.user_properties if report.when == "call" else ():
+    for key, value in report.user_properties if report.when == "call" and not report.skipped else ():
         if key == "behaviour":
             place, _, name = str(value).partition(" ")
             _outcomes[place][name] = _outcomes[place].get(name, True) and report.passed

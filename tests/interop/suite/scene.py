@@ -214,10 +214,10 @@ class Scene:
 
     # -- what is stored
 
-    async def reader(self) -> PullConsumer:
-        """A pull consumer of a group of its own, for reading what is stored."""
+    async def reader(self, **settings: Any) -> PullConsumer:
+        """A pull consumer of a group of its own, for reading what is stored; the settings are for its making."""
         if self._reader is None:
-            self._reader = await self.pull_consumer(f"R{self.name}")
+            self._reader = await self.pull_consumer(f"R{self.name}", **settings)
         return self._reader
 
     async def stored(self, count: int, topic: str | None = None) -> list[ReceivedMessage]:

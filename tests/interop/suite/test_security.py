@@ -106,28 +106,28 @@ async def test_who_does_not_sign_is_refused(scene: Scene) -> None:
 async def test_a_signed_message_is_read_by_a_signed_consumer(scene: Scene) -> None:
     """remoting.md §3.3: every request is signed."""
     await send(scene, **SIGNED)
-    servers = await scene.peer.shared(secured)
-    scene.namesrv = servers.namesrv
-    reader = await scene.pull_consumer(**SIGNED)
-    found: list[bytes] = []
-    while not found:
-        queues = await reader.queues(scene.topic)
-        found = [one.body for queue in queues for one in (await reader.pull(queue, 0)).messages]
-    assert found == [b"signed"]
+    scene.namesrv = (await scene.peer.shared(secured)).namesrv
+    await scene.reader(**SIGNED)
+    assert [one.body for one in await scene.stored(1)] == [b"signed"]
+
+
+async def test_a_consumer_who_does_not_sign_is_refused(scene: Scene) -> None:
+    """behaviour.md §9.8: username cannot be null."""
+    await send(scene, **SIGNED)
+    scene.namesrv = (await scene.peer.shared(secured)).namesrv
+    await scene.reader()
+    with pytest.raises(PeerRefused, match="username cannot be null"):
+        await scene.stored(1)
 
 
 async def test_a_signed_batch_and_a_signed_one_way_message_are_taken(scene: Scene) -> None:
     """remoting.md §3.3: the body is signed, too."""
-    servers = await scene.peer.shared(secured)
-    scene.namesrv = servers.namesrv
+    scene.namesrv = (await scene.peer.shared(secured)).namesrv
     producer = await scene.producer(**SIGNED)
     result = await producer.send_batch([Message(topic=scene.topic, body=b"%d" % i) for i in range(3)])
     await producer.send_one_way(Message(topic=scene.topic, body=b"one way"), queue=result.queue)
-    reader = await scene.pull_consumer(**SIGNED)
-    found: list[bytes] = []
-    while len(found) < 4:
-        found = [one.body for one in (await reader.pull(result.queue, 0)).messages]
-    assert found == [b"0", b"1", b"2", b"one way"]
+    await scene.reader(**SIGNED)
+    assert [one.body for one in await scene.stored(4)] == [b"0", b"1", b"2", b"one way"]
 
 
 async def test_an_encrypted_connection_carries_messages(scene: Scene) -> None:

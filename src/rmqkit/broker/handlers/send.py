@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rmqkit.broker.copies import with_changes
@@ -38,7 +37,6 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, header_fields, reply
-from rmqkit.protocol.frame import Frame
 from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageResponse
 from rmqkit.protocol.ids import UniqueKeys, offset_id, offset_ids
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_property, in_stored_order
@@ -72,28 +70,25 @@ class SendHandlers(Handlers):
         )
 
     @answers(RequestCode.SEND_MESSAGE)
-    def send(self, connection: Connection, command: Command) -> Command | bytes | None:
+    def send(self, connection: Connection, command: Command) -> Command | None:
         """SEND_MESSAGE: long header names."""
         return self._send(connection, command, decode_v1(command))
 
     @answers(RequestCode.SEND_MESSAGE_V2)
     @answers(RequestCode.SEND_BATCH_MESSAGE)
-    def send_v2(self, connection: Connection, command: Command) -> Command | bytes | None:
+    def send_v2(self, connection: Connection, command: Command) -> Command | None:
         """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names; one of them says whether the body is a batch."""
         return self._send(connection, command, decode_v2(command))
 
     def register(self, dispatch: Dispatch) -> None:
-        """Answer sends from a port, plain ones of one read all at once."""
+        """Answer sends from a port, plain ones of one read all at once where answers do not wait for the disk."""
         super().register(dispatch)
-        dispatch.rest = self.rest
-
-    def rest(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
-        """Store and answer the plain sends among some requests; the others in their order, to be handled one by one."""
-        return frames if self._durability is not None else self._run.rest(connection, frames)
+        if self._durability is None:
+            dispatch.rest = self._run.rest
 
     # -- inside
 
-    def _send(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command | bytes | None:
+    def _send(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command | None:
         if self._durability is not None and self._durability.is_full:
             return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         if not command.body:
@@ -165,7 +160,7 @@ class SendHandlers(Handlers):
         message: PutMessage,
         header: SendMessageRequest,
         topic: TopicConfig,
-    ) -> Command | bytes | None:
+    ) -> Command | None:
         queue_id, refusal = message.queue_id, None
         if header.topic.startswith(names.RETRY_PREFIX):
             refusal = self._divert_exhausted(command, header, message)
@@ -203,7 +198,7 @@ class SendHandlers(Handlers):
             to_half(message)
         return unique_key
 
-    def _store_batch(self, connection: Connection, command: Command, message: PutMessage) -> Command | bytes | None:
+    def _store_batch(self, connection: Connection, command: Command, message: PutMessage) -> Command | None:
         refusal = self._batch_refusal(message)
         if refusal is not None:
             return self._refuse(command, *refusal)
@@ -236,7 +231,7 @@ class SendHandlers(Handlers):
 
     def _answer(
         self, connection: Connection, command: Command, put: PutResult, fields: dict[str, str], *, waits: bool
-    ) -> Command | bytes | None:
+    ) -> Command | None:
         if put.status is not PutStatus.OK:
             return self._refuse(command, *put_refusal(put, self._body_bytes_max))
         if self._durability is None or not waits or self._store.durable_offset >= put.end_offset:

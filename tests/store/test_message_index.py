@@ -1,0 +1,460 @@
+"""Keys on disk, in as many files as it takes: store.md §7."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqkit.errors import StoreMismatch
+from rmqkit.protocol.properties import decode_properties, encode_properties
+from rmqkit.protocol.record import decode_record
+from rmqkit.store import message_index
+from rmqkit.store.index_file import key_hash, key_hashes
+from rmqkit.store.message_index import MessageIndex
+from rmqkit.store.message_store import MessageStore
+from tests.golden_stores import unpack_golden
+from tests.store.stores import StepClock, copy_store, golden_settings, message, opened, put_all, small_settings
+
+SLOTS, ENTRIES = 4, 5
+NOW = 1_795_226_023_017
+ALL_TIME = (0, 1 << 62)
+
+
+def new_index(folder: Path, *, tags_as_keys: bool = True) -> MessageIndex:
+    return MessageIndex(folder / "index", SLOTS, ENTRIES, tags_as_keys=tags_as_keys)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[MessageIndex]:
+    index = new_index(tmp_path)
+    yield index
+    index.close()
+
+
+def put(index: MessageIndex, keys: str, offset: int, timestamp: int = NOW) -> None:
+    index.put("T", offset, timestamp, encode_properties({"KEYS": keys}))
+    index.enter()
+
+
+def find(index: MessageIndex, key: str, count_max: int = 64, begin: int = 0, end: int = 1 << 62) -> list[int]:
+    return index.query("T", key, count_max, begin, end).physical_offsets
+
+
+def names(index: MessageIndex) -> list[str]:
+    return sorted(path.name for path in index.directory.iterdir())
+
+
+# ---- bytes
+
+
+def test_empty_directory_until_the_first_message(index: MessageIndex) -> None:
+    assert find(index, "k") == [] and not index.directory.exists()
+
+
+def test_header_slots_and_entries(index: MessageIndex) -> None:
+    put(index, "a b", 1000, NOW)
+    put(index, "a", 2000, NOW + 2500)
+    content = index.files[0].file.path.read_bytes()
+    assert len(content) == 40 + 4 * SLOTS + 20 * ENTRIES
+    slots = [key_hash("T", key) % SLOTS for key in "ab"]
+    used = len(set(slots))
+    assert struct.unpack_from(">qqqqii", content) == (NOW, NOW + 2500, 1000, 2000, used, 4)
+    entries = [struct.unpack_from(">iqii", content, 40 + 4 * SLOTS + 20 * i) for i in range(4)]
+    assert entries[0] == (0, 0, 0, 0)
+    assert entries[1] == (key_hash("T", "a"), 1000, 0, 0)
+    assert entries[2] == (key_hash("T", "b"), 1000, 0, 1 if used == 1 else 0)
+    assert entries[3] == (key_hash("T", "a"), 2000, 2, 2 if used == 1 else 1)
+    newest = struct.unpack_from(f">{SLOTS}i", content, 40)
+    assert newest[slots[0]] == 3
+
+
+def test_keys_of_a_message(index: MessageIndex) -> None:
+    index.put("T", 7, NOW, encode_properties({"UNIQ_KEY": "UNIQUE", "KEYS": " one  two ", "TAGS": "red"}))
+    index.enter()
+    assert index.files[0].index_count == 5
+    for key in ("UNIQUE", "one", "two", "T#red"):
+        assert find(index, key) == [7]
+    assert find(index, "") == [] and find(index, "red") == []
+
+
+def test_tags_are_left_out_when_told(tmp_path: Path) -> None:
+    index = new_index(tmp_path, tags_as_keys=False)
+    index.put("T", 7, NOW, b"TAGS\x01red\x02")
+    index.enter()
+    assert index.files == ()  # a file comes with its first key
+    index.close()
+
+
+def test_file_is_named_by_local_time(index: MessageIndex) -> None:
+    put(index, "a", 1)
+    name = names(index)[0]
+    assert len(name) == 17 and name.endswith("017")
+
+
+def test_full_file_is_followed_by_one_that_begins_where_it_ended(index: MessageIndex) -> None:
+    for i in range(5):
+        put(index, "a", i * 100, NOW + i * 1000)
+    assert len(names(index)) == 2
+    first, second = index.files
+    assert first.is_full and first.index_count == ENTRIES, "one entry is never used"
+    header = struct.unpack_from(">qqqqii", second.file.path.read_bytes())
+    assert header == (NOW + 4000, NOW + 4000, 400, 400, 1, 2)
+    entry = struct.unpack_from(">iqii", second.file.path.read_bytes(), 40 + 4 * SLOTS + 20)
+    assert entry == (key_hash("T", "a"), 400, 1, 0), "the first entry's seconds count from the end of the file before"
+    assert find(index, "a") == [0, 100, 200, 300, 400]
+
+
+def test_files_of_one_millisecond_get_different_names(index: MessageIndex) -> None:
+    for i in range(14):
+        put(index, "a", i)
+    assert len(names(index)) == 4
+    assert names(index) == [file.file.path.name for file in index.files]
+
+
+def test_repeated_records_are_ignored(index: MessageIndex) -> None:
+    put(index, "a", 100)
+    put(index, "a", 200)
+    put(index, "a", 100)
+    assert find(index, "a") == [100, 200]
+
+
+def test_clock_that_steps_back_counts_as_no_time(index: MessageIndex) -> None:
+    put(index, "a", 100, NOW)
+    put(index, "a", 200, NOW - 50_000)
+    assert find(index, "a", begin=NOW - 1, end=NOW + 1) == []
+    assert find(index, "a") == [100, 200]
+
+
+def test_disk_that_refuses(index: MessageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(index, "a", 100)
+
+    def fail(descriptor: int, data: bytes, position: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(OSError, match="No space left"):
+        put(index, "a", 200)
+    monkeypatch.undo()
+    put(index, "a", 200)
+    assert find(index, "a") == [100, 200]
+
+
+def test_keys_wait_for_those_of_the_next_messages(index: MessageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(index, "first", 0)
+    writes: list[int] = []
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1])
+    for i in range(3):
+        index.put("T", 100 + i, NOW, b"KEYS\x01k\x02")
+    assert writes == []
+    index.enter()
+    assert writes == [3 * 20, 40], "entries and header; slots go through a mapping"
+    assert find(index, "k") == [100, 101, 102]
+
+
+def test_many_keys_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_index, "_WAITING_MAX", 32)
+    index = MessageIndex(tmp_path / "index", 64, 400)
+    for i in range(40):
+        index.put("T", i, NOW, b"KEYS\x01k\x02")
+    assert index.files[0].index_count == 33
+    index.close()
+
+
+def test_keys_wait_a_second_at_most_when_messages_come(index: MessageIndex) -> None:
+    for i, milliseconds in enumerate((0, 1000, 1001, 1002)):
+        index.put("T", i, NOW + milliseconds, b"KEYS\x01k\x02")
+    assert index.files[0].index_count == 4
+
+
+def test_disk_without_room_for_the_slots(index: MessageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, position: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        put(index, "a", 100)
+    monkeypatch.undo()
+    put(index, "a", 200)
+    assert find(index, "a") == [100, 200]
+
+
+def test_chains_are_whole_for_who_reads_beside_the_broker(index: MessageIndex, tmp_path: Path) -> None:
+    for i in range(3):
+        put(index, "a", i * 100)
+    index.put("T", 300, NOW, b"KEYS\x01a\x02")
+    beside = new_index(tmp_path)
+    beside.load(clean=True, durable_timestamp=0)
+    assert find(beside, "a") == [0, 100, 200]
+    beside.close()
+
+
+# ---- asking
+
+
+def test_newest_entries_come_first_into_the_limit_and_are_sorted(index: MessageIndex) -> None:
+    for i in range(9):
+        put(index, "a", i * 100)
+    assert find(index, "a", count_max=3) == [600, 700, 800]
+
+
+def test_times_are_compared_by_the_second(index: MessageIndex) -> None:
+    for i in range(3):
+        put(index, "a", i * 100, NOW + i * 10_000)
+    assert find(index, "a", begin=NOW + 10_000, end=NOW + 20_000) == [100, 200]
+    assert find(index, "a", begin=NOW, end=NOW + 9_999) == [0]
+    assert find(index, "a", begin=NOW + 20_001) == []
+
+
+def test_damaged_chain_ends(index: MessageIndex) -> None:
+    put(index, "a", 100)
+    put(index, "a", 200)
+    file = index.files[0].file
+    file.write(40 + 4 * SLOTS + 20 * 2 + 16, struct.pack(">i", 2))
+    assert find(index, "a") == [200]
+    file.write(40, struct.pack(f">{SLOTS}i", *[99] * SLOTS))
+    assert find(index, "a") == []
+
+
+# ---- load
+
+
+def test_clean_load_goes_on(index: MessageIndex, tmp_path: Path) -> None:
+    for i in range(6):
+        put(index, "a", i * 100)
+    again = new_index(tmp_path)
+    again.load(clean=True, durable_timestamp=0)
+    put(again, "a", 600)
+    assert find(again, "a") == [i * 100 for i in range(7)]
+    again.close()
+
+
+def test_crash_leaves_only_flushed_full_files(index: MessageIndex, tmp_path: Path) -> None:
+    for i in range(6):
+        put(index, "a", i * 100, NOW + i)
+    again = new_index(tmp_path)
+    again.load(clean=False, durable_timestamp=index.sync_full(1 << 62))
+    assert [file.end_timestamp for file in again.files] == [NOW + 3]
+    assert find(again, "a") == [0, 100, 200, 300]
+    assert len(names(index)) == 1
+    again.close()
+
+
+def test_sync_full_covers_each_full_file_once(index: MessageIndex) -> None:
+    assert index.sync_full(1 << 62) == 0
+    for i in range(10):
+        put(index, "a", i, NOW + i)
+    assert index.sync_full(1 << 62) == NOW + 7
+    assert index.sync_full(1 << 62) == 0
+
+
+def test_other_size_is_refused(index: MessageIndex, tmp_path: Path) -> None:
+    put(index, "a", 1)
+    with pytest.raises(StoreMismatch, match=r"maxHashSlotNum 4 and maxIndexNum 6 make 176"):
+        MessageIndex(tmp_path / "index", SLOTS, 6).check()
+
+
+def test_names_that_are_no_numbers_are_skipped(index: MessageIndex, tmp_path: Path) -> None:
+    put(index, "a", 1)
+    (index.directory / "notes.txt").write_text("mine")
+    again = new_index(tmp_path)
+    again.check()
+    again.load(clean=True, durable_timestamp=0)
+    assert len(again.files) == 1
+    again.close()
+
+
+def test_expired_files_go_but_never_the_newest(index: MessageIndex) -> None:
+    for i in range(9):
+        put(index, "a", i * 100)
+    assert index.drop_expired(300) == 0
+    assert index.drop_expired(301) == 1
+    assert index.drop_expired(1 << 60) == 1
+    assert len(names(index)) == 1 and find(index, "a") == [800]
+
+
+# ---- in the store
+
+
+def test_messages_are_found_by_key(tmp_path: Path) -> None:
+    clock = StepClock()
+    with opened(tmp_path / "s", clock=clock) as store:
+        results = put_all(store, *(message(KEYS=f"order-{i % 3} all", UNIQ_KEY=f"U{i}") for i in range(9)))
+        offsets = [result.physical_offset for result in results]
+        found = store.query("TopicTest", "order-1", 64, *ALL_TIME)
+        assert found.physical_offsets == offsets[1::3]
+        assert (found.last_update_timestamp, found.last_update_offset) == (clock.now, offsets[-1])
+        assert store.query("TopicTest", "U4", 64, *ALL_TIME).physical_offsets == [offsets[4]]
+        assert store.query("Other", "U4", 64, *ALL_TIME).physical_offsets == []
+        assert len(store.query("TopicTest", "all", 4, *ALL_TIME).physical_offsets) == 4
+    with opened(tmp_path / "s") as store:
+        assert store.query("TopicTest", "order-2", 64, *ALL_TIME).physical_offsets == offsets[2::3]
+
+
+def test_limit_of_the_settings_holds(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", small_settings(query_count_max=2)) as store:
+        put_all(store, *(message(KEYS="k") for _ in range(5)))
+        assert len(store.query("TopicTest", "k", 64, *ALL_TIME).physical_offsets) == 2
+
+
+def test_rolled_back_records_have_no_keys(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as store:
+        put_all(store, message(KEYS="k", sys_flag=0xC), message(KEYS="k", sys_flag=0x4))
+        assert len(store.query("TopicTest", "k", 64, *ALL_TIME).physical_offsets) == 1
+
+
+def test_index_can_be_switched_off(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", small_settings(message_index_enable=False)) as store:
+        put_all(store, message(KEYS="k"))
+        assert store.query("TopicTest", "k", 64, *ALL_TIME).physical_offsets == []
+    assert not (tmp_path / "s" / "index").exists()
+
+
+def test_keys_come_back_after_a_crash(tmp_path: Path) -> None:
+    with opened(tmp_path / "s") as store:
+        offsets = [result.physical_offset for result in put_all(store, *(message(KEYS="k") for _ in range(70)))]
+        copy = copy_store(store.root, tmp_path / "copy")
+    with opened(copy, small_settings(query_count_max=1000)) as store:
+        assert store.query("TopicTest", "k", 1000, *ALL_TIME).physical_offsets == offsets
+
+
+# ---- the golden stores
+
+
+def rebuilt(name: str, tmp_path: Path, **changes: str) -> tuple[Path, Path]:
+    """The golden store and one whose index was made from the same log alone."""
+    golden = unpack_golden(name, tmp_path)
+    root = tmp_path / "again"
+    root.mkdir()
+    (golden.root / "commitlog").rename(root / "commitlog")
+    (root / "abort").touch()
+    store = MessageStore(root, golden_settings(golden, **changes), is_batch_topic="GoldInnerBatch".__eq__)
+    store.open()
+    store.close()
+    return golden.root, root
+
+
+def index_contents(root: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((root / "index").iterdir())]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [("5.4.0", {}), ("5.4.0-ipv6-crc", {}), ("4.9.4", {"indexTagsEnable": "false"})]
+)
+def test_index_comes_out_byte_for_byte(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
+    golden, again = rebuilt(name, tmp_path, **changes)
+    assert index_contents(again) == index_contents(golden)
+
+
+@pytest.mark.parametrize("name", ["5.4.0", "4.9.4", "5.4.0-ipv6-crc"])
+def test_golden_key_queries(tmp_path: Path, name: str) -> None:
+    golden = unpack_golden(name, tmp_path)
+    with opened(golden.root, golden_settings(golden), is_batch_topic="GoldInnerBatch".__eq__) as store:
+        for asked in golden.manifest["queryByKey"]:
+            found = store.query(asked["topic"], asked["key"], 64, *ALL_TIME)
+            kept = [offset for offset in found.physical_offsets if _has_key(store, offset, asked)]
+            if asked.get("unique"):
+                # a unique key brings the newest copy; inner batches are not told apart by their members' keys
+                assert set(asked["physicalOffsets"]) <= set(kept), asked
+            elif "error" not in asked:
+                assert kept == asked["physicalOffsets"], asked
+
+
+def _has_key(store: MessageStore, offset: int, asked: dict[str, str]) -> bool:
+    record = decode_record(store.record_at(offset) or b"")
+    properties = decode_properties(record.properties)
+    name = "UNIQ_KEY" if asked.get("unique") else "KEYS"
+    return record.topic == asked["topic"] and asked["key"] in properties.get(name, "").split(" ")
+
+
+# ---------------------------------------------------------------- many records at once
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    records=st.lists(st.tuples(st.lists(st.sampled_from("abcdefg"), max_size=4), st.integers(0, 5000)), max_size=30),
+    cuts=st.lists(st.integers(0, 30), max_size=4),
+    again=st.integers(0, 4),
+)
+def test_runs_leave_the_files_that_single_puts_leave(tmp_path_factory, records, cuts, again):
+    """Runs and single puts in any mixture; some records come twice."""
+    folder = tmp_path_factory.mktemp("runs")
+    one_by_one, mixed = (MessageIndex(folder / name, 3, 8) for name in ("single", "mixed"))
+    offsets = np.cumsum([100] * len(records)).astype("i8")
+    times = np.cumsum([1_700_000_000_000, *(step for _, step in records)])[: len(records)].astype("i8")
+    properties = [f"KEYS\x01{' '.join(words)}\x02".encode() for words, _ in records]
+    for row, encoded in enumerate(properties):
+        one_by_one.put("T", int(offsets[row]), int(times[row]), encoded)
+    one_by_one.enter()
+    bounds = sorted({0, *(min(cut, len(records)) for cut in cuts), len(records)})
+    for number, (low, high) in enumerate(itertools.pairwise(bounds)):
+        if number % 2:
+            for row in range(low, high):
+                mixed.put("T", int(offsets[row]), int(times[row]), properties[row])
+        else:
+            low = max(0, low - again)
+            keys = [(row, h) for row in range(low, high) for h in key_hashes("T", properties[row], with_tags=True)]
+            rows, hashes = np.array(keys, "i8").reshape(-1, 2).T
+            mixed.put_run(offsets[low:high], times[low:high], rows - low, hashes)
+    mixed.enter()
+    for index in (one_by_one, mixed):
+        index.close()
+    assert [path.read_bytes() for path in sorted((folder / "single").glob("*"))] == [
+        path.read_bytes() for path in sorted((folder / "mixed").glob("*"))
+    ]
+    assert [path.name for path in sorted((folder / "single").glob("*"))] == [
+        path.name for path in sorted((folder / "mixed").glob("*"))
+    ]
+
+
+_VALUES = st.sampled_from(["a", "b", "a b", "é", "x" * 70, "7F0000010C9D18B4AAC2" + "0" * 12, "T#t"])
+_PROPERTIES = st.dictionaries(st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "other"]), _VALUES, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    messages=st.lists(st.tuples(st.sampled_from(["T", "U"]), _PROPERTIES, st.integers(0, 900)), max_size=25),
+    room=st.integers(0, 3),
+)
+def test_numpy_leaves_the_files_that_the_plain_code_leaves(tmp_path_factory, messages, room):
+    """Also when the disk refuses a new file now and then and the index tries again."""
+    folder = tmp_path_factory.mktemp("columns")
+    plain, columns = (MessageIndex(folder / name, 3, 8) for name in ("plain", "columns"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_index, "_COLUMNS_MIN", 0)
+        for index, has_columns in ((plain, False), (columns, True)):
+            patch.setattr(index, "_has_columns", lambda has_columns=has_columns: has_columns)
+            patch.setattr(index, "_create", _refusing(index._create, room))
+            now = 1_700_000_000_000
+            for row, (topic, properties, milliseconds) in enumerate(messages):
+                now += milliseconds
+                with contextlib.suppress(OSError):
+                    index.put(topic, row * 100, now, encode_properties(properties))
+            for _ in range(60):
+                with contextlib.suppress(OSError):
+                    index.enter()
+            index.close()
+    contents = [[path.read_bytes() for path in sorted((folder / name).glob("*"))] for name in ("plain", "columns")]
+    assert contents[0] == contents[1]
+
+
+def _refusing(create, room):
+    """Lets so many files be made, refuses one, and so on."""
+    calls = itertools.count(1)
+
+    def refuse(now_ms):
+        if room and next(calls) % (room + 1) == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(now_ms)
+
+    return refuse
