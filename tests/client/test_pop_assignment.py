@@ -112,7 +112,9 @@ async def test_queues_to_pull_are_pulled_and_what_was_popped_comes_through_the_r
         await it.share(assigned(*FIRST_TWO, mode="PULL"))
         assert (it.held, it.popped, it.subscribed) == (FIRST_TWO, set(), {"%RETRY%G_T"})
         assert it.is_shared, "their former owner may still save its offset"
-        await it.share(assigned(EVERYWHERE))
+        assert not await it.share(assigned(EVERYWHERE)), "pops read the retry topic: it is given up before"
+        assert (it.held, it.popped, it.subscribed) == (FIRST_TWO, set(), set())
+        assert await it.share()
         assert (it.held, it.popped, it.subscribed) == ({EVERYWHERE}, {EVERYWHERE}, set())
 
 
@@ -120,7 +122,8 @@ async def test_queues_to_pull_are_pulled_and_what_was_popped_comes_through_the_r
 async def test_a_queue_whose_mode_changes_is_given_up_and_taken_again():
     async with Member() as it:
         await it.share(assigned(*FIRST_TWO, mode="PULL"))
-        assert not await it.share(assigned(*FIRST_TWO)), "there is more to do"
+        assert not await it.share(assigned(*FIRST_TWO)), "the retry topic is given up first"
+        assert not await it.share(), "there is more to do"
         assert it.held == set()
         assert await it.share()
         assert it.popped == FIRST_TWO

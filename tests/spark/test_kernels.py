@@ -72,7 +72,8 @@ def test_rows_of_a_real_broker_are_the_plain_decoders(name: str, tmp_path: Path)
         base = int(path.name)
         rows = _rows(segment, base, log_end(segment, base))
         assert rows == plain_rows(segment)
-        assert rows == [row_of(message) for message in read_messages(segment)]
+        end = sum(record.size for record in plain_records(segment))
+        assert rows == [row_of(message) for message in read_messages(segment[:end])]
 
 
 @given(st.lists(record_makers(), max_size=10))

@@ -217,7 +217,9 @@ def test_a_wrong_option_is_named(spark: SparkSession, stores: dict[str, GoldenSt
     assert _error(lambda: _load(spark, root, verifyCrc="maybe")) == (
         "rocketmq-store: verifyCrc=maybe must be one of none, fail, drop, column"
     )
-    assert _error(lambda: _load(spark, root, entity="index")) == "rocketmq-store: entity=index must be one of messages"
+    assert _error(lambda: _load(spark, root, entity="queue")).startswith(
+        "rocketmq-store: entity=queue must be one of messages, consumequeue, index,"
+    )
     assert _error(lambda: _load(spark, root / "nowhere").collect()).endswith(
         "nowhere/commitlog does not exist: give the store directory, the one that holds commitlog"
     )
@@ -313,7 +315,7 @@ def test_messages_that_arrive_after_the_plan_are_not_read(tmp_path: Path) -> Non
     reader = source.reader(StructType.fromDDL(source.schema()))
     partitions = reader.partitions()
     path.write_bytes(both.ljust(4096, b"\0"))
-    assert [partition.value for partition in partitions] == [Split(str(path), 0, 0, len(first))]
+    assert [partition.value for partition in partitions] == [(Split(str(path), 0, 0, len(first)),)]
     assert sum(batch.num_rows for partition in partitions for batch in reader.read(partition)) == 1
     assert sum(batch.num_rows for partition in reader.partitions() for batch in reader.read(partition)) == 2
 
@@ -380,7 +382,7 @@ def test_a_reader_without_partition_reads_nothing() -> None:
     from pyspark.sql.datasource import InputPartition
 
     reader = StoreReader(StoreOptions(path="/nowhere"), ReadPlan(columns=()))
-    assert list(reader.read(InputPartition(None))) == []
+    assert list(reader.read(InputPartition(()))) == []
 
 
 # ---------------------------------------------------------------- the other entities, and some messages only

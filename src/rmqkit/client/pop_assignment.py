@@ -60,6 +60,7 @@ class Assigned(Rebalance):
         self._subscriber = owner
         self._pops = pops
         self._only_pops = only_pops
+        self._retried: set[str] = set()
 
     async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
         readable = self._runtime.routes.subscribe_queues(topic)
@@ -77,12 +78,15 @@ class Assigned(Rebalance):
             wanted, is_settled = self._with_modes(topic, queues, set())
             return wanted, members if is_settled else 0
         pulled = {one.message_queue for one in assigned} - popped
-        if not topic.startswith(RETRY_PREFIX):
-            retry = pop_retry_topic(self._group, with_namespace(self._runtime.namespace, topic))
-            if pulled and not popped:
-                self._subscriber.subscribe(retry, "*", TAG)
-            elif popped and not pulled:
-                self._subscriber.unsubscribe(retry)
+        retry = pop_retry_topic(self._group, with_namespace(self._runtime.namespace, topic))
+        if pulled and not popped and topic not in self._retried and not topic.startswith(RETRY_PREFIX):
+            self._retried.add(topic)
+            self._subscriber.subscribe(retry, "*", TAG)
+        elif popped and topic in self._retried:
+            # Pops read that topic, too: first, in another round, save what was pulled of it.
+            self._retried.discard(topic)
+            self._subscriber.unsubscribe(retry)
+            return {queue for queue in self._owner.held_queues() if queue.topic == topic}, 0
         return self._with_modes(topic, pulled, popped)
 
     async def _ask(self, topic: str) -> list[Assignment] | None:

@@ -31,6 +31,10 @@ class PopLoop(PullLoop):
 
     _attempt_id: str | None = None
 
+    async def run(self, pause_ms: float) -> None:
+        """Pop until the queue is dropped, at once: there is no former owner whose offset matters."""
+        await super().run(0.0)
+
     async def _step(self) -> float:
         """One pop; ms to pause after it."""
         process_queue, clock, settings = self._process_queue, self._runtime.clock, self._settings

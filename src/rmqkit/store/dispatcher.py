@@ -208,9 +208,7 @@ class Dispatcher:
             OSError: the disk refused.
         """
         self._append(arrival)
-        if self._index is not None:
-            self._enter_keys(self._index, arrival)
-        self.dispatched_timestamp = arrival.store_timestamp
+        self._enter_keys([arrival])
 
     def _apply_all(self, arrivals: list[Arrival]) -> None:
         """Enter several records, those of one queue with one write where the queue lets it be done."""
@@ -227,9 +225,7 @@ class Dispatcher:
                 if len(group) == 1 or len(groups) == 1 or not self._append_run(group):
                     for arrival in group:
                         self._append(arrival)
-        if self._index is not None:
-            self._index.put_all([one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK])
-        self.dispatched_timestamp = arrivals[-1].store_timestamp
+        self._enter_keys(arrivals)
 
     def _append_run(self, arrivals: list[Arrival]) -> bool:
         """Index records of one consume queue with one write; False when they are not of one, or go one by one.
@@ -273,9 +269,10 @@ class Dispatcher:
                 b"" if self._bitmap_of is None else self._bitmap_of(arrival),
             )
 
-    def _enter_keys(self, index: MessageIndex, arrival: Arrival) -> None:
-        if arrival.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK:
-            index.put(arrival.topic, arrival.physical_offset, arrival.store_timestamp, arrival.properties)
+    def _enter_keys(self, arrivals: list[Arrival]) -> None:
+        if self._index is not None:
+            self._index.put_all([one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK])
+        self.dispatched_timestamp = arrivals[-1].store_timestamp
 
     def _new_queue(self, arrival: Arrival) -> LogicQueue | None:
         """The queue of a first record; None when its topic can have none."""

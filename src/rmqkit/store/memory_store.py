@@ -31,7 +31,7 @@ from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, queue_tags_code
 from rmqkit.store.message_index import KeyQuery
 from rmqkit.store.property_crc import TRAILER_BYTES, seal, with_room_for_crc
-from rmqkit.store.put import PutMessage, PutResult, PutStatus
+from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queue_ext import ExtUnit
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus
 from rmqkit.store.settings import StoreSettings

@@ -31,7 +31,8 @@ from rmqkit.store.flush import Flusher
 from rmqkit.store.json_files import make_directory, sync_directory, write_durably
 from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.message_index import KeyQuery, MessageIndex
-from rmqkit.store.put import Appender, PutMessage, PutResult, PutStatus
+from rmqkit.store.put import Appender
+from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.recovery import find_log_end
 from rmqkit.store.retention import Retention, RetentionRound, used_percent

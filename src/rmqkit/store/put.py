@@ -11,14 +11,11 @@ Owner thread only. Source: store.md §3.6, §3.7, §14.
 
 from __future__ import annotations
 
-import enum
 import struct
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
 
 import msgspec
-from msgspec import Struct
 
 from rmqkit.clock import Clock
 from rmqkit.errors import BodyError
@@ -46,9 +43,10 @@ from rmqkit.store.flush import Flusher
 from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.mapped_file import SECTOR_BYTES
 from rmqkit.store.property_crc import TRAILER_BYTES, seal, with_room_for_crc
+from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
-__all__ = ["Appender", "PutMessage", "PutResult", "PutStatus"]
+__all__ = ["Appender"]
 
 _INNER_NUM = b"INNER_NUM\x01"
 _BATCH_COUNT_MAX = 32767
@@ -62,65 +60,6 @@ _V1_OVERHEAD_BYTES = 91
 _V6_EXTRA_BYTES = 12
 _FIXED_BYTES_MAX = _V1_OVERHEAD_BYTES + 1 + 2 * _V6_EXTRA_BYTES + _RETRY_TOPIC_BYTES_MAX + BLANK_BYTES
 assert _FIXED_BYTES_MAX + PROPERTIES_BYTES_MAX < 64 << 10, "a record is less than maxMessageSize + 64 KiB (§3.6)"
-
-
-class PutStatus(enum.Enum):
-    """How a put ended. Source: store.md §14.
-
-    ``OS_PAGE_CACHE_BUSY`` says that the disk lags behind: the next log file, or a buffer of the transient store pool,
-    is still to come. (Apache's meaning, an append lock held for long, needs several threads that append.)
-    """
-
-    OK = "PUT_OK"
-    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
-    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
-    CREATE_MAPPED_FILE_FAILED = "CREATE_MAPPED_FILE_FAILED"
-    OS_PAGE_CACHE_BUSY = "OS_PAGE_CACHE_BUSY"
-
-
-class PutMessage(Struct, gc=False):
-    """A message to store.
-
-    Attributes:
-        body: as it is to be stored; for `MessageStore.put_batch` the wire batch body.
-        properties: encoded property string.
-        born_host, store_host: packed IP and port, 8 or 20 bytes.
-        tags_code: of its TAGS, where the sender knows it and that there is no INNER_NUM; else it is worked out.
-    """
-
-    topic: str
-    queue_id: int
-    body: bytes
-    properties: bytes
-    flag: int
-    sys_flag: int
-    born_timestamp: int
-    born_host: bytes
-    store_host: bytes
-    reconsume_times: int = 0
-    prepared_transaction_offset: int = 0
-    tags_code: int | None = None
-
-
-class PutResult(Struct, gc=False):
-    """What became of a put.
-
-    Attributes:
-        physical_offset: where the (first) record lies.
-        end_offset: end of the last byte written; on the disk when ``store.durable_offset`` has reached it.
-        queue_offset: number of the (first) message in its queue.
-        physical_offsets: one per message of a batch.
-        reason: why it was refused.
-    """
-
-    status: PutStatus
-    physical_offset: int = -1
-    end_offset: int = -1
-    queue_offset: int = -1
-    store_timestamp: int = 0
-    physical_offsets: Sequence[int] = ()
-    reason: str = ""
 
 
 class Appender:

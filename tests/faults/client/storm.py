@@ -4,9 +4,9 @@
 any others. The times of joining and leaving follow from the seed, but not what they meet.
 
 A queue that changes hands rests for the take-over pause of 500 ms, with our clients as with Java's. So a queue moved
-twice a second would rest for ever; members stay long enough for three or four changes a second, each of which moves
-some of the queues. A process that is killed takes its locks of ordered queues with it for 60 s: ordered storms have no
-kills.
+twice a second would rest for ever; members stay long enough for two or three changes a second, each of which moves
+some of the queues. Ordered queues need no pause, their locks say when they are free; but a process that is killed takes
+its locks with it for 60 s, so ordered storms have no kills.
 
 A member's process (``--member``) is told where to connect, and tells on its output one line per event::
 
@@ -46,7 +46,7 @@ TOPIC, GROUP = "Storm", "CG-storm"
 QUEUES = 16
 CONF = f"defaultTopicQueueNums={QUEUES}\nflushConsumerOffsetInterval=500\n"
 PROCESSES, MEMBERS_EACH = 4, 5
-HERE_SECONDS, AWAY_SECONDS = (4.0, 20.0), (0.5, 2.0)
+HERE_SECONDS, AWAY_SECONDS = (6.0, 24.0), (0.5, 2.0)
 REBALANCE_SECONDS = 3.0
 STALL_SECONDS_MAX = 2 * REBALANCE_SECONDS
 SETTLE_SECONDS = 30.0
