@@ -15,7 +15,7 @@ from pathlib import Path
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import HEAD_FIELDS, MAGIC_V1
-from rmqkit.store.put import PutMessage
+from rmqkit.store.put_message import PutMessage
 
 __all__ = ["NaiveStore", "naive_walk"]
 
