@@ -13,6 +13,7 @@ import time
 from rmqkit import (
     ConsumeLater,
     Message,
+    NoRoute,
     PeerRefused,
     PopConsumer,
     Producer,
@@ -26,6 +27,15 @@ FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, pop_invisible_ms
 TOPIC = f"Jobs{time.time_ns()}"
 
 
+async def first_of(consumer: PopConsumer) -> list[ReceivedMessage]:
+    """What is popped of a topic that was just made: it takes a moment until name servers know it."""
+    while True:
+        try:
+            return await consumer.pop(TOPIC, poll_ms=5000)
+        except NoRoute:
+            await asyncio.sleep(0.1)
+
+
 async def main() -> None:
     async with (
         Producer("office", NAME_SERVERS) as producer,
@@ -33,7 +43,7 @@ async def main() -> None:
     ):
         await producer.send(Message(topic=TOPIC, body=b"by hand"))
         try:
-            (message,) = await one.pop(TOPIC, poll_ms=5000)
+            (message,) = await first_of(one)
         except PeerRefused as error:
             print("no POP:", error)
             return

@@ -275,6 +275,21 @@ async def test_a_lock_whose_answer_does_not_come_before_the_end_is_given_back():
 
 
 @on_loop
+async def test_a_lock_that_is_being_given_back_is_not_renewed():
+    async with Broker() as it:
+        it.cluster.broker.answer(UNLOCK, lambda command: None)  # under way for as long as this takes
+        consumer = it.consumer(api_timeout_ms=300)
+        consumer.subscribe("T", "*", lambda message: None)
+        async with consumer:
+            await until(lambda: len(consumer.held_queues()) == 1, "the queue is held")
+            consumer.unsubscribe("T")
+            await until(lambda: UNLOCK in it.codes(), "the lock is given back")
+            await consumer._membership.renew_locks()
+            codes = it.codes()
+            assert LOCK not in codes[codes.index(UNLOCK) :]
+
+
+@on_loop
 async def test_a_lost_lock_begins_the_queue_anew_and_saves_nothing():
     async with Broker() as it:
         gate, running = asyncio.Event(), []

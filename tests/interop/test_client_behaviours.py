@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rmqkit import Message
+from rmqkit.client.sync import Producer
 from tests.interop.apache import BROKER_NAME, CLUSTER, QUICK_CONF, ApachePair
 from tests.interop.conftest import kit_or_skip
 from tests.interop.kit import ApacheKit, default_version
@@ -40,6 +42,8 @@ def told(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     conf = work_dir / "broker.conf"
     conf.write_text("".join(f"{key}={value}\n" for key, value in CONF.items()))
     with run_standalone(work_dir / "store", work_dir, "-c", str(conf)) as ours:
+        with Producer("first", ours.namesrv_addr) as producer:  # a record at offset 0 is one that Java takes for none
+            producer.send(Message(topic="First", body=b"first"))
         runs = {
             name: start(kit, namesrv_addr, work_dir, name)
             for name, namesrv_addr in (("apache", apache.namesrv_addr), ("ours", ours.namesrv_addr))

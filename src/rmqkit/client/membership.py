@@ -326,9 +326,10 @@ class Membership:
         return await self._sink.consume_directly(message)
 
     async def renew_locks(self) -> None:
-        """Renew the locks of all queues; one that somebody else holds begins anew."""
+        """Renew all locks but those that are being given back; a queue that somebody else has begins anew."""
         if self._locks is not None:
-            for queue in await self._locks.lock(self.process_queues):
+            kept = [queue for queue, process_queue in self.process_queues.items() if not process_queue.is_released]
+            for queue in await self._locks.lock(kept):
                 if await self._held.drop(queue):
                     _log.warning("group %s lost the lock of %s: it begins anew", self._group, queue)
                     self.rebalance_soon()
