@@ -20,6 +20,7 @@ from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
+from rmqkit.protocol.headers.pull import PullFlag
 from rmqkit.protocol.message import Message
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
@@ -204,6 +205,9 @@ class Broker:
     def saved(self):
         return max((int(fields["commitOffset"]) for fields in self.cluster.broker.asked(SAVE)), default=0)
 
+    def offsets(self):
+        return [int(fields["queueOffset"]) for fields in self.cluster.broker.asked(PULL)]
+
     def codes(self):
         return [command.code for command in self.cluster.broker.requests]
 
@@ -287,6 +291,17 @@ async def test_a_lock_that_is_being_given_back_is_not_renewed():
             await consumer._membership.renew_locks()
             codes = it.codes()
             assert LOCK not in codes[codes.index(UNLOCK) :]
+
+
+@on_loop
+async def test_pulls_of_an_ordered_queue_commit_nothing_as_one_may_arrive_after_the_last_save():
+    async with Broker() as it:
+        consumer = it.consumer()
+        consumer.subscribe("T", "*", lambda message: None)
+        async with consumer:
+            await until(lambda: it.cluster.broker.asked(PULL)[-1:] and it.offsets()[-1] == 3, "a pull behind the last")
+        assert {int(fields["sysFlag"]) & PullFlag.COMMIT_OFFSET for fields in it.cluster.broker.asked(PULL)} == {0}
+        assert it.saved() == 3
 
 
 @on_loop

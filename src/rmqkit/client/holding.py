@@ -193,6 +193,7 @@ class HeldQueues:
             settings=self._settings,
             on_illegal=self._offset_illegal,
             is_member=is_member,
+            commits=self._locks is None,  # one that is overtaken by the last save would take an ordered queue back
         )
 
     async def _stop_pulling(self, queue: MessageQueue) -> ProcessQueue | None:

@@ -96,6 +96,7 @@ class PullLoop:
         settings: ConsumerSettings,
         on_illegal: Callable[[ProcessQueue, int], Awaitable[None]],
         is_member: bool = True,
+        commits: bool = True,
     ) -> None:
         self._runtime = runtime
         self._group = group
@@ -107,6 +108,7 @@ class PullLoop:
         self._settings = settings
         self._on_illegal = on_illegal
         self._is_member = is_member
+        self._commits = commits and not settings.is_broadcasting
 
     async def run(self, pause_ms: float) -> None:
         """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
@@ -152,7 +154,7 @@ class PullLoop:
         broker_id, address = found
         commit_offset = self._offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
-        if commit_offset > 0 and broker_id == MASTER_ID and not self._settings.is_broadcasting:
+        if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
             flags |= PullFlag.COMMIT_OFFSET
         if not self._is_member:
             flags |= PullFlag.SUBSCRIPTION

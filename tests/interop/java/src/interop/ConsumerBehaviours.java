@@ -25,6 +25,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
@@ -376,6 +377,10 @@ final class ConsumerBehaviours {
                 String mark = "mark " + where + round;
                 producer.send(run.message(run.topic(), "Mark", "mark", mark));
                 run.await("mark", () -> seen.contains(mark));
+                // What is shut down between a listener's end and the note of it would tell the last messages again.
+                long end = producer.maxOffset(run.queue(run.topic(), 0));
+                run.await("offset", () -> consumer.getDefaultMQPushConsumerImpl().getOffsetStore()
+                    .readOffset(run.queue(run.topic(), 0), ReadOffsetType.READ_FROM_MEMORY) == end);
                 consumer.shutdown();
                 List<String> sorted = new ArrayList<>(seen);
                 Collections.sort(sorted);
