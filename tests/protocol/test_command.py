@@ -107,7 +107,7 @@ def test_short_and_long_send_headers_have_the_same_fields():
 
 def test_a_reply_has_the_opaque_of_its_request_and_no_empty_remark():
     answer = reply(Command(10, opaque=42), 17, "not here")
-    assert (answer.opaque, answer.flag, answer.is_response, answer.is_one_way) == (42, 1, True, False)
+    assert (answer.opaque, answer.flag, answer.is_one_way) == (42, 1, False)
     assert b'"remark":"not here"' in encode_command(answer)[0]
     assert b"remark" not in encode_command(reply(Command(10)))[0]
 

@@ -27,6 +27,7 @@ QUEUE_KEY = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T"})
         (b'{"a.b":{"n":1},"y":{"$ref":"$.a\\\\.b"},0:1}', {"a.b": {"n": 1}, "y": {"n": 1}, "0": 1}),
         (b'{0:1.5e3,1:true,2:null,3:-7,4:"\\u00e9"}', {"0": 1500.0, "1": True, "2": None, "3": -7, "4": "é"}),
         (b" [ ] ", []),
+        (b'{"jstack":"main()\n\t\\"x.go\\":1\x01"}', {"jstack": 'main()\n\t"x.go":1\x01'}),  # a Go client's
     ],
 )
 def test_the_dialect_is_read(text, value):
@@ -35,7 +36,20 @@ def test_the_dialect_is_read(text, value):
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"{1}", b"{1:}", b'{"a":1', b"{1:2,,3:4}", b"{{[]:1}:2}", b"{1:2}x", b'{1:"a}', b"{true:1}", b"\xff"],
+    [
+        b"",
+        b"{",
+        b"{1}",
+        b"{1:}",
+        b'{"a":1',
+        b"{1:2,,3:4}",
+        b"{{[]:1}:2}",
+        b"{1:2}x",
+        b'{1:"a}',
+        b'["\\\n"]',
+        b"{true:1}",
+        b"\xff",
+    ],
 )
 def test_what_is_neither_is_a_body_error(text):
     with pytest.raises(BodyError):

@@ -15,11 +15,16 @@ from rmqkit.protocol.properties import (
     encode_properties,
     find_property,
     in_stored_order,
+    own_properties,
 )
 
 
 def test_entries_end_with_0x02():
     assert encode_properties({"TAGS": "A", "KEYS": "k1 k2"}) == b"TAGS\x01A\x02KEYS\x01k1 k2\x02"
+
+
+def test_the_properties_of_the_application_are_those_without_a_reserved_name():
+    assert own_properties({"TAGS": "A", "a": "1", "RETRY_TOPIC": "T", "tags": "B"}) == {"a": "1", "tags": "B"}
 
 
 @pytest.mark.parametrize(

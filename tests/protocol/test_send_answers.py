@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, encode_command, header_fields, reply
 from rmqkit.protocol.headers.send import SendMessageResponse
 from rmqkit.protocol.ids import offset_id
@@ -22,17 +23,23 @@ HOST = pack_host("192.0.2.1", 10911)
             st.integers(0, (1 << 63) - 1),
             st.text("0123456789ABCDEFxyz", min_size=1, max_size=60),
             st.integers(0, (1 << 31) - 1),
+            st.just("") | st.text("0123456789ABCDEFxyz-_=", min_size=1, max_size=60),
         ),
         max_size=4,
     ),
     st.sampled_from([HOST, pack_host("2001:db8::1", 10911)]),
-    st.text(max_size=10) | st.sampled_from(["100%", "%d", "<id>", "1234567890"]),
+    st.text(max_size=10) | st.sampled_from(["100%", "%d", "<id>", "<handle>", "1234567890"]),
+    st.sampled_from([ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT]),
 )
-def test_answers_are_those_the_plain_encoder_writes(answers, host, region) -> None:
+def test_answers_are_those_the_plain_encoder_writes(answers, host, region, code) -> None:
     told = {"MSG_REGION": region, "TRACE_ON": "true"}
     plain = b""
-    for physical_offset, queue_id, queue_offset, unique_key, opaque in answers:
+    for physical_offset, queue_id, queue_offset, unique_key, opaque, handle in answers:
         header = SendMessageResponse(offset_id(host, physical_offset), queue_id, queue_offset, unique_key)
-        plain += b"".join(encode_command(reply(Command(310, opaque), fields=header_fields(header) | told)))
-    stored = [(at, b"%d" % queue, number, key.encode(), b"%d" % opaque) for at, queue, number, key, opaque in answers]
-    assert SendAnswers(host, told).frames(stored) == plain
+        fields = header_fields(header) | told | ({"recallHandle": handle} if handle else {})
+        plain += b"".join(encode_command(reply(Command(310, opaque), code, fields=fields)))
+    stored = [
+        (at, b"%d" % queue, number, key.encode(), *([handle.encode()] if handle else []), b"%d" % opaque)
+        for at, queue, number, key, opaque, handle in answers
+    ]
+    assert SendAnswers(host, told, code).frames(stored) == plain

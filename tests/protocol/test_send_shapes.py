@@ -142,3 +142,17 @@ def test_shapes_are_learned_more_and_more_seldom():
     ]
     assert known == [19, 11, 3]
     assert shapes.find(frame_of("UNIQ_KEY\x01K2\x02p0\x01w\x02", opaque=9)) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "unit_ms"), [("TIMER_DELAY_SEC", 1000), ("TIMER_DELAY_MS", 1), ("TIMER_DELIVER_MS", 0)]
+)
+def test_a_message_for_a_time_is_a_shape_and_one_with_a_delay_level_is_none(name, unit_ms):
+    shapes, properties = SendShapes(STAMPS, ["DELAY"]), f"UNIQ_KEY\x01K\x02{name}\x0112\x02"
+    assert [shapes.find(frame_of(f"{properties}DELAY\x013\x02")) for _ in range(2)] == [None, None]
+    assert shapes.find(frame_of(properties)) is None
+    shape, values = shapes.find(frame_of(properties, opaque=7))
+    at, unit = shape.asks
+    assert (values[at], unit) == (b"12", unit_ms)
+    stored = properties + "TIMER_OUT_MS\x0134\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02"
+    assert shape.properties % shape.values((*values, b"34")) == in_stored_order(stored.encode() + STAMPS)

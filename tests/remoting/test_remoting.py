@@ -10,16 +10,17 @@ import struct
 
 import pytest
 
-from rmqkit.errors import ConnectFailed, ConnectionLost, PeerRefused, RequestTimedOut
+from rmqkit.errors import ConnectFailed, ConnectionLost, PeerRefused, RequestTimedOut, SettingsError
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, reply, request
 from rmqkit.protocol.frame import ROCKETMQ, FrameSplitter
-from rmqkit.remoting.address import join_address, split_address, split_addresses
+from rmqkit.remoting.address import advertised_ip, join_address, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch, Lane
 from rmqkit.remoting.permits import Permits
 from rmqkit.remoting.server import ListenFailed, RemotingServer
+from tests.waiting import SECONDS
 
 ECHO, SILENT, BROKEN, SLOW, CALL_BACK, REFUSING = 1001, 1002, 1003, 1004, 1005, 1006
 
@@ -180,7 +181,7 @@ def test_a_peer_that_takes_nothing_does_not_keep_its_connection_after_a_time_out
             small = asyncio.ensure_future(client.call(address, Command(SILENT), 60_000))
             with pytest.raises(RequestTimedOut):
                 await client.call(address, Command(SILENT, body=bytes(16 << 20)), 150)
-            await asyncio.wait_for(connection.closed, 5)
+            await asyncio.wait_for(connection.closed, SECONDS)
             with pytest.raises(ConnectionLost):
                 await small
             await client.close()
@@ -209,10 +210,42 @@ def test_nobody_listening_is_told_with_the_address():
     run(scenario)
 
 
+class AcceptedTransport(asyncio.Transport):
+    """What the loop hands over for a connection that it accepted."""
+
+    is_aborted = False
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def is_closing(self):
+        return self.is_aborted
+
+    def abort(self):
+        self.is_aborted = True
+
+
+def test_who_is_accepted_while_the_port_closes_is_not_served_by_what_has_stopped():
+    async def scenario(peers):
+        await peers.server.close()
+        transport = AcceptedTransport()
+        peers.server._connection().connection_made(transport)
+        assert transport.is_aborted
+
+    run(scenario)
+
+
 def test_a_port_in_use_is_told_in_one_line():
     async def scenario(peers):
         with pytest.raises(ListenFailed, match=f"cannot listen on 127.0.0.1:{peers.port}: .*choose another port"):
             await RemotingServer(Dispatch()).listen("127.0.0.1", peers.port)
+        with pytest.raises(ListenFailed, match=r"cannot listen on 192\.0\.2\.1:0: .*; use one of this machine's"):
+            await RemotingServer(Dispatch()).listen("192.0.2.1", 0)
+        for name in ("no host", "a..b"):
+            with pytest.raises(ListenFailed, match=rf"cannot listen on {name}:0: .*; use one of this machine's"):
+                await RemotingServer(Dispatch()).listen(name, 0)
+            with pytest.raises(SettingsError, match=rf"cannot listen on {name}: .*; use one of this machine's"):
+                advertised_ip(name)
 
     run(scenario)
 
@@ -223,7 +256,7 @@ def test_bytes_that_are_no_frames_close_that_connection_alone_with_one_line(garb
         assert (await peers.call(ECHO)).remark == "echo"
         reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
         writer.write(garbage)
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), SECONDS) == b""
         writer.close()
         await writer.wait_closed()
         assert (await peers.call(ECHO)).remark == "echo"
@@ -237,7 +270,7 @@ def test_a_header_that_is_not_json_closes_the_connection(caplog):
     async def scenario(peers):
         reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
         writer.write(struct.pack(">iI", 4 + 5, 5) + b"{oops")
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), SECONDS) == b""
         writer.close()
         await writer.wait_closed()
 
@@ -306,7 +339,7 @@ def test_an_idle_connection_is_closed(monkeypatch):
 
     async def scenario(peers):
         connection = await peers.client.connection(peers.address)
-        await asyncio.wait_for(asyncio.shield(connection.closed), 5)
+        await asyncio.wait_for(asyncio.shield(connection.closed), SECONDS)
         assert (await peers.call(ECHO)).remark == "echo"  # the next call connects again
 
     run(scenario, idle_ms_max=30)
@@ -319,6 +352,8 @@ def test_an_idle_connection_is_closed(monkeypatch):
         ("[::1]:1", ("::1", 1)),
         (" host:0 ", ("host", 0)),
         ("::1:9", ("::1", 9)),
+        ("host.:1", ("host.", 1)),
+        ("mü.de:1", ("mü.de", 1)),
     ],
 )
 def test_addresses_are_split(text, address):
@@ -326,7 +361,23 @@ def test_addresses_are_split(text, address):
     assert split_address(join_address(*address)) == address
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:65536", "host:-1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:x",
+        "host:65536",
+        "host:-1",
+        "a..b:1",
+        ".:1",
+        "a" * 64 + ":1",
+        "\udcff:1",
+        "ü..b:1",
+    ],
+)
 def test_what_is_no_address_is_a_value_error(text):
     with pytest.raises(ValueError, match="must be host:port"):
         split_address(text)

@@ -24,6 +24,7 @@ from rmqkit.remoting.tls import (
 )
 from rmqkit.standalone import Standalone
 from tests.certificates import OPENSSL, REASON, Certificate, make_certificate
+from tests.waiting import SECONDS
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason=REASON)
 
@@ -164,7 +165,7 @@ def test_garbage_after_a_client_hello_closes_that_connection(server_certificate,
         port = await server.listen("127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"\x16\x03\x01\x00\x05hello")
-        heard = await asyncio.wait_for(reader.read(), 5)
+        heard = await asyncio.wait_for(reader.read(), SECONDS)
         writer.close()
         await server.close()
         return heard

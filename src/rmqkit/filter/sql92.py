@@ -60,11 +60,8 @@ class ExpressionRejected(ValueError):
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A compiled expression.
-
-    Attributes:
-        text: what was compiled.
-        evaluate: property string → True, False or None; raises ValueError where a value cannot be read.
-    """
+    ``text``: what was compiled.
+    ``evaluate``: property string → True, False or None; raises ValueError where a value cannot be read."""
 
     text: str
     evaluate: Condition
@@ -79,10 +76,7 @@ class Expression:
 
 def compile_expression(text: str) -> Expression:
     """Compile an expression; the latest ones, and the latest refusals, are remembered.
-
-    Raises:
-        ExpressionRejected: it is not SQL92, compares what cannot be compared, or is too long or too deep.
-    """
+    Raises ExpressionRejected: it is not SQL92, compares what cannot be compared, or is too long or too deep."""
     if len(text) > EXPRESSION_CHARACTERS_MAX:
         raise ExpressionRejected(f"the expression has {len(text)} characters: {EXPRESSION_CHARACTERS_MAX} are allowed")
     compiled = _compiled(text)
@@ -114,9 +108,7 @@ def _grammar() -> Lark:
 
 def _parse(text: str) -> _Term:
     """The term of the longest expression that a text begins with.
-
-    A token that cannot follow ends the expression, where it may end there: the reference reads no further.
-    """
+    A token that cannot follow ends the expression, where it may end there: the reference reads no further."""
     from lark import UnexpectedCharacters, UnexpectedToken
 
     parser: Any = _grammar().parse_interactive(text)
@@ -147,11 +139,8 @@ def _unexpected(error: UnexpectedToken) -> str:
 @dataclass(slots=True)
 class _Number:
     """A number of the expression.
-
-    Attributes:
-        parse: reads a property as the number's Java type, into an integer that sorts as that type does.
-        key: the number in that form.
-    """
+    ``parse``: reads a property as the number's Java type, into an integer that sorts as that type does.
+    ``key``: the number in that form."""
 
     value: int | float
     parse: Callable[[str], int]

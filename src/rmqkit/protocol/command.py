@@ -54,7 +54,7 @@ class Command(Struct, gc=False):
     """One request or response.
 
     Attributes:
-        code: request code, or response code when ``is_response``.
+        code: request code, or of a response (`RESPONSE` in ``flag``) the response code.
         opaque: the number that pairs a response with its request.
         flag: bit 0 response, bit 1 one-way.
         fields: ``extFields``, undecoded when it came as JSON (`decode_header`, `decode_fields`), or None.
@@ -74,11 +74,6 @@ class Command(Struct, gc=False):
     version: int = CURRENT_VERSION
 
     @property
-    def is_response(self) -> bool:
-        """Whether this answers a request of ours."""
-        return bool(self.flag & RESPONSE)
-
-    @property
     def payload(self) -> bytes:
         """The body in one piece; a received command's body already is."""
         body = self.body
@@ -88,7 +83,6 @@ class Command(Struct, gc=False):
 
     @property
     def is_one_way(self) -> bool:
-        """Whether no answer must be sent."""
         return bool(self.flag & _ONE_WAY)
 
 
@@ -167,7 +161,6 @@ def encode_command(command: Command, serialize_type: int = JSON) -> list[Body]:
 
 def decode_header(command: Command, header_type: type[H]) -> H:
     """The typed header of a command, in one call from the raw bytes.
-
     Peers send every value as a string; numbers and booleans in their place are taken too.
     Raises HeaderError: a required field is missing or a value is not of its type; the text names the field."""
     fields = command.fields
@@ -187,10 +180,8 @@ def decode_header_leniently(
 ) -> H:
     """`decode_header` that also takes what Java takes: a boolean that is not ``true`` is false, for one thing.
     Raises HeaderError: as `decode_header`.
-
-    Args:
-        missing: values of required fields that a peer may leave out.
-        drops_unreadable: whether a number that is none counts as left out, as in headers without a codec of their own.
+    ``missing``: values of required fields that a peer may leave out.
+    ``drops_unreadable``: whether a number that is none counts as left out, as in headers without a codec of their own.
     """
     try:
         return decode_header(command, header_type)

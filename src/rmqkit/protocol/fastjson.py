@@ -16,7 +16,7 @@ Source: remoting.md §6.1, §6.3, store.md §9.1.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -97,51 +97,47 @@ def _with_names(value: Any) -> Any:
 
 
 def dumps(value: Any, *, indent: str | None = None) -> bytes:
-    """A value in the dialect: integer keys bare, `ObjectKey` and struct keys inline, None members left out.
+    """A value in the dialect: integer keys bare, `ObjectKey` and struct keys inline, None members left out. A Raw is
+    what this returned for a part, with the same indent.
     ``indent`` is the text of one level for files read by people; without it there is one line."""
-    parts: list[str] = []
-    _write(parts.append, value, "" if indent is None else "\n", indent or "")
-    return "".join(parts).encode("utf-8", "replace")
+    return _text(value, "" if indent is None else "\n", indent or "").encode("utf-8", "replace")
 
 
-def _write(put: Callable[[str], None], value: Any, line: str, step: str) -> None:
+_LEFT_OUT = (None, msgspec.UNSET)
+
+
+def _text(value: Any, line: str, step: str) -> str:
+    """A value, its first line not indented. ``line``: what begins a new line at the level of the value."""
     if type(value) is int:
-        put(str(value))
-    elif isinstance(value, msgspec.Struct):
+        return str(value)
+    if type(value) in (str, bool):
+        return msgspec.json.encode(value).decode()
+    if type(value) is msgspec.Raw:
+        return bytes(value).decode().replace("\n", line)
+    inner = line + step if line else ""
+    if isinstance(value, msgspec.Struct):
         members = ((name, getattr(value, attribute)) for attribute, name in _members(type(value)))
-        _write_members(put, [(n, m) for n, m in members if m is not None and m is not msgspec.UNSET], line, step)
-    elif isinstance(value, Mapping):
-        _write_members(put, value.items(), line, step)
-    elif isinstance(value, list | tuple | set | frozenset):
-        inner, between = line + step if line else "", "["
-        for element in value:
-            put(between + inner)
-            _write(put, element, inner, step)
-            between = ","
-        put(line + "]" if value else "[]")
-    else:
-        put(msgspec.json.encode(value).decode())
+        texts = [name + _text(one, inner, step) for name, one in members if one not in _LEFT_OUT]
+        return _joined("{", texts, "}", line, inner)
+    if isinstance(value, dict | Mapping):
+        return _joined("{", [f"{_key(key)}:{_text(one, inner, step)}" for key, one in value.items()], "}", line, inner)
+    if isinstance(value, list | tuple | set | frozenset):
+        return _joined("[", [_text(one, inner, step) for one in value], "]", line, inner)
+    return msgspec.json.encode(value).decode()
 
 
-def _write_members(put: Callable[[str], None], members: Collection[tuple[Any, Any]], line: str, step: str) -> None:
-    inner, between = line + step if line else "", "{"
-    for key, member in members:
-        put(between + inner)
-        if isinstance(key, msgspec.Struct | ObjectKey):
-            _write(put, key, "", "")
-        else:
-            put(str(int(key)) if isinstance(key, int) and not isinstance(key, bool) else _quoted(str(key)))
-        put(":")
-        _write(put, member, inner, step)
-        between = ","
-    put(line + "}" if members else "{}")
+def _joined(begin: str, texts: list[str], end: str, line: str, inner: str) -> str:
+    return f"{begin}{inner}{f',{inner}'.join(texts)}{line}{end}" if texts else begin + end
+
+
+def _key(key: Any) -> str:
+    if type(key) is not str and isinstance(key, msgspec.Struct | ObjectKey):
+        return _text(key, "", "")
+    is_number = isinstance(key, int) and not isinstance(key, bool)
+    return str(int(key)) if is_number else msgspec.json.encode(str(key)).decode()
 
 
 @functools.cache
 def _members(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """The attributes of a struct and their names on the wire."""
-    return tuple((info.name, info.encode_name) for info in msgspec.structs.fields(struct))
-
-
-def _quoted(text: str) -> str:
-    return msgspec.json.encode(text).decode()
+    """The attributes of a struct and how each begins on the wire."""
+    return tuple((info.name, f'"{info.encode_name}":') for info in msgspec.structs.fields(struct))

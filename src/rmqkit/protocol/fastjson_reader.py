@@ -1,7 +1,8 @@
 """Reads fastjson's dialect of JSON, character by character; what msgspec cannot read comes here.
 
 The grammar is JSON's, where a key may also be an integer or an object, a number may end in Java's ``L``, ``B``, ``S``,
-``F`` or ``D``, and an object may stand for another by ``{"$ref":path}``.
+``F`` or ``D``, a string may have control characters as they are (Go clients tell their stacks so), and an object may
+stand for another by ``{"$ref":path}``.
 
 References are resolved by copying, so the value is a tree again; the copies together may not have more values than the
 text has characters, which bounds what a short text can grow into. A reference to an object around it cannot be part of
@@ -67,6 +68,7 @@ class ObjectKey(Mapping[str, Any]):
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?[LBSFD]?")
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_ESCAPE_OR_CONTROL = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None}
 _REF_STEP = re.compile(r"""\.((?:[^.\[\\]|\\.)+)|\[([0-9]+)\]|\["((?:[^"\\]|\\.)*)"\]|\['((?:[^'\\]|\\.)*)'\]""")
 
@@ -174,7 +176,7 @@ class _Reader:
         if match is None:
             raise self.error("a string")
         try:
-            value = msgspec.json.decode(match[0], type=str)
+            value = msgspec.json.decode(_ESCAPE_OR_CONTROL.sub(_escaped, match[0]), type=str)
         except (msgspec.DecodeError, UnicodeEncodeError):
             raise self.error("a string without broken escapes") from None
         self.at = match.end()
@@ -254,3 +256,8 @@ class _References:
                 raise BodyError(f"JSON body: $ref {path[:80]!r} points to nothing") from None
             at = step.end()
         return found, around
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """An escape as it is, a control character as the escape that strict JSON has for it."""
+    return found[0] if found[0][0] == "\\" else f"\\u{ord(found[0]):04x}"

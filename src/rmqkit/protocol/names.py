@@ -13,6 +13,7 @@ __all__ = [
     "DLQ_PREFIX",
     "FORBIDDEN_TO_SEND",
     "GROUP_CHARACTERS_MAX",
+    "NOT_OF_APPLICATIONS",
     "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
     "SYSTEM_TOPICS",
@@ -20,6 +21,7 @@ __all__ = [
     "dlq_topic",
     "group_fault",
     "group_of_retry_topic",
+    "is_light",
     "is_system_topic",
     "pop_retry_topic",
     "retry_topic",
@@ -39,8 +41,12 @@ OFFSET_MOVED_EVENT = "OFFSET_MOVED_EVENT"
 BENCHMARK_TOPIC = "BenchmarkTest"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 RETRY_PREFIX = "%RETRY%"
+LIGHT_PREFIX = "%LMQ%"
 DLQ_PREFIX = "%DLQ%"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+SYNC_BROKER_MEMBER_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
+"""With a broker's name behind it: the topic whose route tells the true ids of those who bear it."""
+
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 TOPIC_CHARACTERS_MAX = 127
@@ -54,6 +60,10 @@ FORBIDDEN_TO_SEND = frozenset(
 
 SYSTEM_TOPICS = FORBIDDEN_TO_SEND | {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC, "CHECKPOINT_TOPIC"}
 """Names of topics that belong to every broker."""
+
+NOT_OF_APPLICATIONS = (SYSTEM_TOPIC_PREFIX, RETRY_PREFIX, DLQ_PREFIX)
+"""What further topics begin with that no application sends to by itself."""
+
 SYSTEM_GROUPS = (
     "TOOLS_CONSUMER",
     "FILTERSRV_CONSUMER",
@@ -90,8 +100,12 @@ def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
 
 
+def is_light(name: str) -> bool:
+    """Whether a topic is a light queue, or a group one that has its offsets beside the others' (``MixAll.isLmq``)."""
+    return name.startswith(LIGHT_PREFIX)
+
+
 def is_system_topic(topic: str) -> bool:
-    """Whether a topic belongs to the broker itself."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 

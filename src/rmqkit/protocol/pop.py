@@ -48,6 +48,7 @@ RETRY_TOPIC_V1 = "1"
 RETRY_TOPIC_V2 = "2"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
+_HANDLE = re.compile("{0} {0} {0} {0} ([012]) ([^ ]+) {0}(?: {0})?".format(f"({_INTEGER.pattern})")).fullmatch
 _ORDER_QUEUE = re.compile(r"qo(-?[0-9]{1,19})%(-?[0-9]{1,19})")
 _INT64_MAX = (1 << 63) - 1
 _ACK_BITS_MAX = 1 << 16
@@ -138,18 +139,21 @@ def encode_pop_handle(handle: PopHandle) -> str:
 
 def decode_pop_handle(text: str) -> PopHandle:
     """What a POP_CK names."""
-    words = text.split(" ")
-    if len(words) not in (7, 8) or not words[5]:
-        raise HeaderError(f"POP handle {text[:80]!r} has {len(words)} words: it must have 7 or 8")
+    match = _HANDLE(text)
+    numbers = [] if match is None else [int(word) for word in match.group(1, 2, 3, 4, 7, 8) if word]
+    if match is None or max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX - 1:
+        rules = "must have 7 or 8 words: the fifth is 0, 1 or 2, the sixth a broker's name, all others 64-bit integers"
+        raise HeaderError(f"POP handle {text[:80]!r} {rules}")
+    start, pop_time, invisible_time, revive_queue, queue, *own = numbers
     return PopHandle(
-        check_point_offset=_integer(words[0], text),
-        pop_time=_integer(words[1], text),
-        invisible_time=_integer(words[2], text),
-        revive_queue_id=_integer(words[3], text),
-        retry=_retry(words[4], text),
-        broker_name=words[5],
-        queue_id=_integer(words[6], text),
-        queue_offset=_integer(words[7], text) if len(words) == 8 else None,
+        check_point_offset=start,
+        pop_time=pop_time,
+        invisible_time=invisible_time,
+        revive_queue_id=revive_queue,
+        retry=match[5],
+        broker_name=match[6],
+        queue_id=queue,
+        queue_offset=own[0] if own else None,
     )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "encode_properties",
     "find_property",
     "in_stored_order",
+    "own_properties",
 ]
 
 PROPERTIES_BYTES_MAX = 32767
@@ -34,6 +35,7 @@ TAGS = "TAGS"
 WAIT = "WAIT"
 DELAY = "DELAY"
 RETRY_TOPIC = "RETRY_TOPIC"
+DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 TRANSACTION_PREPARED = "TRAN_MSG"
@@ -68,6 +70,7 @@ TIMER_DELAY_SECONDS = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
 TIMER_OUT_MS = "TIMER_OUT_MS"
+TIMER_DELETE_KEY = "TIMER_DEL_UNIQKEY"
 PROPERTY_CRC = "__CRC32#"
 
 # fmt: off
@@ -107,6 +110,12 @@ def decode_properties(encoded: bytes | memoryview) -> dict[str, str]:
     return properties
 
 
+def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those of the application: what of them goes along when a message is sent again. What RocketMQ itself put there is
+    left behind, such as delays, retries, transactions and marks of the broker."""
+    return {name: value for name, value in properties.items() if name not in RESERVED_NAMES}
+
+
 def find_property(encoded: bytes, name: bytes) -> bytes | None:
     """One value out of a property string without decoding the rest; None when absent or empty.
     Equal to ``decode_properties(encoded).get(name)`` for UTF-8 input."""
@@ -125,10 +134,8 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
 
 def in_stored_order(encoded: bytes) -> bytes:
     """A property string as a 5.x broker stores it after it took the client's apart: in the order of its ``HashMap``.
-
-    That map begins with 128 buckets and doubles when three quarters are taken; of duplicates the last value wins in
-    the first one's place. Entries without a name or a value are dropped. Not imitated: a bucket of more than eight.
-
+    That map begins with 128 buckets and doubles when three quarters are taken; of duplicates the last value wins in the
+    first one's place. Entries without a name or a value are dropped. Not imitated: a bucket of more than eight.
     Producers send the same names in the same order all the time: that order is worked out once, which halves the time.
     """
     pieces = encoded.split(_ENTRY_END_BYTES)

@@ -4,7 +4,8 @@ A *shape* is the JSON header of a send whose queue id, born timestamp, opaque an
 learned from a header that the plain decoders read, and reads others like it with one regular expression, property
 string included: what matches means what `decode_command`, `decode_header` and `in_stored_order` make of it, at a
 quarter of the cost. Headers with escapes or in another order, and properties that ask for more than storing, match
-none; nor do batches, transactions, retried messages and one-way requests. Source: remoting.md §1.2, §4.3.1, §7.3.
+none; nor do batches, transactions, retried messages and one-way requests. One that asks for a time is a shape, too: its
+property string is that of the timer topic's message. Source: remoting.md §1.2, §4.3.1, §7.3; store.md §18.2.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ _PATTERNS: dict[str | bytes, bytes] = {
     "opaque": rb"(0|[1-9]\d{0,9})",
     b"UNIQ_KEY": rb"([0-9A-Za-z]+)",
     b"WAIT": rb"(true|false)",
+    **dict.fromkeys((b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS"), rb"(\d{1,17})"),
 }
+_TIMES = {b"TIMER_DELAY_SEC": 1000, b"TIMER_DELAY_MS": 1, b"TIMER_DELIVER_MS": 0}
+"""Properties that ask for a time, the one that counts first, and their unit in ms; 0: ms since the epoch."""
+_KEPT = b"TIMER_OUT_MS\x01\0%d\0\x02REAL_TOPIC\x01%b\x02REAL_QID\x01\0%d\0\x02"
 _NUMBERS = {"queue_id": 87, "born_timestamp": 1234567890123, "opaque": 4711}
 """The open numbers, with the values of a header that a new shape is tried on."""
 _OTHER = b"Other"
@@ -48,9 +53,11 @@ _HEADERS = {RequestCode.SEND_MESSAGE: SendMessageRequest, RequestCode.SEND_MESSA
 _HEAD_BYTES = 32
 _SHAPES_MAX = 1024
 _MISSES_PER_SHAPE = 8
+_is_send = re.compile(rb'"code": ?(?:10|310)\b').search
+"""Whether it is worth a look: a broker without plain senders would read every request twice."""
 
 
-class SendShape(Struct, frozen=True, gc=False):
+class SendShape(Struct, frozen=True, gc=False, eq=False):
     """One shape.
 
     Attributes:
@@ -59,6 +66,8 @@ class SendShape(Struct, frozen=True, gc=False):
         read: takes digits of queue id, born timestamp and opaque, unique key and tags out of the groups.
         has_tags: whether there are tags; what `read` says of them is another value otherwise.
         properties: what is stored, with a ``%b`` for each of the values that `values` takes out of the groups.
+        asks: of a message for a time, which group says it, and in what unit (`_TIMES`); `values` takes the time it is
+            kept until out of one group more.
     """
 
     header: SendMessageRequest
@@ -67,22 +76,20 @@ class SendShape(Struct, frozen=True, gc=False):
     has_tags: bool
     properties: bytes
     values: Callable[[tuple[bytes, ...]], Any]
+    asks: tuple[int, int] | None = None
 
 
 class SendShapes:
     """The shapes that were seen.
-
     One is learned from a header that matches none, the more seldom the more there are: sends that differ in everything
     must not cost much more than they do anyway.
-
-    Args:
-        stamps: the broker's own properties.
-        not_plain: names of properties that ask for more than storing.
-    """
+    ``stamps``: the broker's own properties.
+    ``not_plain``: names of properties that ask for more than storing."""
 
     def __init__(self, stamps: bytes, not_plain: Collection[str]) -> None:
         self._stamps = stamps
         self._not_plain = {*decode_properties(stamps), *not_plain}
+        self._is_special = re.compile(rf"(?<![A-Z_])(?:{'|'.join(map(re.escape, not_plain))})".encode()).search
         self._by_head: dict[bytes, list[SendShape]] = {}
         self._count = 0
         self._misses_left = 0
@@ -100,7 +107,7 @@ class SendShapes:
                         shapes.insert(0, shape)
                     return shape, match.groups()
         self._misses_left -= 1
-        if self._misses_left < 0:
+        if self._misses_left < 0 and _is_send(header) and self._is_special(header) is None:
             self._learn(frame)
         return None
 
@@ -117,10 +124,7 @@ class SendShapes:
 
 def learn_shape(frame: Frame, stamps: bytes, not_plain: Collection[str]) -> SendShape | None:
     """The shape of a request; None when it is no plain send, or its header is not of the form that is looked for.
-
-    Args:
-        not_plain: names of properties that none of these has.
-    """
+    ``not_plain``: names of properties that none of these has."""
     header = _plain_header(frame.header) if frame.serialize_type == JSON else None
     if header is None:
         return None
@@ -138,13 +142,16 @@ def learn_shape(frame: Frame, stamps: bytes, not_plain: Collection[str]) -> Send
     match = re.compile(pattern + re.escape(frame.header[at:])).fullmatch
     if _plain_header(other + frame.header[at:]) != _with_others(header, names):
         return None
+    asks = next(((places[name], unit_ms) for name, unit_ms in _TIMES.items() if name in places), None)
+    if asks is not None:
+        stamps = _KEPT % (len(opened), header[0].topic.encode(), places["queue_id"]) + stamps
     stored = in_stored_order(b"".join([b"%b\x01\0%d\0\x02" % (name, places[name]) for name in names]) + stamps)
     order = re.findall(rb"\0(\d+)\0", stored)
     tags_at = places.get(b"TAGS")
     read = itemgetter(*[places[number] for number in _NUMBERS], places[b"UNIQ_KEY"], tags_at or 0)
     properties = re.sub(rb"\0\d+\0", b"%b", stored.replace(b"%", b"%%"))
     sent = msgspec.structs.replace(header[0], queue_id=0)
-    return SendShape(sent, match, read, tags_at is not None, properties, itemgetter(*map(int, order)))
+    return SendShape(sent, match, read, tags_at is not None, properties, itemgetter(*map(int, order)), asks)
 
 
 def _open_values(header: bytes) -> list[tuple[str | bytes, int, int]]:

@@ -23,7 +23,6 @@ _NAMED = {_LOOPBACK: ("127.0.0.0/8", "::1/128"), _ANY: ("0.0.0.0/0", "::/0")}
 
 class AdminAddresses:
     """Where administrative requests may come from: a setting's value, made from its text.
-
     The text is ``loopback``, ``any``, addresses and networks (``10.1.0.0/16``), separated by commas or semicolons. A
     proxy on this machine that does not say for whom it speaks (the PROXY protocol does) makes everybody local.
     Raises ValueError: a part is none of these; the text names it."""
@@ -55,7 +54,7 @@ def for_admins(handler: Handler, allowed: AdminAddresses) -> Handler:
             command,
             ResponseCode.NO_PERMISSION,
             f"{connection.peer} may not change this server: adminAllowedAddresses={allowed}; "
-            "ask from there or add the address to that setting",
+            "ask at 127.0.0.1 on its machine, or add the address to that setting",
         )
 
     return guarded  # type: ignore[return-value]

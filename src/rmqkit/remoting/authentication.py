@@ -5,7 +5,7 @@ What a known user may do is another question, which is not asked here. Source: r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, sign, verify
+from rmqkit.protocol.bodies.access import UserInfo
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.settings import Setting
 
@@ -25,12 +26,15 @@ class AuthenticationSettings(Struct, kw_only=True):
     """What a ``broker.conf`` says about users; the keys and their JSON are those of 5.x brokers."""
 
     enabled: Annotated[bool, Setting("authenticationEnabled", "take requests only from users who sign them")] = False
-    initial_user: Annotated[str, Setting("initAuthenticationUser", 'first user: {"username":"…","password":"…"}')] = ""
+    initial_user: Annotated[
+        str, Setting("initAuthenticationUser", 'first user: {"username":"…","password":"…"}', secret=True)
+    ] = ""
     inner_credentials: Annotated[
         str,
         Setting(
             "innerClientAuthenticationCredentials",
             'how the broker signs its own requests: {"accessKey":"…","secretKey":"…"}',
+            secret=True,
         ),
     ] = ""
 
@@ -57,10 +61,20 @@ class _User(Struct):
 
 
 class Authentication:
-    """Checks signatures against the secrets of known users."""
+    """Checks signatures against the secrets of known users.
 
-    def __init__(self, secrets: Mapping[str, str]) -> None:
-        self._secrets = secrets
+    Args:
+        initial: the configuration's first user.
+        inner: how brokers sign their own requests, whatever is known of a user of that name.
+
+    Attributes:
+        users: looks up who else is known, and those that operators changed; at first, the first user alone.
+    """
+
+    def __init__(self, initial: UserInfo, inner: Credentials | None = None) -> None:
+        self.initial = initial
+        self.users: Callable[[], Mapping[str, UserInfo]] = lambda: {initial.username or "": initial}
+        self._inner = inner
 
     @classmethod
     def of(cls, settings: AuthenticationSettings) -> Authentication | None:
@@ -71,21 +85,23 @@ class Authentication:
         if not settings.initial_user:
             raise SettingsError("authenticationEnabled=true needs initAuthenticationUser: nobody could send")
         user = _decoded("initAuthenticationUser", settings.initial_user, _User)
-        secrets = {user.username: user.password}
-        inner = inner_credentials(settings)
-        if inner is not None:
-            secrets[inner.access_key] = inner.secret_key
-        return cls(secrets)
+        initial = UserInfo(username=user.username, password=user.password, user_type="Super", user_status="enable")
+        return cls(initial, inner_credentials(settings))
 
     def refusal(self, command: Command) -> str | None:
         """The reference's remark for a request that is not let in, or None."""
         fields = decode_fields(command)
-        user = fields.get(ACCESS_KEY)
-        if not user:
+        name = fields.get(ACCESS_KEY)
+        if not name:
             return "username cannot be null."
-        secret = self._secrets.get(user)
-        if secret is None:
-            return f"User:{user} is not found."
+        if self._inner is not None and name == self._inner.access_key:
+            secret = self._inner.secret_key
+        elif (user := self.users().get(name)) is None:
+            return f"User:{name} is not found."
+        elif user.user_status == "disable":
+            return f"User:{name} is disabled."
+        else:
+            secret = user.password or ""
         return None if verify(fields, command.body, secret) else "check signature failed."
 
 

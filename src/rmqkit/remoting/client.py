@@ -16,7 +16,6 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectFailed, PeerRefused, RequestTimedOut
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command
-from rmqkit.protocol.frame import JSON
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.connection import Connection
@@ -45,17 +44,13 @@ class RemotingClient:
         dispatch: Dispatch | None = None,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         on_close: Callable[[str, Connection], None] | None = None,
-        serialize_type: int = JSON,
         tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         self._dispatch = dispatch or Dispatch()
         self._clock = clock
-        self._connect_timeout_ms = connect_timeout_ms
         self._on_close = on_close
-        self._serialize_type = serialize_type
         self._tls = tls
         self._credentials = credentials
         self._permits = Permits(CLIENT_CALLS_MAX)
@@ -76,7 +71,7 @@ class RemotingClient:
         try:
             response = await self._call(address, command, deadline_ms, timeout_ms)
             if response.code == ResponseCode.GO_AWAY:
-                self._forget(address)  # calls under way on it may still be answered; the peer closes it
+                self._connections.pop(address, None)  # calls under way on it may still be answered; the peer closes it
                 response = await self._call(address, command, deadline_ms, timeout_ms)
             return response
         finally:
@@ -108,8 +103,8 @@ class RemotingClient:
     async def connection(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
         """The open connection to an address, made if need be.
         Raises ConnectFailed: the address cannot be reached in time, or this client is closed."""
-        connection = self._connections.get(address)
-        if connection is not None and connection.is_open:
+        connection = self.connected(address)
+        if connection is not None:
             return connection
         if self._closed:
             raise ConnectFailed(address, "this client is closed", "make a new one")
@@ -119,14 +114,15 @@ class RemotingClient:
             self._connecting[address] = task
             task.add_done_callback(lambda done: self._connected(address, done))
         try:
-            return await asyncio.wait_for(asyncio.shield(task), timeout_ms / 1000.0)
+            async with asyncio.timeout(timeout_ms / 1000.0):  # wait_for() may lose a cancellation
+                return await asyncio.shield(task)
         except TimeoutError:
             raise ConnectFailed(address, f"no connection within {timeout_ms:.0f} ms") from None
 
-    def is_connected(self, address: str) -> bool:
-        """Whether the connection to an address stands."""
+    def connected(self, address: str) -> Connection | None:
+        """The open connection to an address, if there is one."""
         connection = self._connections.get(address)
-        return connection is not None and connection.is_open
+        return connection if connection is not None and connection.is_open else None
 
     async def close(self) -> None:
         """Close every connection; calls under way get ConnectionLost."""
@@ -145,12 +141,9 @@ class RemotingClient:
 
     def drop(self, address: str) -> None:
         """Close the connection to an address that is no longer wanted."""
-        connection = self._forget(address)
+        connection = self._connections.pop(address, None)
         if connection is not None:
             connection.close()
-
-    def _forget(self, address: str) -> Connection | None:
-        return self._connections.pop(address, None)
 
     async def _connect(self, address: str) -> Connection:
         try:
@@ -159,12 +152,12 @@ class RemotingClient:
             raise ConnectFailed(address, str(error), "correct it where it is set") from None
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_ms / 1000.0):
+            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000.0):
                 _, connection = await loop.create_connection(lambda: self._new(address), host, port)
         except (TimeoutError, OSError) as error:
             number = error.errno or 0  # of a failed look-up of a name it is negative
             found = os.strerror(number) if number > 0 else error.strerror or str(error)
-            reason = found or f"no answer in {self._connect_timeout_ms} ms"
+            reason = found or f"no answer in {CONNECT_TIMEOUT_MS} ms"
             raise ConnectFailed(address, reason) from error
         return connection
 
@@ -173,7 +166,6 @@ class RemotingClient:
             self._dispatch,
             clock=self._clock,
             on_close=lambda connection: self._lost(address, connection),
-            serialize_type=self._serialize_type,
             tls=self._tls.layer() if self._tls is not None else None,
             always_reads=True,
         )

@@ -20,7 +20,7 @@ from msgspec import Struct
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectionLost, ProtocolError, RequestTimedOut
 from rmqkit.protocol.command import RESPONSE, Body, Command, decode_command, encode_command
-from rmqkit.protocol.frame import FRAME_BYTES_MAX, JSON, Frame, FrameSplitter
+from rmqkit.protocol.frame import Frame, FrameSplitter
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import join_address
 from rmqkit.remoting.dispatch import Dispatch
@@ -75,8 +75,6 @@ class Connection(asyncio.Protocol):
         clock: Clock = SYSTEM_CLOCK,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
-        frame_bytes_max: int = FRAME_BYTES_MAX,
-        serialize_type: int = JSON,
         opening: Opening | None = None,
         tls: TlsLayer | None = None,
         always_reads: bool = False,
@@ -85,11 +83,10 @@ class Connection(asyncio.Protocol):
         self._clock = clock
         self._on_open = on_open
         self._on_close = on_close
-        self._serialize_type = serialize_type
         self._opening = opening
         self._tls = tls
         self._always_reads = always_reads
-        self._splitter = FrameSplitter(frame_bytes_max)
+        self._splitter = FrameSplitter()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         # asyncio's own writelines() copies (3.11) or never pauses the writer (3.12.0-3.13.0, CVE-2024-12254).
@@ -113,7 +110,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether something can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     @property
@@ -129,7 +125,7 @@ class Connection(asyncio.Protocol):
         """Send a reply or one-way request with the other output of this tick; nothing happens when closed."""
         if not self.is_open:
             return
-        self._unsent.extend(encode_command(command, self._serialize_type))
+        self._unsent.extend(encode_command(command))
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -141,6 +137,9 @@ class Connection(asyncio.Protocol):
             if not self._flush_due:
                 self._flush_due = True
                 self._loop.call_soon(self._flush)
+
+    def keep_back(self, request: Command, answer: Command) -> None:
+        """Told of the answer to a one-way request: nobody waits for it."""
 
     async def keep_up(self) -> None:
         """Wait while the peer does not take what is sent; for senders that wait for nothing else."""
@@ -159,9 +158,9 @@ class Connection(asyncio.Protocol):
         self._opaque = (self._opaque + 1) & _OPAQUE_MASK
         command.opaque = self._opaque
         now_ms = self._clock.monotonic_ms()
+        self.send(command)  # raises what cannot be encoded, before anything waits for its answer
         self._calls[command.opaque] = _Call(answer, now_ms + timeout_ms, timeout_ms, command.code)
         self._sweep_by(now_ms + timeout_ms, now_ms)
-        self.send(command)
         return answer
 
     def close(self, reason: str = "") -> None:

@@ -9,7 +9,6 @@ Source: remoting.md §2, behaviour.md §2.4.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from rmqkit.errors import PeerRefused, ProtocolError
 from rmqkit.protocol.codes import ResponseCode, version_number
 from rmqkit.protocol.command import Command, reply
 from rmqkit.protocol.frame import Frame
+from rmqkit.remoting.tasks import Tasks
 
 if TYPE_CHECKING:
     from rmqkit.remoting.connection import Connection
@@ -52,28 +52,28 @@ class Lane:
 
 class Dispatch:
     """The handlers of one listening port or one client; loop only.
-
-    Args:
-        refusal: looks at every request first: the remark for one that is not let in (NO_PERMISSION), else None.
-
-    Attributes:
-        together: wraps the handling of several requests that one read brought.
-        rest: answers what it can of them all at once, and gives the others in their order; each one has to be handled
-            before it is asked for the next.
-    """
+    ``refusal``: looks at every request first: the remark for one that is not let in (NO_PERMISSION), else None.
+    ``together``: wraps the handling of several requests that one read brought.
+    ``rest``: answers what it can of them all at once, and gives the others in their order; each one has to be handled
+    before it is asked for the next."""
 
     def __init__(self, refusal: Callable[[Command], str | None] | None = None) -> None:
         self.together: Callable[[], AbstractContextManager[None]] | None = None
         self.rest: Rest | None = None
         self._refusal = refusal
         self._handlers: dict[int, tuple[Handler, Lane | None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._is_going_away = False
 
     @property
     def codes(self) -> frozenset[int]:
         """The request codes that have a handler."""
         return frozenset(self._handlers)
+
+    @property
+    def lanes(self) -> set[Lane]:
+        """The lanes of all handlers."""
+        return {lane for _, lane in self._handlers.values() if lane is not None}
 
     @property
     def is_idle(self) -> bool:
@@ -119,18 +119,16 @@ class Dispatch:
         if isinstance(answer, Command):
             if not command.is_one_way:
                 connection.send(answer)
+            else:
+                connection.keep_back(command, answer)
             return
         if lane is not None:
             lane.requests += 1
-        task = asyncio.ensure_future(self._finish(connection, command, answer, lane))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._finish(connection, command, answer, lane), "request")
 
     async def close(self) -> None:
         """End the coroutine handlers that still run."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _finish(
         self, connection: Connection, command: Command, answer: Awaitable[Command | None], lane: Lane | None
@@ -142,8 +140,8 @@ class Dispatch:
         finally:
             if lane is not None:
                 lane.requests -= 1
-        if response is not None and not command.is_one_way:
-            connection.send(response)
+        if response is not None:
+            (connection.keep_back(command, response) if command.is_one_way else connection.send(response))
 
 
 def _failure(connection: Connection, command: Command, error: Exception) -> Command:

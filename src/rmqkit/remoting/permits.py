@@ -1,4 +1,4 @@
-"""A bound on calls under way (``serverAsyncSemaphoreValue``, ``clientAsyncSemaphoreValue``), and on their bytes.
+"""A bound on calls under way (``clientAsyncSemaphoreValue``), and on their bytes.
 
 Taking a permit costs a comparison or two while there are some; beyond that callers wait in one line, so a large call is
 not overtaken by small ones for ever. A call larger than all the bytes goes when no other is under way. Loop only.
@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-__all__ = ["CLIENT_CALLS_MAX", "SERVER_CALLS_MAX", "Permits"]
+__all__ = ["CLIENT_CALLS_MAX", "Permits"]
 
 CLIENT_CALLS_MAX = 65_535
-SERVER_CALLS_MAX = 64
 
 
 class Permits:

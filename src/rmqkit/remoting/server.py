@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import logging
 import os
+import socket
 from collections.abc import Callable
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import RemotingError, RequestTimedOut
-from rmqkit.protocol.command import Command
-from rmqkit.protocol.frame import FRAME_BYTES_MAX, JSON
+from rmqkit.errors import RmqError
 from rmqkit.remoting.address import join_address
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.opening import Opening
-from rmqkit.remoting.permits import SERVER_CALLS_MAX, Permits
+from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ServerTls
 
-__all__ = ["IDLE_MS_MAX", "ListenFailed", "RemotingServer"]
+__all__ = ["IDLE_MS_MAX", "ListenFailed", "RemotingServer", "bind"]
 
 IDLE_MS_MAX = 120_000
 """A connection without traffic for this long is closed (``serverChannelMaxIdleTimeSeconds``)."""
@@ -31,8 +30,25 @@ _BACKLOG = 1024
 _log = logging.getLogger(__name__)
 
 
-class ListenFailed(RemotingError):
+class ListenFailed(RmqError):
     """A port cannot be listened on."""
+
+
+async def bind(protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.Server:
+    """Take a port without accepting connections yet.
+    Raises ListenFailed: the port is taken or the address is not this machine's."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(
+            protocol, host or None, port, backlog=_BACKLOG, reuse_address=True, start_serving=False
+        )
+    except (OSError, OverflowError, UnicodeError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        is_name = isinstance(error, (socket.gaierror, UnicodeError))
+        cause = os.strerror(number) if number and not is_name else getattr(error, "strerror", None) or error
+        is_elsewhere = is_name or number == errno.EADDRNOTAVAIL
+        remedy = "use one of this machine's" if is_elsewhere else "choose another port or stop its user"
+        raise ListenFailed(f"cannot listen on {join_address(host, port)}: {cause}; {remedy}") from error
 
 
 class RemotingServer:
@@ -43,24 +59,23 @@ class RemotingServer:
         dispatch: Dispatch,
         *,
         clock: Clock = SYSTEM_CLOCK,
+        on_open: Callable[[], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         idle_ms_max: int = IDLE_MS_MAX,
-        frame_bytes_max: int = FRAME_BYTES_MAX,
-        serialize_type: int = JSON,
         tls: ServerTls | None = None,
         accepts_proxy: bool = True,
+        connection: Callable[..., Connection] = Connection,
     ) -> None:
         self._dispatch = dispatch
+        self._make_connection = connection
         self._clock = clock
+        self._on_open = on_open
         self._on_close = on_close
         self._idle_ms_max = idle_ms_max
-        self._frame_bytes_max = frame_bytes_max
-        self._serialize_type = serialize_type
         self._tls = tls
         self._accepts_proxy = accepts_proxy
-        self._permits = Permits(SERVER_CALLS_MAX)
         self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self.connections: set[Connection] = set()
 
     async def listen(self, host: str, port: int) -> int:
@@ -73,34 +88,14 @@ class RemotingServer:
     async def bind(self, host: str, port: int) -> int:
         """Take a port without accepting connections yet; returns it (a free one for 0).
         Raises ListenFailed: as `listen`."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                self._connection, host or None, port, backlog=_BACKLOG, reuse_address=True, start_serving=False
-            )
-        except (OSError, OverflowError) as error:
-            cause = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-            where = join_address(host, port)
-            raise ListenFailed(f"cannot listen on {where}: {cause}; choose another port or stop its user") from error
+        self._server = await bind(self._connection, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def serve(self) -> None:
         """Accept connections on the port that `bind` took."""
         assert self._server is not None, "bind comes first"
         await self._server.start_serving()
-        self._sweeper = asyncio.get_running_loop().create_task(self._close_idle(), name="idle connections")
-
-    async def call(self, connection: Connection, command: Command, timeout_ms: float) -> Command:
-        """Call a connected client; at most `SERVER_CALLS_MAX` of these are under way at a time.
-        Raises RequestTimedOut: no answer, or no permit, within ``timeout_ms``.
-        Raises ConnectionLost: the client went first."""
-        started_ms = self._clock.monotonic_ms()
-        if not await self._permits.take(timeout_ms):
-            raise RequestTimedOut(connection.peer, command.code, timeout_ms)
-        try:
-            return await connection.call(command, timeout_ms - (self._clock.monotonic_ms() - started_ms))
-        finally:
-            self._permits.give_back()
+        self._tasks.start(self._close_idle(), "idle connections")
 
     async def drain(self, grace_ms: int) -> None:
         """Send peers away that know GO_AWAY, until they are gone or ``grace_ms`` has passed."""
@@ -111,10 +106,7 @@ class RemotingServer:
 
     async def close(self) -> None:
         """Stop listening, write what is queued, close every connection."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
+        await self._tasks.close()
         if self._server is not None:
             self._server.close()
         waiting = [connection.closed for connection in self.connections]
@@ -131,15 +123,20 @@ class RemotingServer:
             await self._server.wait_closed()
 
     def _connection(self) -> Connection:
-        return Connection(
+        return self._make_connection(
             self._dispatch,
             clock=self._clock,
-            on_open=self.connections.add,
+            on_open=self._remember,
             on_close=self._forget,
-            frame_bytes_max=self._frame_bytes_max,
-            serialize_type=self._serialize_type,
             opening=Opening(self._tls, accepts_proxy=self._accepts_proxy),
         )
+
+    def _remember(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        if self._server is not None and not self._server.is_serving():
+            connection.abort()  # it was accepted while the port closed: nobody else would end it
+        if self._on_open is not None:
+            self._on_open()
 
     def _forget(self, connection: Connection) -> None:
         self.connections.discard(connection)

@@ -66,7 +66,7 @@ class ServerTlsSettings(Struct, kw_only=True):
     mode: Annotated[TlsMode, Setting("tls.server.mode", "disabled, permissive or enforcing")] = TlsMode.PERMISSIVE
     certificate: Annotated[str, Setting("tls.server.certPath", "certificate chain, PEM")] = ""
     key: Annotated[str, Setting("tls.server.keyPath", "private key, PEM")] = ""
-    key_password: Annotated[str, Setting("tls.server.keyPassword", "password of the private key")] = ""
+    key_password: Annotated[str, Setting("tls.server.keyPassword", "password of the private key", secret=True)] = ""
     trusted: Annotated[str, Setting("tls.server.trustCertPath", "certificates that sign clients' certificates")] = ""
     need_client_auth: Annotated[NeedClientAuth, Setting("tls.server.need.client.auth", "none, optional or require")] = (
         NeedClientAuth.NONE
@@ -81,7 +81,7 @@ class ClientTlsSettings(Struct, kw_only=True):
     tls_trusted: Annotated[str, Setting("tls.client.trustCertPath", "certificates that sign the servers'")] = ""
     tls_certificate: Annotated[str, Setting("tls.client.certPath", "own certificate chain, PEM")] = ""
     tls_key: Annotated[str, Setting("tls.client.keyPath", "own private key, PEM")] = ""
-    tls_key_password: Annotated[str, Setting("tls.client.keyPassword", "password of the private key")] = ""
+    tls_key_password: Annotated[str, Setting("tls.client.keyPassword", "password of the private key", secret=True)] = ""
 
 
 class ServerTls:
@@ -213,7 +213,8 @@ def _load_own(context: ssl.SSLContext, certificate: str, key: str, password: str
         context.load_cert_chain(certificate, key or None, password or "")
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror or error
-        raise SettingsError(f"certificate {certificate} with key {key} cannot be used: {reason}") from None
+        told = f"with key {key}" if key else "without a key of its own"
+        raise SettingsError(f"certificate {certificate} {told} cannot be used: {reason}") from None
 
 
 def _load_trusted(context: ssl.SSLContext, trusted: str) -> None:

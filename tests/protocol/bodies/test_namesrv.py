@@ -37,7 +37,7 @@ SPEC = (
     b'"topicQueueMappingDetailMap":{},"topicQueueMappingInfoMap":{}}}'
 )
 SPEC_TABLE = TopicConfigTable(
-    DataVersion(2, 0, 1795224574705), {"T": TopicConfig("T", 4, 4)}, DataVersion(0, 0, 1795224205485), {}
+    DataVersion(2, 0, 1795224574705), {"T": TopicConfig("T", 4, 4)}, DataVersion(0, 0, 1795224205485), {}, {}
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 
-class UserInfo(Struct, rename="camel", kw_only=True):
+class UserInfo(Struct, rename="camel", kw_only=True, omit_defaults=True):
     """A user; type ``Super`` or ``Normal``, status ``enable`` or ``disable``."""
 
     username: str | None = None
@@ -14,7 +14,7 @@ class UserInfo(Struct, rename="camel", kw_only=True):
     user_status: str | None = None
 
 
-class AclEntry(Struct, rename="camel", kw_only=True):
+class AclEntry(Struct, rename="camel", kw_only=True, omit_defaults=True):
     """What may be done with one resource (``Topic:orders``, ``Group:*``), and from which networks."""
 
     resource: str

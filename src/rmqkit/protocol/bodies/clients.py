@@ -100,10 +100,8 @@ class CustomizedRetryPolicy(Struct, rename="camel"):
 
 class GroupRetryPolicy(Struct, rename="camel"):
     """How long to wait before each retry (``groupRetryPolicy``): what proxies tell their clients.
-
     Brokers keep and show it and go by their delay levels all the same (checked with 5.4.0). A type that is not known
-    counts as the default.
-    """
+    counts as the default."""
 
     type: str | None = _CUSTOMIZED
     exponential_retry_policy: ExponentialRetryPolicy | UnsetType | None = UNSET

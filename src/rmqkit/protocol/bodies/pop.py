@@ -1,8 +1,12 @@
-"""Bodies of POP consumption: batch ack 200151, assignments 400, modes 401 and 402. Source: remoting.md §4.6.1."""
+"""Bodies of POP consumption: batch ack 200151, assignments 400, modes 401 and 402, and what the revive topic stores.
+
+Messages of the revive topic have the tag ``ck``, ``ack`` or ``bAck``: a `CheckPoint`, or a `StoredAck` of one message
+or of several. Source: remoting.md §4.6.1; behaviour.md §4.7; store.md §18.
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.numbers import Int32, Int64
@@ -67,3 +71,46 @@ class MessageRequestModes(Struct, rename="camel"):
     """Answer to GET_ALL_MESSAGE_REQUEST_MODE: topic → group → mode."""
 
     message_request_mode_map: dict[str, dict[str, MessageRequestMode]] = field(default_factory=dict)
+
+
+class CheckPoint(Struct, kw_only=True, gc=False):
+    """``ck``: messages of one queue that were popped together; times in ms.
+
+    Attributes:
+        diffs: their offsets, counted from ``start_offset``.
+        acked_bits: bit i is set when the message ``diffs[i]`` is acknowledged.
+        tries: how often it was put back because its messages could not be retried.
+    """
+
+    acked_bits: Int32 = field(default=0, name="bm")
+    broker_name: str = field(name="bn")
+    group: str = field(name="c")
+    diffs: list[Int32] | None = field(default=None, name="d")
+    invisible_time: Int64 = field(name="it")
+    count: Int32 = field(name="n")
+    pop_time: Int64 = field(name="pt")
+    queue_id: Int32 = field(name="q")
+    revive_time: Int64 = field(default=0, name="reviveTime")
+    revive_offset: Int64 = field(default=0, name="ro")
+    start_offset: Int64 = field(name="so")
+    topic: str = field(name="t")
+    tries: str | UnsetType | None = field(default=UNSET, name="rp")
+
+    @property
+    def offsets_left(self) -> set[int]:
+        """The queue offsets that are not acknowledged."""
+        diffs = self.diffs or range(self.count)
+        return {self.start_offset + diff for i, diff in enumerate(diffs) if not self.acked_bits >> i & 1}
+
+
+class StoredAck(Struct, kw_only=True, gc=False):
+    """``ack`` of one message, ``bAck`` of several, whose ``ack_offset`` is -1."""
+
+    ack_offset: Int64 = field(name="ao")
+    ack_offsets: list[Int64] | UnsetType | None = field(default=UNSET, name="aol")
+    broker_name: str = field(name="bn")
+    group: str = field(name="c")
+    pop_time: Int64 = field(name="pt")
+    queue_id: Int32 = field(name="q")
+    start_offset: Int64 = field(name="so")
+    topic: str = field(name="t")

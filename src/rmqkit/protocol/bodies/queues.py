@@ -35,6 +35,12 @@ class ConsumerOffsets(Struct, rename="camel"):
     offset_table: dict[str, dict[Int32, Int64]] = field(default_factory=dict)
 
 
+class LightOffsets(ConsumerOffsets, rename="camel"):
+    """``lmqConsumerOffset.json``: beside the others, ``topic@group`` → offset for groups ``%LMQ%…``."""
+
+    lmq_offset_table: dict[str, Int64] = field(default_factory=dict)
+
+
 class DelayOffsets(Struct, rename="camel"):
     """Answer to GET_ALL_DELAY_OFFSET: delay level → offset; 4.x sends the table alone."""
 

@@ -1,8 +1,9 @@
-"""The replication state of a broker: 907. Source: remoting.md §6.4.13."""
+"""The replication state of a broker: 907. Source: remoting.md §6.4.13.
+``lagMs`` is rmqkit's own; Java's tools pass over it."""
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from rmqkit.protocol.numbers import Int32, Int64
 
@@ -19,7 +20,9 @@ class HaClientInfo(Struct, rename="camel", kw_only=True):
 
 
 class HaConnectionInfo(Struct, rename="camel", kw_only=True):
-    """One slave as its master sees it; ``diff`` is how far it is behind in bytes."""
+    """One slave as its master sees it.
+    ``diff``: how far it is behind in bytes. ``lag_ms``: the age of the oldest data that it has not acknowledged; an
+    Apache master does not say, nor does any when it is not known."""
 
     addr: str
     slave_ack_offset: Int64 = 0
@@ -27,6 +30,7 @@ class HaConnectionInfo(Struct, rename="camel", kw_only=True):
     in_sync: bool = False
     transferred_byte_in_second: Int64 = 0
     transfer_from_where: Int64 = 0
+    lag_ms: Int64 | UnsetType = UNSET
 
 
 class HaRuntimeInfo(Struct, rename="camel", kw_only=True):

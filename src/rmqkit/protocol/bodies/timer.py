@@ -41,7 +41,6 @@ class TimerCheckpoint(Struct, kw_only=True):
 
 
 def encode_timer_checkpoint(checkpoint: TimerCheckpoint) -> bytes:
-    """The 56 bytes of a checkpoint."""
     version = checkpoint.data_version
     return _BLOCK.pack(
         checkpoint.last_read_time_ms,

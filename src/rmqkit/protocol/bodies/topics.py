@@ -61,6 +61,26 @@ class TopicQueueMappingInfo(Struct, rename="camel", kw_only=True):
     total_queues: int = 0
 
 
+class LogicQueueMappingItem(Struct, rename="camel"):
+    """Where a queue of a static topic is, or was: offsets from ``start_offset`` on of queue ``queue_id`` at broker
+    ``bname`` are the queue's from ``logic_offset`` on."""
+
+    gen: int = 0
+    queue_id: int = 0
+    bname: str = ""
+    logic_offset: int = 0
+    start_offset: int = 0
+    end_offset: int = -1
+    time_of_start: int = -1
+    time_of_end: int = -1
+
+
+class TopicQueueMappingDetail(TopicQueueMappingInfo, rename="camel", kw_only=True):
+    """A static topic at one broker: its queues there by their number in the whole topic, the last item is current."""
+
+    hosted_queues: dict[int, list[LogicQueueMappingItem]] = field(default_factory=dict)
+
+
 class TopicConfigTable(Struct, rename="camel"):
     """``topics.json`` and the topic part of a registration (``TopicConfigSerializeWrapper``).
     Only registrations carry the static topics (``TopicConfigAndMappingSerializeWrapper``, 5.x)."""
@@ -69,6 +89,7 @@ class TopicConfigTable(Struct, rename="camel"):
     topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
     mapping_data_version: DataVersion | UnsetType | None = UNSET
     topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] | UnsetType | None = UNSET
+    topic_queue_mapping_detail_map: dict[str, TopicQueueMappingDetail] | UnsetType | None = UNSET
 
 
 class RegisterBrokerBody(Struct, rename="camel"):

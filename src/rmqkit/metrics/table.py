@@ -1,0 +1,178 @@
+"""The metrics of broker and name server, as one table: name, kind, labels, unit, buckets, what it says.
+
+Names that begin with ``rocketmq_`` are the reference's (Apache 5.4.0 with ``metricsExporterType=PROM``), with its
+labels, units and buckets; those that begin with ``rmqkit_`` are ours. In the text the unit ends the name, as
+OpenTelemetry's exporter writes it: ``rocketmq_rpc_latency_milliseconds``. Every sample has the labels of `COMMON`, too.
+What the reference has and is not here is in the table, with the reason. Source: behaviour.md §9.10.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+__all__ = ["COMMON", "TABLE", "Kind", "Metric", "Server"]
+
+
+class Kind(enum.Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Server(enum.Flag):
+    """Who tells a metric."""
+
+    BROKER = enum.auto()
+    NAME_SERVER = enum.auto()
+    BOTH = BROKER | NAME_SERVER
+
+
+class Metric(Struct, frozen=True):
+    """One row. ``absent``: why nobody tells it, or empty. ``buckets``: upper bounds, without infinity."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    servers: Server
+    absent: str
+    buckets: tuple[float, ...]
+
+    @property
+    def exposed_name(self) -> str:
+        """The name in the text."""
+        return f"{self.name}_{self.unit}" if self.unit else self.name
+
+
+COMMON = {
+    "cluster": "the broker's cluster; name servers have none",
+    "node_type": "`broker` or `nameserver`",
+    "node_id": "the broker's name; the name server's address",
+}
+"""Labels of every sample, before those of ``metricsLabel``."""
+
+_SHORT_MS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0, 5000.0)
+_CREATION_MS = (10.0, 100.0, 1000.0, 3000.0, 5000.0)
+_BUCKETS = {
+    "rocketmq_rpc_latency": (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0),
+    "rocketmq_topic_create_execution_time": _CREATION_MS,
+    "rocketmq_consumer_group_create_execution_time": _CREATION_MS,
+    "rocketmq_finish_message_latency": (5.0, 60.0, 600.0, 3600.0, 43200.0, 86400.0),
+    "rocketmq_message_size": (1024.0, 4096.0, 524288.0, 1048576.0, 2097152.0, 4194304.0),
+    "rocketmq_pop_buffer_scan_time_consume": (1.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0),
+    "rocketmq_delay_message_latency": (60.0, 600.0, 3600.0, 43200.0, 86400.0, 259200.0),
+    "rmqkit_event_loop_lag": _SHORT_MS,
+    "rmqkit_flush_latency": _SHORT_MS,
+    "rmqkit_dispatch_latency": _SHORT_MS,
+}
+
+# Each line: kind, name, unit or "-", labels: what it says.
+_BROKER = """
+gauge rocketmq_processor_watermark - processor: requests that wait before they are handled, by what handles them
+gauge rocketmq_broker_permission -: brokerPermission: 4 read + 2 write
+gauge rocketmq_topic_number -: topics in the table
+gauge rocketmq_consumer_group_number -: consumer groups in the table
+counter rocketmq_messages_in_total - topic message_type is_system: messages stored for producers, delayed ones again \
+when delivered
+counter rocketmq_throughput_in_total - topic message_type is_system: bytes of their records
+histogram rocketmq_message_size - topic message_type is_system: bytes of a record; a batch is one, with the mean
+counter rocketmq_messages_out_total - topic consumer_group is_system: messages given to groups, retries not counted
+counter rocketmq_throughput_out_total - topic consumer_group is_system: bytes of their records
+histogram rocketmq_topic_create_execution_time milliseconds invocation_status is_system: requests to create a topic
+histogram rocketmq_consumer_group_create_execution_time milliseconds invocation_status: requests to create a group
+gauge rocketmq_producer_connections - language version protocol_type: producers connected, by client and group
+gauge rocketmq_consumer_connections - consumer_group language version consume_mode protocol_type is_system: consumers \
+connected
+gauge rocketmq_consumer_lag_messages - topic consumer_group is_retry is_system: messages that a group online has not \
+consumed, filtered ones among them
+gauge rocketmq_consumer_inflight_messages - topic consumer_group is_retry is_system: those it pulled and did not consume
+gauge rocketmq_consumer_ready_messages - topic consumer_group is_retry is_system: those it has not pulled
+gauge rocketmq_consumer_lag_latency milliseconds topic consumer_group is_retry is_system: age of the oldest message \
+that a group online has not consumed
+gauge rocketmq_consumer_queueing_latency milliseconds topic consumer_group is_retry is_system: age of the oldest one \
+that it has not pulled
+counter rocketmq_send_to_dlq_messages_total - topic consumer_group is_system: messages that became dead letters
+counter rocketmq_commit_messages_total - topic: half messages committed
+counter rocketmq_rollback_messages_total - topic: half messages rolled back
+histogram rocketmq_finish_message_latency milliseconds topic: age of half messages when committed, in SECONDS whatever \
+the name says
+gauge rocketmq_half_messages - topic: half messages stored and not decided, since the start of the broker
+gauge rocketmq_storage_size bytes storage_type storage_medium: used bytes of the store's file system
+gauge rocketmq_storage_flush_behind bytes storage_type storage_medium: bytes of the log that are not on the disk
+gauge rocketmq_storage_dispatch_behind bytes storage_type storage_medium: bytes of the log that are not in the queues
+gauge rocketmq_storage_message_reserve_time milliseconds storage_type storage_medium: age of the oldest message
+histogram rmqkit_flush_latency milliseconds: how long a flush of the log took (fdatasync)
+histogram rmqkit_dispatch_latency milliseconds: from the storeTimestamp of messages until they are readable
+gauge rmqkit_replication_lag bytes slave: bytes of the log that a slave has not acknowledged
+gauge rmqkit_replication_in_sync - slave: 1 for a slave that is in sync, else 0
+"""
+_BOTH = """
+histogram rocketmq_rpc_latency milliseconds protocol_type request_code response_code is_long_polling result: from the \
+read of a request to its answer
+histogram rmqkit_event_loop_lag milliseconds: how late the event loop comes to a timer, asked ten times a second
+gauge rmqkit_lane_requests - lane: requests of a lane under way or waiting
+gauge rmqkit_lane_requests_max - lane: how many there may be; beyond that the answer is SYSTEM_BUSY
+gauge rmqkit_connections -: connections of clients and of other servers
+"""
+_NAME_SERVER = """
+gauge rmqkit_namesrv_clusters -: clusters of the brokers that are registered
+gauge rmqkit_namesrv_brokers -: addresses of the brokers that are registered
+gauge rmqkit_namesrv_topics -: topics that have a route
+"""
+_TIMER = """
+gauge rocketmq_timer_enqueue_lag - storage_type storage_medium: timed messages that are not on the wheel yet
+gauge rocketmq_timer_enqueue_latency milliseconds storage_type storage_medium: age of the oldest of them
+gauge rocketmq_timer_dequeue_lag - storage_type storage_medium: timed messages on the wheel, due or not
+gauge rocketmq_timer_dequeue_latency milliseconds storage_type storage_medium: how late the oldest second is that was \
+not delivered
+gauge rocketmq_timing_messages - storage_type storage_medium topic: timed messages that wait
+counter rocketmq_timer_enqueue_total - storage_type storage_medium topic: timed messages taken to the wheel
+counter rocketmq_timer_dequeue_total - storage_type storage_medium topic: timed messages taken off it
+gauge rocketmq_timer_message_snapshot - storage_type storage_medium timer_bound_s: timed messages due before so many \
+seconds from now, and not before the next lower bound
+histogram rocketmq_delay_message_latency seconds storage_type storage_medium topic: how far ahead timed messages were \
+when they were made
+"""
+_POP = """
+histogram rocketmq_pop_buffer_scan_time_consume milliseconds: scans of the ack buffer
+counter rocketmq_pop_revive_in_message_total - topic consumer_group revive_message_type put_status: check points and \
+acks stored
+counter rocketmq_pop_revive_out_message_total - topic consumer_group revive_message_type queue_id: check points and \
+acks done with
+counter rocketmq_pop_revive_retry_messages_total - topic consumer_group put_status: messages to be popped once more
+gauge rocketmq_pop_revive_lag milliseconds queue_id: check points whose time is over and that are not revived; their \
+NUMBER whatever the name says
+gauge rocketmq_pop_revive_latency milliseconds queue_id: how late the oldest of them is
+gauge rocketmq_pop_offset_buffer_size -: acks in the ack buffer; at Apache's offsets to be committed
+gauge rocketmq_pop_checkpoint_buffer_size -: check points in the ack buffer
+"""
+
+
+def _rows(text: str, servers: Server, absent: str = "") -> Iterator[Metric]:
+    for line in text.strip().splitlines():
+        head, _, meaning = line.partition(": ")
+        kind, name, unit, *labels = head.replace("-:", "-").split()
+        yield Metric(
+            name=name,
+            kind=Kind(kind),
+            unit=unit.strip("-"),
+            labels=tuple(labels),
+            help=meaning,
+            servers=servers,
+            absent=absent,
+            buckets=_BUCKETS[name] if kind == "histogram" else (),
+        )
+
+
+TABLE: tuple[Metric, ...] = (
+    *_rows(_BROKER, Server.BROKER),
+    *_rows(_BOTH, Server.BOTH),
+    *_rows(_NAME_SERVER, Server.NAME_SERVER),
+    *_rows(_TIMER, Server.BROKER),
+    *_rows(_POP, Server.BROKER),
+    *_rows("gauge rocketmq_proxy_up - proxy_mode: whether the proxy runs", Server.BROKER, "there is no gRPC proxy yet"),
+)

@@ -1,0 +1,84 @@
+"""What a master and a slave say on the HA link: raw log bytes one way, positions the other (``HAConnection``).
+
+======================  =====================================================================================
+master → slave, frame   i64 physical offset of the data, i32 size, then so many bytes of the commit log
+slave → master, report  i64 physical offset up to which the slave has the log
+======================  =====================================================================================
+
+Big-endian, no hand-shake. A frame of size 0 is a heartbeat; its offset is where the next data will begin. Data never
+crosses the end of a log file. Records are cut where a frame is full: only the log knows where they begin. Of several
+reports in one read the newest counts. A frame fits into 4 MiB, the buffer of Apache's slave. What can be no offset or
+size raises `FrameError`: the link has to be closed. What data means is checked by who appends it
+(`rmqkit.store.replication`). Source: store.md §21.2.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from rmqkit.errors import FrameError
+
+__all__ = [
+    "DATA_BYTES_MAX",
+    "HEAD_BYTES",
+    "LINK_BUFFER_BYTES",
+    "Reports",
+    "encode_report",
+    "frame_head",
+    "split_frames",
+]
+
+_HEAD = struct.Struct(">qi")
+_REPORT = struct.Struct(">q")
+HEAD_BYTES = _HEAD.size
+LINK_BUFFER_BYTES = 4 << 20
+DATA_BYTES_MAX = LINK_BUFFER_BYTES - HEAD_BYTES
+_OFFSET_MAX = (1 << 63) - 1 - LINK_BUFFER_BYTES
+
+encode_report = _REPORT.pack
+"""The bytes of a report."""
+
+frame_head = _HEAD.pack
+"""The twelve bytes before the data of a frame: physical offset and size."""
+
+Frame = tuple[int, memoryview]
+"""Physical offset and data; empty data is a heartbeat."""
+
+
+def split_frames(received: memoryview) -> tuple[list[Frame], int]:
+    """The whole frames at the start of what was received, and how many bytes they take; data is not copied.
+    Raises FrameError: an offset or a size that cannot be; the frames before it are lost with the link."""
+    frames: list[Frame] = []
+    at, available = 0, len(received)
+    while available - at >= HEAD_BYTES:
+        offset, size = _HEAD.unpack_from(received, at)
+        if not (0 <= offset <= _OFFSET_MAX and 0 <= size <= DATA_BYTES_MAX):
+            raise FrameError(f"an HA frame of {size} bytes for offset {offset}: at most {DATA_BYTES_MAX} can come")
+        end = at + HEAD_BYTES + size
+        if end > available:
+            break
+        frames.append((offset, received[at + HEAD_BYTES : end]))
+        at = end
+    return frames, at
+
+
+class Reports:
+    """The reports of one slave, however its bytes come in; holds at most seven of them."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> int | None:
+        """The newest report that is complete now, None if there is no new one.
+        Raises FrameError: it is no offset."""
+        held = self._held + chunk
+        end = len(held) - len(held) % _REPORT.size
+        self._held = held[end:]
+        if not end:
+            return None
+        offset: int = _REPORT.unpack_from(held, end - _REPORT.size)[0]
+        if not 0 <= offset <= _OFFSET_MAX:
+            raise FrameError(f"an HA report of offset {offset}")
+        return offset
