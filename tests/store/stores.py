@@ -21,19 +21,6 @@ HOST_V6 = pack_host("::1", 10911)
 BORN_MS = 1_700_000_000_000
 
 
-class StepClock:
-    """A clock that stands still until it is told to go."""
-
-    def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
-        self.now = now_ms
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def monotonic_ms(self) -> float:
-        return float(self.now)
-
-
 def message(
     topic: str = "TopicTest", queue_id: int = 0, body: bytes = b"hello", **properties: str | int | bytes
 ) -> PutMessage:

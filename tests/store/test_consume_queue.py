@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY, ConsumeQueue
 from rmqkit.store.mapped_file import file_name
+from tests.open_files import open_files
 
 FILE_ENTRIES = 10
 FILE_BYTES = 200
@@ -227,8 +227,8 @@ def test_closed_queue_opens_its_file_again(queue: ConsumeQueue) -> None:
     assert queue.read(0, 3) == entry(0) + entry(1) + entry(2)
 
 
-def test_descriptors_are_given_back(queue: ConsumeQueue) -> None:
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the count alone
+def test_descriptors_are_given_back(queue: ConsumeQueue, tmp_path: Path) -> None:
     fill(queue, 25)
+    assert open_files(tmp_path)
     queue.close()
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert open_files(tmp_path) == []

@@ -22,8 +22,9 @@ from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of, queue_tags_
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.queue_ext import QueueExt, is_address
 from rmqkit.store.settings import StoreSettings
+from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import GoldenStore, unpack_golden
-from tests.store.stores import StepClock, golden_settings, message, opened, put_all, small_settings, tree
+from tests.store.stores import golden_settings, message, opened, put_all, small_settings, tree
 
 DELAYS = parse_delay_levels(StoreSettings().message_delay_level)
 
@@ -282,9 +283,9 @@ def test_a_read_among_what_is_put_together_sees_it(tmp_path: Path) -> None:
 def test_together_leaves_the_files_that_one_by_one_leaves(tmp_path_factory, puts, cut):
     folder = tmp_path_factory.mktemp("together")
     messages = [message(queue_id=i, sys_flag=flag, TAGS=f"t{i}", KEYS="k") for i, flag in puts]
-    with opened(folder / "single", clock=StepClock()) as store:
+    with opened(folder / "single", clock=StandingClock()) as store:
         put_all(store, *messages)
-    with opened(folder / "together", clock=StepClock()) as store:
+    with opened(folder / "together", clock=StandingClock()) as store:
         for part in (messages[:cut], messages[cut:]):
             with store.together():
                 put_all(store, *part)

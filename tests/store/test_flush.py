@@ -15,8 +15,7 @@ import pytest
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
-
-DEADLINE_SECONDS = 20
+from tests.waiting import SECONDS
 
 
 def sync_settings(**changes: Any) -> Any:
@@ -39,7 +38,7 @@ class Rounds:
 
     def wait(self, test: Callable[[tuple[int, OSError | None]], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: any(map(test, self.told)), DEADLINE_SECONDS), self.told
+            assert self._changed.wait_for(lambda: any(map(test, self.told)), SECONDS), self.told
 
 
 class Gate:
@@ -56,7 +55,7 @@ class Gate:
         def fdatasync(descriptor: int) -> None:
             self.count += 1
             self.entered.set()
-            assert self.open.wait(DEADLINE_SECONDS)
+            assert self.open.wait(SECONDS)
             if self.error is not None:
                 raise self.error
             real(descriptor)
@@ -72,7 +71,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def wait_until(test: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + SECONDS
     while not test():
         assert time.monotonic() < deadline
         threading.Event().wait(0.002)
@@ -96,7 +95,7 @@ def test_one_round_serves_everybody_who_waits(tmp_path: Path, gate: Gate) -> Non
         gate.entered.clear()
         first = put_all(store, message())[0]
         store.request_flush()
-        assert gate.entered.wait(DEADLINE_SECONDS)
+        assert gate.entered.wait(SECONDS)
         gate.count = 0
         for _ in range(5):  # they all come while the first round is at the disk
             last = put_all(store, message())[0]

@@ -135,6 +135,14 @@ def test_stat_has_the_bounds_of_the_manifest(any_golden):
     assert found.damaged_bytes == 0
 
 
+def test_dump_goes_on_at_an_offset(golden):
+    whole = [(one.physical_offset, one.queue_offset) for one in dump(golden.root)]
+    for begin in whole[0][0] + 1, whole[len(whole) // 2][0], whole[-1][0]:
+        found = [(one.physical_offset, one.queue_offset) for one in dump(golden.root, begin_offset=begin)]
+        assert found == [place for place in whole if place[0] >= begin]
+    assert not list(dump(golden.root, begin_offset=whole[-1][0] + 1))
+
+
 def test_dump_has_the_messages_of_the_manifest(any_golden):
     # Not in the manifest of 4.9.4: OFFSET_MOVED_EVENT, which the broker wrote while it was read, and a topic whose pull
     # it refused.
@@ -339,6 +347,27 @@ def test_a_queue_that_lacks_its_last_entry_or_all(golden):
     path.parent.rmdir()
     finding = the_finding(golden, Kind.QUEUE_END)
     assert (at(finding), finding.found) == ((str(path.parent), 0), "an end at 0")
+
+
+def test_the_messages_of_a_deleted_topic_are_no_damage_and_a_new_one_of_its_name_is_looked_at(tmp_path):
+    topics, read = tmp_path / "config" / "topics.json", small_settings()
+    with opened(tmp_path, read) as store:
+        put_all(store, *[message("Gone")] * 5, message("Kept"))
+        store.dispatch()
+        store.delete_topic("Gone")
+    topics.parent.mkdir()
+    topics.write_text('{"topicConfigTable": {"Kept": {}}}')
+    assert verify(tmp_path, read).findings == []
+    topics.write_text('{"topicConfigTable": {"Gone": {}, "Kept": {}}}')
+    (finding,) = verify(tmp_path, read).findings
+    assert (finding.kind, finding.expected, finding.found) == (Kind.QUEUE_END, "entries up to 5", "an end at 0")
+    with opened(tmp_path, read) as store:
+        store.delete_topic("Gone")
+        put_all(store, *[message("Gone")] * 2)
+        store.dispatch()
+    assert verify(tmp_path, read).findings == []
+    (queue,) = [one for one in stat(tmp_path, read).queues if one.topic == "Gone"]
+    assert (queue.messages, queue.max_offset) == (7, 2)
 
 
 def test_a_truncated_queue_file(golden):

@@ -5,7 +5,7 @@ import pytest
 from msgspec import Struct, field
 
 from rmqkit.errors import StoreMismatch, StoreUnavailable
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.json_files import JsonFile, RowTexts
 
 
 class Offsets(Struct, rename="camel"):
@@ -29,6 +29,15 @@ def test_integer_keys_are_written_bare(file: JsonFile) -> None:
     file.save(ONE)
     assert b'"TopicTest@group_a":{\n\t\t\t0:5,\n\t\t\t1:7\n' in file.path.read_bytes()
     assert file.load(Offsets) == ONE
+
+
+def test_rows_whose_texts_are_kept_are_written_as_without(file: JsonFile) -> None:
+    texts, rows = RowTexts(), {"a": {"line\nbreak": [1, {2: "x"}], "none": {}}, "b": {}}
+    for table in (rows, {"b": rows["b"], "c": {"d": [[]]}}, {}):
+        file.save({"table": table, "more": 1})
+        expected = file.path.read_bytes()
+        file.save({"table": texts.of(table), "more": 1})
+        assert file.path.read_bytes() == expected
 
 
 def test_what_java_writes_is_read(file: JsonFile) -> None:

@@ -11,28 +11,29 @@ import pytest
 
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import decode_record
-from rmqkit.store.memory_store import MemoryStore
 from rmqkit.store.message_store import Arrival, GetStatus, MessageStore, PutStatus
-from tests.store.stores import StepClock, message, opened, small_settings
+from rmqkit.testing.clock import StandingClock
+from tests.store.memory_store import MemoryStore
+from tests.store.stores import message, opened, small_settings
 
 NOW_MS = 1_800_000_000_000
 Store = MessageStore | MemoryStore
 
 
 @pytest.fixture
-def clock() -> StepClock:
-    return StepClock(NOW_MS)
+def clock() -> StandingClock:
+    return StandingClock(NOW_MS)
 
 
 @pytest.fixture
-def store(clock: StepClock) -> MemoryStore:
+def store(clock: StandingClock) -> MemoryStore:
     store = MemoryStore(small_settings(), clock=clock)
     store.open()
     return store
 
 
 @pytest.fixture(params=["files", "memory"])
-def either(request: pytest.FixtureRequest, tmp_path: Path, clock: StepClock) -> Iterator[Store]:
+def either(request: pytest.FixtureRequest, tmp_path: Path, clock: StandingClock) -> Iterator[Store]:
     """Whoever is given a store cannot tell which."""
     with ExitStack() as stack:
         if request.param == "files":
@@ -99,9 +100,9 @@ def test_queue_that_nobody_wrote_to_holds_no_message(either: Store) -> None:
     assert (found.status, found.next_begin_offset) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
 
 
-def test_time_finds_the_first_and_the_last_message(either: Store, clock: StepClock) -> None:
+def test_time_finds_the_first_and_the_last_message(either: Store, clock: StandingClock) -> None:
     for ms in (0, 10, 0, 10):
-        clock.now += ms
+        clock.ms += ms
         either.put(message())
     times = [NOW_MS - 1, NOW_MS, NOW_MS + 10, NOW_MS + 15, NOW_MS + 20, NOW_MS + 21]
     assert [either.offset_by_time("TopicTest", 0, one) for one in times] == [0, 0, 1, 3, 3, 4]
@@ -136,7 +137,7 @@ def test_log_that_begins_later_raises_min_offsets(store: MemoryStore) -> None:
     assert store.record_at(0) is None
 
 
-def test_arrivals_are_told_once_per_put(clock: StepClock) -> None:
+def test_arrivals_are_told_once_per_put(clock: StandingClock) -> None:
     told: list[list[Arrival]] = []
     store = MemoryStore(small_settings(), clock=clock, on_arrival=told.append)
     store.open()

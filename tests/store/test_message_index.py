@@ -22,8 +22,9 @@ from rmqkit.store import message_index
 from rmqkit.store.index_file import key_hash, key_hashes
 from rmqkit.store.message_index import MessageIndex
 from rmqkit.store.message_store import MessageStore
+from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
-from tests.store.stores import StepClock, copy_store, golden_settings, message, opened, put_all, small_settings
+from tests.store.stores import copy_store, golden_settings, message, opened, put_all, small_settings
 
 SLOTS, ENTRIES = 4, 5
 NOW = 1_795_226_023_017
@@ -287,13 +288,13 @@ def test_expired_files_go_but_never_the_newest(index: MessageIndex) -> None:
 
 
 def test_messages_are_found_by_key(tmp_path: Path) -> None:
-    clock = StepClock()
+    clock = StandingClock()
     with opened(tmp_path / "s", clock=clock) as store:
         results = put_all(store, *(message(KEYS=f"order-{i % 3} all", UNIQ_KEY=f"U{i}") for i in range(9)))
         offsets = [result.physical_offset for result in results]
         found = store.query("TopicTest", "order-1", 64, *ALL_TIME)
         assert found.physical_offsets == offsets[1::3]
-        assert (found.last_update_timestamp, found.last_update_offset) == (clock.now, offsets[-1])
+        assert (found.last_update_timestamp, found.last_update_offset) == (clock.ms, offsets[-1])
         assert store.query("TopicTest", "U4", 64, *ALL_TIME).physical_offsets == [offsets[4]]
         assert store.query("Other", "U4", 64, *ALL_TIME).physical_offsets == []
         assert len(store.query("TopicTest", "all", 4, *ALL_TIME).physical_offsets) == 4
@@ -458,3 +459,10 @@ def _refusing(create, room):
         return create(now_ms)
 
     return refuse
+
+
+@pytest.mark.parametrize("time_ms", [-(1 << 63), -1, 1 << 60])
+def test_a_file_of_a_record_whose_time_is_none_has_a_name_all_the_same(time_ms):
+    name = message_index.file_name(time_ms, "")
+    assert (len(name), name.isdecimal()) == (17, True)
+    assert message_index.file_name(time_ms, name) > name

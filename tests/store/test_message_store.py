@@ -17,12 +17,12 @@ from rmqkit.protocol.record import MAGIC_V1, MAGIC_V2, decode_record
 from rmqkit.store.file_queue import FileQueue
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.property_crc import has_sound_crc
+from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
 from tests.store.stores import (
     BORN_MS,
     HOST,
     HOST_V6,
-    StepClock,
     golden_settings,
     message,
     opened,
@@ -150,7 +150,7 @@ def test_failed_recovery_gives_the_lock_back(tmp_path: Path, monkeypatch: pytest
 
 
 def test_every_field_is_stored(tmp_path: Path) -> None:
-    clock = StepClock(BORN_MS + 77)
+    clock = StandingClock(BORN_MS + 77)
     with opened(tmp_path / "s", clock=clock) as store:
         put_all(store, message(queue_id=3))
         result = put_all(
@@ -242,7 +242,9 @@ def test_checksum_of_the_record_is_appended(tmp_path: Path) -> None:
         assert [record.body for record in read_all(store, "TopicTest")] == [b"hello", b"a", b"b"]
 
 
-def test_full_disk_refuses_and_takes_more_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_refuses_and_takes_more_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with opened(tmp_path / "s") as store:
         put_all(store, message(body=b"before"))
 
@@ -250,11 +252,13 @@ def test_full_disk_refuses_and_takes_more_later(tmp_path: Path, monkeypatch: pyt
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "pwrite", fail)
-        result = store.put(message(body=b"refused"))
-        assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
-        assert result.reason == "log cannot be written: errno 28 No space left on device"
+        for _ in range(3):
+            result = store.put(message(body=b"refused"))
+            assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
+            assert result.reason == "log cannot be written: errno 28 No space left on device"
         monkeypatch.undo()
         put_all(store, message(body=b"after"))
+        assert caplog.messages == [f"no message is taken: {result.reason}", "messages are taken again"]
         assert [record.body for record in read_all(store, "TopicTest")] == [b"before", b"after"]
 
 
@@ -360,7 +364,7 @@ def test_batch_is_one_write_and_one_piece_of_news(tmp_path: Path, monkeypatch: p
 
 def test_sealed_batch_is_that_of_sealed_messages(tmp_path: Path) -> None:
     settings, tags = small_settings(append_property_crc=True), b"TAGS\x01TagA"
-    with opened(tmp_path / "s", settings, clock=StepClock()) as store:
+    with opened(tmp_path / "s", settings, clock=StandingClock()) as store:
         put_all(store, message(body=b"a", properties=tags), message(body=b"", properties=b""))
         store.put_batch(batch_of(BatchEntry(b"a", tags), BatchEntry(b"", b"")))
         records = [bytes(record) for record in store.get("TopicTest", 0, 0, count_max=4).records]

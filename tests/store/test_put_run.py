@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rmqkit.protocol.hashing import tags_code
 from rmqkit.store.dispatcher import Arrival
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-from tests.store.stores import HOST_V6, StepClock, message, opened, put_all, read_all, small_settings, tree
+from rmqkit.testing.clock import StandingClock
+from tests.store.stores import HOST_V6, message, opened, put_all, read_all, small_settings, tree
 
 LARGE = StoreSettings(commit_log_file_bytes=1 << 20, consume_queue_file_bytes=2000, index_entry_count=50)
 
@@ -55,7 +56,7 @@ def test_a_run_leaves_the_files_that_one_by_one_leaves(tmp_path_factory, message
     openers = [plain(one.topic, one.queue_id) for one in messages]
     told: dict[str, list[Arrival]] = {"single": [], "run": []}
     for name in told:
-        with opened(folder / name, settings, clock=StepClock(), on_arrival=told[name].extend) as store:
+        with opened(folder / name, settings, clock=StandingClock(), on_arrival=told[name].extend) as store:
             put_all(store, *openers)
             if name == "single":
                 results = put_all(store, *messages)
@@ -121,10 +122,10 @@ def test_a_run_that_the_file_has_no_room_for_is_put_one_by_one(tmp_path):
 
 
 def test_a_clock_set_back_is_for_single_puts(tmp_path):
-    clock = StepClock()
+    clock = StandingClock()
     with opened(tmp_path / "s", LARGE, clock=clock) as store:
         put_all(store, plain())
-        clock.now -= 1
+        clock.ms -= 1
         assert store.put_run([plain()]) is None
 
 

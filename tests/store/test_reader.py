@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rmqkit.protocol.hashing import tags_code
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
+from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
-from tests.store.stores import StepClock, golden_settings, message, opened, put_all, small_settings
+from tests.store.stores import golden_settings, message, opened, put_all, small_settings
 
 TAG_A, TAG_B = tags_code("TagA"), tags_code("TagB")
 RECORD_BYTES = 200
@@ -251,11 +252,11 @@ def test_only_deleted_records_are_being_removed(tmp_path: Path) -> None:
 
 
 def timed(tmp_path: Path, *times: int) -> MessageStore:
-    clock = StepClock()
+    clock = StandingClock()
     store = MessageStore(tmp_path / "s", small_settings(), clock=clock)
     store.open()
     for time in times:
-        clock.now = time
+        clock.ms = time
         put_all(store, message())
     return store
 

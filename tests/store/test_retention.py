@@ -19,10 +19,11 @@ from rmqkit.store.consume_queues import ConsumeQueues
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.retention import Cause, Decision, DiskUse, Retention, decide, parse_hours, used_percent
 from rmqkit.store.settings import StoreSettings
+from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import golden_manifest, unpack_golden
+from tests.open_files import open_files
 from tests.store.stores import (
     HOST,
-    StepClock,
     golden_settings,
     message,
     opened,
@@ -50,7 +51,7 @@ class Disk:
         return self.by_name.get(path.name, self.percent)
 
 
-def filled(root: Path, clock: StepClock, disk: Disk, **changes: Any) -> AbstractContextManager[MessageStore]:
+def filled(root: Path, clock: StandingClock, disk: Disk, **changes: Any) -> AbstractContextManager[MessageStore]:
     """A store for 4 messages per log file, 10 per queue file and 8 per index file."""
     settings = small_settings(index_entry_count=9, **changes)
     return opened(root, settings, clock=clock, disk_used_percent=disk)
@@ -62,10 +63,10 @@ def fill(store: MessageStore, count: int = 40) -> None:
     assert offsets_of(store, 0) == [0]
 
 
-def age(store: MessageStore, clock: StepClock, expired: int) -> None:
+def age(store: MessageStore, clock: StandingClock, expired: int) -> None:
     """Make the first log files 73 hours old, the others one hour."""
     for i, path in enumerate(sorted((store.root / "commitlog").iterdir())):
-        seconds = clock.now // 1000 - (73 if i < expired else 1) * HOUR_SECONDS
+        seconds = clock.ms // 1000 - (73 if i < expired else 1) * HOUR_SECONDS
         os.utime(path, (seconds, seconds))
 
 
@@ -157,14 +158,14 @@ def test_disk_of_a_directory_to_be_made_is_that_of_its_parent(tmp_path: Path, mo
 
 
 def test_expired_files_go_in_the_hour_and_everything_follows(tmp_path: Path) -> None:
-    clock = StepClock(NOON)
+    clock = StandingClock(NOON)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
         age(store, clock, expired=6)
         before = tree(store.root)
         idle = store.retention_round()
         assert (idle.decision.cause, idle.log_files, tree(store.root)) == (Cause.NONE, 0, before)
-        clock.now = FOUR
+        clock.ms = FOUR
         age(store, clock, expired=6)
         done = store.retention_round()
         assert (done.decision.cause, done.log_files, done.queue_files, done.index_files) == (Cause.HOUR, 6, 2, 3)
@@ -178,7 +179,7 @@ def test_expired_files_go_in_the_hour_and_everything_follows(tmp_path: Path) -> 
 
 
 def test_reader_below_the_new_start_is_told_where_to_go_on(tmp_path: Path) -> None:
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
         age(store, clock, expired=3)
@@ -189,7 +190,7 @@ def test_reader_below_the_new_start_is_told_where_to_go_on(tmp_path: Path) -> No
 
 
 def test_reader_of_a_deleted_file_reads_on(tmp_path: Path) -> None:
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
         records = store.get(TOPIC, 0, 0, count_max=4).records
@@ -201,7 +202,7 @@ def test_reader_of_a_deleted_file_reads_on(tmp_path: Path) -> None:
 
 
 def test_first_file_that_is_not_expired_ends_the_round(tmp_path: Path) -> None:
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
         age(store, clock, expired=10)
@@ -215,7 +216,7 @@ def test_first_file_that_is_not_expired_ends_the_round(tmp_path: Path) -> None:
 
 
 def test_file_that_somebody_deleted_is_expired(tmp_path: Path) -> None:
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
         age(store, clock, expired=0)
@@ -231,7 +232,7 @@ def test_file_that_cannot_be_deleted_stays_readable_and_is_tried_again(
             raise OSError(30, "Read-only file system")
         path.unlink_(missing_ok)  # type: ignore[attr-defined]
 
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
         age(store, clock, expired=4)
@@ -246,7 +247,7 @@ def test_file_that_cannot_be_deleted_stays_readable_and_is_tried_again(
 
 
 def test_request_deletes_at_any_hour_for_20_rounds(tmp_path: Path) -> None:
-    clock = StepClock(NOON)
+    clock = StandingClock(NOON)
     with filled(tmp_path / "s", clock, Disk(), delete_file_batch_max=1) as store:
         fill(store, 100)
         age(store, clock, expired=25)
@@ -257,7 +258,7 @@ def test_request_deletes_at_any_hour_for_20_rounds(tmp_path: Path) -> None:
 
 
 def test_bounds_are_the_same_after_a_restart(tmp_path: Path) -> None:
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         put_all(store, message("Old", body=bytes(900)))
         put_all(store, *(message(body=bytes([i]) * 900) for i in range(40)))
@@ -274,7 +275,7 @@ def test_bounds_are_the_same_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_files_a_crash_left_behind_go_with_the_next_round_that_deletes(tmp_path: Path) -> None:
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
     for path in sorted((tmp_path / "s" / "commitlog").iterdir())[:6]:
@@ -288,7 +289,7 @@ def test_files_a_crash_left_behind_go_with_the_next_round_that_deletes(tmp_path:
 
 
 def test_extension_files_follow(tmp_path: Path) -> None:
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     sizes = {"enable_consume_queue_ext": True, "consume_queue_ext_file_bytes": 104}
     with filled(tmp_path / "s", clock, Disk(), **sizes) as store:
         fill(store)
@@ -303,22 +304,22 @@ def test_extension_files_follow(tmp_path: Path) -> None:
 
 
 def test_descriptors_are_given_back(tmp_path: Path) -> None:
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         put_all(store, *(message(f"T{i % 20}", body=bytes(300)) for i in range(300)))
     with filled(tmp_path / "s", clock, Disk()) as store:
         age(store, clock, expired=5)
-        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the count alone
+        before = len(open_files(tmp_path))
         assert store.retention_round().log_files == 5
         store._retention.close()  # waits for the thread
-        assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+        assert len(open_files(tmp_path)) <= before
 
 
 # ---- by disk use
 
 
 def test_above_the_forcible_ratio_files_go_whatever_their_age(tmp_path: Path) -> None:
-    clock, disk = StepClock(NOON), Disk(86)
+    clock, disk = StandingClock(NOON), Disk(86)
     with filled(tmp_path / "s", clock, disk, delete_file_batch_max=4) as store:
         fill(store)
         age(store, clock, expired=1)
@@ -328,7 +329,7 @@ def test_above_the_forcible_ratio_files_go_whatever_their_age(tmp_path: Path) ->
 
 
 def test_without_force_only_expired_files_go(tmp_path: Path) -> None:
-    clock, disk = StepClock(NOON), Disk(FULL)
+    clock, disk = StandingClock(NOON), Disk(FULL)
     with filled(tmp_path / "s", clock, disk, clean_forcibly=False) as store:
         fill(store)
         age(store, clock, expired=1)
@@ -338,7 +339,7 @@ def test_without_force_only_expired_files_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize("full", ["commitlog", "consumequeue"])
 def test_full_disk_refuses_puts_until_a_round_finds_room(tmp_path: Path, full: str) -> None:
     disk = Disk(39, **{full: FULL})
-    with filled(tmp_path / "s", StepClock(NOON), disk) as store:
+    with filled(tmp_path / "s", StandingClock(NOON), disk) as store:
         put_all(store, message())
         store.retention_round()
         refused = store.put(message())
@@ -400,7 +401,7 @@ def encoded(physical_offset: int) -> bytes:
 def test_records_that_are_not_dispatched_stay(tmp_path: Path, dispatched_offset: int, count: int) -> None:
     settings = small_settings()
     log, queues = log_of_files(tmp_path, settings, 5), ConsumeQueues(tmp_path, settings)
-    retention = Retention(tmp_path, log, queues, None, settings, StepClock(NOON), Disk(FULL))
+    retention = Retention(tmp_path, log, queues, None, settings, StandingClock(NOON), Disk(FULL))
     assert retention.run(dispatched_offset).log_files == count
     assert log.min_offset == count * 4096
     log.close()
@@ -410,7 +411,7 @@ def test_least_used_log_directory_counts_and_full_ones_get_no_new_files(tmp_path
     settings = small_settings(store_path_commit_log=f"{tmp_path}/a,{tmp_path}/b")
     log, queues = CommitLog(tmp_path, settings), ConsumeQueues(tmp_path, settings)
     disk = Disk(IDLE, a=FULL, b=40)
-    retention = Retention(tmp_path, log, queues, None, settings, StepClock(NOON), disk)
+    retention = Retention(tmp_path, log, queues, None, settings, StandingClock(NOON), disk)
     assert retention.run(0).use == DiskUse(40, IDLE, IDLE)
     assert [log.queue.path_of(start).parent.name for start in (0, 4096, 8192)] == ["b", "b", "b"]
     disk.by_name["b"] = 86
@@ -422,7 +423,7 @@ def test_disk_that_cannot_be_asked_changes_nothing(tmp_path: Path) -> None:
     def broken(path: Path) -> int:
         raise OSError(5, "Input/output error")
 
-    with opened(tmp_path / "s", clock=StepClock(FOUR), disk_used_percent=broken) as store:
+    with opened(tmp_path / "s", clock=StandingClock(FOUR), disk_used_percent=broken) as store:
         put_all(store, message())
         with pytest.raises(OSError, match="Input/output error"):
             store.retention_round()
@@ -440,7 +441,7 @@ def test_golden_store_that_loses_two_files_reads_as_a_real_broker_reads_it(tmp_p
     with opened(
         golden.root,
         golden_settings(golden, fileReservedTime="400000"),
-        clock=StepClock(FOUR),
+        clock=StandingClock(FOUR),
         is_batch_topic=batch_topics.__contains__,
         disk_used_percent=Disk(),
     ) as store:
@@ -469,7 +470,7 @@ def bounds(store: MessageStore, topic: str, queue_id: int) -> tuple[int, int, in
 def test_bytes_of_deleted_files_are_given_back_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner's own close must not be the last one: freeing 1 GiB takes the kernel long."""
     closed: set[str] = set()
-    close, clock = os.close, StepClock(FOUR)
+    close, clock = os.close, StandingClock(FOUR)
 
     def close_and_tell(descriptor: int) -> None:
         if os.fstat(descriptor).st_nlink == 0:
@@ -490,11 +491,10 @@ def test_bytes_of_deleted_files_are_given_back_by_a_thread(tmp_path: Path, monke
 
 
 def test_blocks_of_deleted_files_are_free_after_the_store_is_closed(tmp_path: Path) -> None:
-    clock = StepClock(FOUR)
+    clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
         age(store, clock, expired=4)
         assert store.retention_round().log_files == 4
-    descriptors = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    assert [path for path in descriptors if path.is_relative_to(tmp_path)] == []
+    assert open_files(tmp_path) == []
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()

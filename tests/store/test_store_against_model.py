@@ -21,11 +21,12 @@ from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.hashing import tags_code
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from rmqkit.store.memory_store import MemoryStore
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.queue_ext import ExtUnit
 from rmqkit.store.settings import StoreSettings
-from tests.store.stores import StepClock, message, small_settings
+from rmqkit.testing.clock import StandingClock
+from tests.store.memory_store import MemoryStore
+from tests.store.stores import message, small_settings
 
 Store = MessageStore | MemoryStore
 DELETED = "Gone"
@@ -78,7 +79,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(ext=st.booleans(), crc=st.booleans())
     def begin(self, ext: bool, crc: bool) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.clock = StepClock()
+        self.clock = StandingClock()
         self.disk_percent = ROOMY_PERCENT
         self.settings: StoreSettings = small_settings(
             commit_log_file_bytes=FILE_BYTES,
@@ -154,7 +155,7 @@ class StoreMachine(RuleBasedStateMachine):
     def fill_a_log_file(self, place: tuple[str, int], tag: str) -> None:
         for number in range(FILE_BYTES // BODY_BYTES_MAX + 1):
             self.put(place, b"%d" % number * BODY_BYTES_MAX, tag, "k1", 0)
-            self.clock.now += number
+            self.clock.ms += number
 
     @rule(
         wrong=st.sampled_from(
@@ -175,7 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(ms=st.integers(0, 5000))
     def wait(self, ms: int) -> None:
-        self.clock.now += ms
+        self.clock.ms += ms
 
     # ---- reading
 
@@ -224,7 +225,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(place=places, ms=st.integers(-100, 60_000), upper=st.booleans())
     def find_by_time(self, place: tuple[str, int], ms: int, upper: bool) -> None:
-        time = self.clock.now - ms
+        time = self.clock.ms - ms
         expected = self.model.offset_by_time(*place, time, upper=upper)
         assert self.store.offset_by_time(*place, time, upper=upper) == expected
 
@@ -234,7 +235,7 @@ class StoreMachine(RuleBasedStateMachine):
         found, expected = (
             [
                 bytes(record)
-                for at in dict.fromkeys(store.query(topic, key, 64, 0, self.clock.now + 60_000).physical_offsets)
+                for at in dict.fromkeys(store.query(topic, key, 64, 0, self.clock.ms + 60_000).physical_offsets)
                 if (record := store.record_at(at)) is not None
             ]
             for store in (self.store, self.model)

@@ -50,10 +50,7 @@ class BatchQueue(LogicQueue):
         self, base_offset: int, count: int, physical_offset: int, size: int, tags_code: int, store_timestamp: int
     ) -> None:
         """Index a record that holds ``count`` messages; ignored when it was indexed before.
-
-        Raises:
-            OSError: the disk refused; the queue is as before.
-        """
+        Raises OSError: the disk refused; the queue is as before."""
         if physical_offset + size <= self.max_physical_offset:
             return
         if base_offset < self.max_offset:  # its topic was deleted and made again: see `ConsumeQueue`
@@ -97,7 +94,6 @@ class BatchQueue(LogicQueue):
             self.min_offset = self.max_offset = 0
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Move the first readable message to the first one whose record exists."""
         if self.first_index < self.end_index:
             found = self.first_behind(min_physical_offset)
             self.min_offset = self.base_offset(found) if found < self.end_index else self.max_offset
@@ -116,7 +112,6 @@ class BatchQueue(LogicQueue):
         return int(self.entry(index)[_BASE])
 
     def place(self, queue_offset: int) -> tuple[int, int]:
-        """physicalOffset and size of the record that holds a message, (-1, 0) without one."""
         entry = self.entry(self.index_of(queue_offset))
         return entry[0], entry[1]
 

@@ -8,17 +8,19 @@ index in bulk. The files are the same as after one `apply` per record, which is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from rmqkit.store.arrivals import Arrivals, Ints
 from rmqkit.store.comparison import queue_entries
 from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY_BYTES, ConsumeQueue
-from rmqkit.store.consume_queues import ConsumeQueues
-from rmqkit.store.dispatcher import Dispatcher, arrival_of
-from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
+from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
 from rmqkit.store.message_index import MessageIndex
 
-__all__ = ["CatchUp"]
+__all__ = ["CatchUp", "append_entries"]
 
 
 class CatchUp:
@@ -26,6 +28,7 @@ class CatchUp:
 
     Args:
         dispatcher: enters records one by one, in the queues only.
+        has_light: whether they are entered in light queues, too.
 
     Attributes:
         gap_max: up to so many blank entries are put where the log lacks records, so that those behind keep their
@@ -38,12 +41,16 @@ class CatchUp:
         index: MessageIndex | None,
         dispatcher: Dispatcher,
         delays_ms: tuple[int, ...],
+        *,
+        has_light: bool = False,
     ) -> None:
+        self._has_light = has_light
         self._queues, self._index, self._dispatcher, self._delays_ms = queues, index, dispatcher, delays_ms
         self.gap_max = 0
 
-    def enter(self, arrivals: Arrivals) -> None:
+    def enter(self, arrivals: Arrivals) -> list[Arrival]:
         """Enter a run of records; what was entered before is not changed.
+        Returns the newest one of each light queue and tag code.
 
         Raises:
             OSError: the disk refused.
@@ -56,7 +63,12 @@ class CatchUp:
             cuts = np.flatnonzero(np.diff(arrivals.queue_offsets[missing]) != 1) + 1
             for part in np.split(missing, cuts) if len(missing) else ():
                 self._append(topic, queue_id, arrivals, part, tags_codes)
+        newest: dict[tuple[str, int], Arrival] = {}
+        for row in arrivals.in_light_queues().tolist() if self._has_light else ():
+            light = self._dispatcher.enter_light(arrival_of(arrivals.records.record(row), self._delays_ms))
+            newest.update(((one.topic, one.tags_code), one) for one in light)
         self.enter_keys(arrivals)
+        return list(newest.values())
 
     def enter_keys(self, arrivals: Arrivals) -> None:
         """Enter a run of records in the index only.
@@ -70,30 +82,47 @@ class CatchUp:
 
     def _append(self, topic: str, queue_id: int, arrivals: Arrivals, rows: Ints, tags_codes: Ints) -> None:
         """Enter records whose queue offsets follow each other."""
-        first = int(arrivals.queue_offsets[rows[0]])
-        queue = self._queues.get(topic, queue_id)
-        if isinstance(queue, ConsumeQueue) and queue.queue.files and first - queue.max_offset <= self.gap_max:
-            _fill(queue, first)
-        self._one(arrivals, rows[0])  # makes the queue and its file, or says why not
-        rows = rows[1:]
-        queue = self._queues.get(topic, queue_id)
-        while len(rows) and isinstance(queue, ConsumeQueue):
-            count = min(len(rows), _room(queue))
-            part, rows = rows[:count], rows[count:]
-            offsets = arrivals.offsets[part[[0, -1]]].tolist()
-            end = offsets[1] + int(arrivals.records.sizes[part[-1]])
-            entries = queue_entries(arrivals, part, tags_codes).tobytes()
-            if not queue.append_run(int(arrivals.queue_offsets[part[0]]), offsets[0], end, entries):
-                for row in part:
-                    self._one(arrivals, row)
-        for row in rows:
-            self._one(arrivals, row)
+        numbered = rows.tolist()
 
-    def _one(self, arrivals: Arrivals, row: int) -> None:
-        self._dispatcher.apply(arrival_of(arrivals.records.record(row), self._delays_ms))
+        def enter_one(i: int) -> None:
+            self._dispatcher.apply(arrival_of(arrivals.records.record(numbered[i]), self._delays_ms))
+
+        queue = None if topic_fault(topic, queue_id) else self._queues.obtain(topic, queue_id)
+        if isinstance(queue, ConsumeQueue):
+            first, entries = int(arrivals.queue_offsets[rows[0]]), queue_entries(arrivals, rows, tags_codes)
+            append_entries(queue, first, entries, self.gap_max, enter_one)
+        else:
+            for i in range(len(rows)):
+                enter_one(i)
 
 
-def _room(queue: LogicQueue) -> int:
+def append_entries(
+    queue: ConsumeQueue, first: int, entries: NDArray[np.void], gap_max: int, enter_one: Callable[[int], None]
+) -> None:
+    """Append entries whose numbers follow each other, many at a time where the queue takes them so.
+
+    Args:
+        first: the number of the first one.
+        gap_max: as in `CatchUp`.
+        enter_one: appends the i-th entry: it makes files and extension units, or says why not.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    if queue.queue.files and first - queue.max_offset <= gap_max:
+        _fill(queue, first)
+    done = 0
+    while done < len(entries):
+        enter_one(done)
+        done += 1
+        if queue.ext is None and queue.max_offset == first + done < first + len(entries):
+            part = entries[done : done + _room(queue)]
+            begin, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1]) + int(part["size"][-1])
+            if queue.append_run(first + done, begin, end, part.tobytes()):
+                done += len(part)
+
+
+def _room(queue: ConsumeQueue) -> int:
     """How many entries the file that the next one goes to still takes."""
     file_bytes = queue.queue.file_bytes
     return (file_bytes - queue.queue.max_offset % file_bytes) // ENTRY_BYTES

@@ -78,10 +78,7 @@ class Checkpoint:
 
     def step_back(self, before_ms: int, now_ms: int) -> None:
         """Lower numbers, also on the disk, before the first record that has an earlier time than the one before it.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        Raises OSError: the disk refused."""
         with self._lock:
             self._held_until = max(before_ms, self._held_until)
             earlier_ms = now_ms - 1  # a file that ends now would count as flushed
@@ -92,11 +89,7 @@ class Checkpoint:
                 self.save()
 
     def save(self) -> None:
-        """Write the file and wait for the disk, if anything changed.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Write the file and wait for the disk, if anything changed. Raises OSError: the disk refused."""
         with self._lock:
             packed = self._packed()
             if packed == self._saved:

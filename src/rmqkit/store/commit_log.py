@@ -57,19 +57,25 @@ class CommitLog:
         last_store_timestamp: storeTimestamp of the newest record, set after ``max_offset``.
     """
 
-    def __init__(self, root: Path, settings: StoreSettings) -> None:
+    def __init__(self, root: Path, settings: StoreSettings, *, is_replica: bool = False) -> None:
         writable, read_only = log_directories(root, settings)
         self.queue = FileQueue(
             writable, settings.commit_log_file_bytes, setting="mappedFileSizeCommitLog", read_only=read_only
         )
-        self.pool = _pool_of(settings)
+        self.pool = None if is_replica else _pool_of(settings)
         self.max_offset = 0
         self.last_store_timestamp = 0
         self._committed_timestamp = 0
+        self._is_replica = is_replica
         self._next = _NextFile(self.queue, self.pool, is_warm=settings.warm_mapped_file)
         self._file: MappedFile | None = None
         self._fd = -1
         self._file_end = 0
+
+    @property
+    def file_end(self) -> int:
+        """Physical offset at which the file that is appended to ends; the log's end while there is none."""
+        return self._file_end
 
     @property
     def min_offset(self) -> int:
@@ -90,16 +96,20 @@ class CommitLog:
 
     def resume(self) -> None:
         """Take the end of the files for the end of the log, after load and recovery."""
-        self.max_offset = self.queue.max_offset
-        self._file = self.queue.files[-1] if self.queue.files else None
-        self._fd = self._file.fd if self._file else -1
-        self._file_end = self._file.end if self._file else self.max_offset
+        self._take_end()
         self._committed_timestamp = self.last_store_timestamp
         if self.pool is not None:
             self.pool.committed_offset = self.max_offset
             if self._file is not None and self.max_offset < self._file_end:
                 self.pool.lend(self._file)
-        self._next.start(self._file_end)
+        if self._file is not None or not self._is_replica:  # a slave's first file begins where its master says
+            self._next.start(self._file_end)
+
+    def _take_end(self) -> None:
+        self.max_offset = self.queue.max_offset
+        self._file = self.queue.files[-1] if self.queue.files else None
+        self._fd = self._file.fd if self._file else -1
+        self._file_end = self._file.end if self._file else self.max_offset
 
     def close(self) -> None:
         """Give back descriptors and delete the file that was made ahead."""
@@ -111,27 +121,22 @@ class CommitLog:
 
     def place(self, size: int) -> int:
         """The physical offset that the next ``size`` bytes will get; rolls to a new file when they do not fit.
-
-        Raises:
-            OSError: the next file could not be made, or the blank not be written; `BlockingIOError` when the file, or
-                a buffer of the pool, is still to come.
-        """
+        Raises OSError: the next file could not be made, or the blank not be written; `BlockingIOError` when the file,
+        or a buffer of the pool, is still to come."""
         return self.max_offset if self.has_room(size) else self._roll()
 
     def has_room(self, size: int) -> bool:
         """Whether the next ``size`` bytes can go to ``max_offset``, where `place` has not been asked."""
         return size + BLANK_BYTES <= self._file_end - self.max_offset
 
-    def append(self, data: bytes, store_timestamp: int) -> None:
+    def append(self, data: bytes | bytearray | memoryview, store_timestamp: int) -> None:
         """Write one or several whole records, placed before, at the end of the log; readable when committed.
-
-        Raises:
-            OSError: the disk refused; the log is as before.
-        """
+        (Of a replica's log any part, within the file that `begin_file` began.)
+        Raises OSError: the disk refused; the log is as before."""
         file, size = self._file, len(data)
         assert file is not None, "place() came before"
         if self.pool is not None:
-            self.pool.append(data)
+            self.pool.append(bytes(data))
         else:
             position = file.wrote
             if os.pwrite(self._fd, data, position) != size:
@@ -153,21 +158,29 @@ class CommitLog:
             self.max_offset += remaining
         if self.pool is not None:
             self.pool.reserve()
-        file = self._next.take(self.max_offset - self.max_offset % self.queue.file_bytes)
+        self.begin_file(self.max_offset - self.max_offset % self.queue.file_bytes)
+        return self.max_offset
+
+    def begin_file(self, start: int) -> None:
+        """Go to a new file, which begins behind the last one or, in a replica's empty log, at any file's start.
+        Raises OSError: it could not be made."""
+        file = self._next.take(start)
         self.queue.append(file)
         if self.pool is not None:
             self.pool.lend(file)
         self._file, self._fd = file, file.fd
         self._file_end = file.end
         self.max_offset = file.start
-        return file.start
+
+    def cut(self, offset: int) -> None:
+        """Forget a replica's log from a physical offset on, while no flush is under way.
+        Raises OSError: the disk refused."""
+        self.queue.truncate(offset)
+        self._take_end()
 
     def commit(self, least_bytes: int = 0) -> bool:
         """Move what waits in the pool to the page cache; returns whether there was any. One thread at a time.
-
-        Raises:
-            OSError: the disk refused; the next call tries again.
-        """
+        Raises OSError: the disk refused; the next call tries again."""
         if self.pool is None:
             return False
         timestamp = self.last_store_timestamp  # first: it is set after the end it belongs to
@@ -238,11 +251,8 @@ class _NextFile:
 
     def take(self, start: int) -> MappedFile:
         """The file that begins at an offset; waits only while it is being made.
-
-        Raises:
-            OSError: it cannot be made (`TimeoutError` when the disk takes longer than 5 s; until it is done then,
-                `BlockingIOError` at once).
-        """
+        Raises OSError: it cannot be made (`TimeoutError` when the disk takes longer than 5 s; until it is done then,
+        `BlockingIOError` at once)."""
         if self._made is None or self._start != start:
             _discard(self._made)
             self.start(start)

@@ -23,13 +23,13 @@ from rmqkit.store.index_file import ENTRY, HEADER, SLOT
 from rmqkit.store.mapped_file import file_name
 from rmqkit.store.scan import Buffer
 
-__all__ = ["IndexComparison", "QueueComparison", "Ranges", "queue_entries"]
+__all__ = ["QUEUE_ENTRY", "IndexComparison", "QueueComparison", "Ranges", "queue_entries"]
 
-_QUEUE_ENTRY = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+QUEUE_ENTRY = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _INDEX_ENTRY = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _I32_MAX = 0x7FFFFFFF
 _CHUNK_ENTRIES = 1 << 18
-assert (_QUEUE_ENTRY.itemsize, _INDEX_ENTRY.itemsize) == (ENTRY_BYTES, ENTRY.size)
+assert (QUEUE_ENTRY.itemsize, _INDEX_ENTRY.itemsize) == (ENTRY_BYTES, ENTRY.size)
 
 
 class Ranges:
@@ -55,6 +55,11 @@ class Ranges:
         for low, high in edges.reshape(-1, 2).tolist():
             self.add(low, high)
 
+    def join(self, others: Ranges) -> None:
+        """Add ranges that follow these."""
+        for start, end in zip(others._starts, others._ends, strict=True):
+            self.add(start, end)
+
     def end_of(self, number: int) -> int:
         """Where the range that holds a number ends; the number itself when none holds it."""
         i = bisect_right(self._starts, number) - 1
@@ -70,7 +75,7 @@ class Ranges:
 
 def queue_entries(arrivals: Arrivals, rows: Ints, tags_codes: Ints) -> NDArray[np.void]:
     """The consume-queue entries of some records."""
-    entries = np.empty(len(rows), _QUEUE_ENTRY)
+    entries = np.empty(len(rows), QUEUE_ENTRY)
     entries["physical_offset"] = arrivals.offsets[rows]
     entries["size"] = arrivals.records.sizes[rows]
     entries["tags_code"] = tags_codes[rows]
@@ -83,15 +88,14 @@ class QueueComparison:
     Args:
         folder: ``consumequeue``.
         file_bytes: the size of its files.
+
+    Attributes:
+        ranges: the entries of each queue that were found equal, by their number.
     """
 
     def __init__(self, folder: Path, file_bytes: int, delays_ms: tuple[int, ...]) -> None:
         self._folder, self._file_bytes, self._delays_ms = folder, file_bytes, delays_ms
-        self._ranges: defaultdict[Path, Ranges] = defaultdict(Ranges)
-
-    def ranges(self, folder: Path) -> Ranges:
-        """The entries of one queue that were found equal, by their number."""
-        return self._ranges[folder]
+        self.ranges: defaultdict[Path, Ranges] = defaultdict(Ranges)
 
     def compare(self, arrivals: Arrivals) -> None:
         """Compare the entries of a run of records."""
@@ -120,11 +124,11 @@ class QueueComparison:
         except OSError:  # what is missing or cannot be read is not equal
             return
         if found == expected:
-            self._ranges[folder].add(first, first + len(entries))
+            self.ranges[folder].add(first, first + len(entries))
         else:
             count = len(found) // ENTRY_BYTES
             is_equal = np.frombuffer(found, "V20", count) == entries[:count].view("V20")
-            self._ranges[folder].add_where(is_equal, first)
+            self.ranges[folder].add_where(is_equal, first)
 
 
 class IndexComparison:
@@ -132,16 +136,16 @@ class IndexComparison:
 
     Args:
         data: the file, mapped; its length is right.
-        log_start: physical offset of the oldest record; entries below it are behind their records.
+        log_start: physical offset where the log begins, or what is compared of it; entries below it are left out.
 
     Attributes:
         begin_timestamp, slots_used, index_count: of the header; the last one at least 1.
         entries_at: position of entry 0.
         chain_count: how many slots have entries, once `unequal` was walked through.
-        is_blank: its header is all zeros and the log has keys, as was seen so far.
+        ranges: the entries that were found equal, by their number.
     """
 
-    def __init__(self, data: Buffer, slot_count: int, entry_count: int, log_start: int) -> None:
+    def __init__(self, data: Buffer, slot_count: int, entry_count: int, log_start: int = 0) -> None:
         self._data = data
         header = HEADER.unpack_from(data)
         self.begin_timestamp: int = header[0]
@@ -149,20 +153,16 @@ class IndexComparison:
         self.index_count: int = max(1, header[5])
         self.entries_at = HEADER.size + slot_count * SLOT.size
         self.chain_count = 0
-        self.is_blank = False
-        self._may_be_blank = not any(header)
+        self.ranges = Ranges()
         self._slot_count = slot_count
         self._slots = np.frombuffer(data, ">i4", slot_count, HEADER.size)
         self._entries = np.frombuffer(data, _INDEX_ENTRY, min(self.index_count, entry_count), self.entries_at)
         self._newest: NDArray[np.int32] = np.zeros(0, "i4")
-        self._ranges = Ranges()
         offsets = self._entries["physical_offset"]
         self._next = max(1, bisect_left(range(len(offsets)), log_start, 1, key=offsets.__getitem__))
 
     def compare(self, arrivals: Arrivals) -> None:
         """Find the entries of a run of records; the chains are not looked at yet."""
-        if self._may_be_blank and not self.is_blank:
-            self.is_blank = len(arrivals.keys(with_tags=True)[0]) > 0
         if self._next >= len(self._entries):
             return
         rows, hashes = arrivals.keys(with_tags=True)
@@ -177,8 +177,9 @@ class IndexComparison:
         is_equal = offsets[row] == at
         expected = np.maximum(0, (arrivals.store_timestamps - self.begin_timestamp) // 1000)
         is_equal &= window["seconds"] == expected[row]
-        is_equal &= np.isin((row << 32) + window["hash"], (rows << 32) + hashes)
-        self._ranges.add_where(is_equal, self._next)
+        if not (len(row) == len(rows) and (row == rows).all() and (window["hash"] == hashes).all()):
+            is_equal &= np.isin((row << 32) + window["hash"], (rows << 32) + hashes)
+        self.ranges.add_where(is_equal, self._next)
         self._next += len(window)
         if self._next == len(self._entries):
             self.release()
@@ -201,7 +202,7 @@ class IndexComparison:
             previous[order] = np.where(is_first, newest[in_order], np.roll(order, 1) + start)
             newest[in_order] = order + start  # of a repeated slot the last one stays
             is_odd = previous != chunk["previous"]
-            is_odd[self._ranges.gaps(start, start + len(chunk)) - start] = True
+            is_odd[self.ranges.gaps(start, start + len(chunk)) - start] = True
             for i in np.flatnonzero(is_odd).tolist():
                 yield start + i, chunk[i].item(), int(previous[i])
         self.chain_count = int(np.count_nonzero(newest))

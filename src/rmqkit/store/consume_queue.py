@@ -44,10 +44,7 @@ assert ENTRY_BYTES == 20
 
 class ConsumeQueue(LogicQueue):
     """One queue of one topic, in ``consumequeue/<topic>/<queueId>``.
-
-    Args:
-        ext: its extension files, if the store has any.
-    """
+    ``ext``: its extension files, if the store has any."""
 
     __slots__ = ("ext",)
     layout = ENTRY
@@ -64,6 +61,8 @@ class ConsumeQueue(LogicQueue):
     ) -> None:
         super().__init__(topic, queue_id, directory, file_bytes, dirty)
         self.ext = ext
+        if ext is not None:
+            self.file_queues = self.queue, ext.queue
 
     # ---- appending
 
@@ -77,10 +76,7 @@ class ConsumeQueue(LogicQueue):
         bitmap: bytes = b"",
     ) -> None:
         """Index one record; ignored when it was indexed before.
-
-        Raises:
-            OSError: the disk refused; the queue is as before.
-        """
+        Raises OSError: the disk refused; the queue is as before."""
         end = physical_offset + size
         if end <= self.max_physical_offset:
             return
@@ -102,14 +98,9 @@ class ConsumeQueue(LogicQueue):
 
     def append_run(self, queue_offset: int, physical_offset: int, end: int, entries: bytes) -> bool:
         """Index records that lie between two physical offsets with one write.
-
-        Returns:
-            False, with nothing done, when they have to go one by one: there is an extension, they are not the next
-            ones, or they do not fit into the file.
-
-        Raises:
-            OSError: the disk refused; the queue is as before.
-        """
+        Returns False, with nothing done, when they have to go one by one: there is an extension, they are not the next
+        ones, or they do not fit into the file.
+        Raises OSError: the disk refused; the queue is as before."""
         if self.ext is not None or queue_offset != self.max_offset or physical_offset < self.max_physical_offset:
             return False
         if self._fd < 0 or self._position == self._file_bytes:
@@ -144,9 +135,8 @@ class ConsumeQueue(LogicQueue):
     def _start_at(self, queue_offset: int) -> None:
         """Begin a queue whose earlier messages are gone with a file that is filled with blanks up to an entry."""
         self.close()
-        self.queue.destroy()  # entries of removed records, if any
-        if self.ext is not None:
-            self.ext.queue.destroy()
+        for queue in self.file_queues:
+            queue.destroy()  # entries of removed records, if any
         expected = queue_offset * ENTRY_BYTES
         start = expected - expected % self._file_bytes
         file = self.queue.create(start)
@@ -162,9 +152,7 @@ class ConsumeQueue(LogicQueue):
 
     def _restart_at(self, queue_offset: int) -> None:
         """Forget the entries from a number on, for a later record that has it, too.
-
-        Numbers fall in a log only where a topic was deleted and made again: what lies before belongs to the old one.
-        """
+        Numbers fall in a log only where a topic was deleted and made again: what lies before belongs to the old one."""
         if queue_offset < self.first_index:
             self._start_at(queue_offset)
             return
@@ -234,33 +222,6 @@ class ConsumeQueue(LogicQueue):
         """The extension unit that an entry's tag code is the address of, if there is one."""
         return self.ext.read(stored) if self.ext is not None and is_address(stored) else None
 
-    # ---- with the extension
-
-    def sync(self) -> None:
-        """Wait until everything appended so far is on the disk; called from a flush thread."""
-        super().sync()
-        if self.ext is not None:
-            self.ext.queue.sync()
-
-    def mark_synced(self) -> None:
-        """Take everything for being on the disk."""
-        super().mark_synced()
-        if self.ext is not None:
-            self.ext.queue.mark_synced()
-
-    def check(self, *, clean: bool = True) -> None:
-        """Look at the files without changing anything."""
-        super().check(clean=clean)
-        if self.ext is not None:
-            self.ext.found = self.ext.queue.check(has_empty=not clean)
-
-    def load(self) -> None:
-        """Take over the files on the disk."""
-        super().load()
-        if self.ext is not None:
-            self.ext.queue.load(self.ext.found)
-            self.ext.found = None
-
     def follow(self, min_physical_offset: int) -> int:
         """Begin where the log begins, the extension where the first readable message needs it."""
         count = super().follow(min_physical_offset)
@@ -268,23 +229,6 @@ class ConsumeQueue(LogicQueue):
             return count
         address = self.entry(self.min_offset)[2]
         return count + (self.ext.drop_expired(address) if is_address(address) else 0)
-
-    def close_idle(self) -> bool:
-        """Give back the descriptors that no flush thread is going to use; whether that were all of them."""
-        is_all = super().close_idle()
-        return is_all if self.ext is None else self.ext.close_idle() and is_all
-
-    def close(self) -> None:
-        """Give back descriptors; the next append or read opens what it needs again."""
-        super().close()
-        if self.ext is not None:
-            self.ext.queue.close()
-
-    def destroy(self) -> None:
-        """Delete the files."""
-        super().destroy()
-        if self.ext is not None:
-            self.ext.queue.destroy()
 
 
 def _numbered(raw: bytes, queue_offset: int) -> Iterator[tuple[int, int, int, int, int]]:

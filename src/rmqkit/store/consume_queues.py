@@ -95,7 +95,6 @@ class ConsumeQueues:
         return len(self.table)
 
     def get(self, topic: str, queue_id: int) -> LogicQueue | None:
-        """The queue, if it exists."""
         return self.table.get((topic, queue_id))
 
     def obtain(self, topic: str, queue_id: int) -> LogicQueue:
@@ -122,14 +121,9 @@ class ConsumeQueues:
 
     def check(self, *, clean: bool = True) -> None:
         """Look at every file without changing anything.
-
-        Args:
-            clean: whether the store was closed in order; if not, queue files may be empty.
-
-        Raises:
-            StoreMismatch: a file has another length than the settings say, a directory is no queue, or a topic's
-                queues lie in the tree of the other kind.
-        """
+        ``clean``: whether the store was closed in order; if not, queue files may be empty.
+        Raises StoreMismatch: a file has another length than the settings say, a directory is no queue, or a topic's
+        queues lie in the tree of the other kind."""
         self._checked = []
         for topic, queue_id in self._on_disk():
             queue = self._new(topic, queue_id)
@@ -157,10 +151,7 @@ class ConsumeQueues:
 
     def recover(self, *, clean: bool = True) -> tuple[int, int]:
         """Find the end of every queue; returns offset and size of the newest record indexed, (-1, 0) without any.
-
-        Args:
-            clean: whether the store was closed in order; if not, `truncate_for_replay` has to follow.
-        """
+        ``clean``: whether the store was closed in order; if not, `truncate_for_replay` has to follow."""
         newest = NO_RECORD
         for queue in self:
             queue.recover(clean=clean)
@@ -197,10 +188,7 @@ class ConsumeQueues:
 
     def sync(self, least_bytes: int = 0) -> None:
         """Wait until the queues with at least so many bytes to flush are on the disk; called from a flush thread.
-
-        Raises:
-            OSError: the disk refused, now or when the owner asked.
-        """
+        Raises OSError: the disk refused, now or when the owner asked."""
         if len(self._open) > self.open_max:
             least_bytes = 0
         for queue in list(self.dirty):
@@ -221,10 +209,8 @@ class ConsumeQueues:
 
     def _make_room(self, opening: LogicQueue) -> None:
         """Close queues that were opened long ago, before one more is opened.
-
-        Raises:
-            OSError: there are far too many open ones, and the disk refuses what has to be on it before one is closed.
-        """
+        Raises OSError: there are far too many open ones, and the disk refuses what has to be on it before one is
+        closed."""
         if len(self._open) >= self.open_max:
             for queue in list(itertools.islice(self._open, _LOOKED_AT)):
                 del self._open[queue]

@@ -14,10 +14,7 @@ _LEVEL = re.compile(r"(\d+)([smhd])")
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
     """The delays in ms, level 1 first.
-
-    Raises:
-        SettingsError: a level is not a number with unit s, m, h or d, or there is none.
-    """
+    Raises SettingsError: a level is not a number with unit s, m, h or d, or there is none."""
     delays: list[int] = []
     for level in text.split():
         match = _LEVEL.fullmatch(level)

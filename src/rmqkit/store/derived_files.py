@@ -12,7 +12,8 @@ index file         the header's counts, an older file being full; every entry's 
 
 `DerivedFiles.compare` is shown the log run by run and compares all entries of a run's records at once (`comparison`).
 `DerivedFiles.check` then walks over queues and index files and looks at what was not found equal, one by one; that is
-slow and says what is wrong. Extension and batch entries are always looked at one by one.
+slow and says what is wrong. Extension and batch entries are always looked at one by one. Parts of a log may be compared
+apart from each other, and what was found `Equal` put together; every queue and index file can be checked on its own.
 
 Entries of records that retention removed are held against nothing. Blank entries may fill the start of a queue.
 While a broker works (``report.is_live``) a queue may lack the newest records and a slot may be ahead of its header.
@@ -21,15 +22,15 @@ Not handled here: keys that the index lacks (an index is cut by a crash, store.m
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from rmqkit.errors import RecordCorrupt, StoreMismatch
-from rmqkit.protocol.properties import find_property
+from rmqkit.errors import BodyError, RecordCorrupt, StoreMismatch
+from rmqkit.protocol import fastjson
 from rmqkit.protocol.record import Record
 from rmqkit.store.batch_queue import BATCH_ENTRY
 from rmqkit.store.comparison import IndexComparison, QueueComparison, Ranges
@@ -40,6 +41,7 @@ from rmqkit.store.dispatcher import arrival_of
 from rmqkit.store.findings import Kind, Report, common_length, entries_of, files_in_order
 from rmqkit.store.index_file import ENTRY as INDEX_ENTRY
 from rmqkit.store.index_file import HEADER, SLOT, key_hashes
+from rmqkit.store.light_queues import light_numbers
 from rmqkit.store.log_view import LogView, mapped
 from rmqkit.store.queue_ext import ADDRESS_BASE, FILE_FULL, FREE_BYTES, UNIT, is_address
 from rmqkit.store.scan import Buffer
@@ -48,7 +50,9 @@ from rmqkit.store.settings import StoreSettings
 if TYPE_CHECKING:
     from rmqkit.store.arrivals import Arrivals
 
-__all__ = ["DerivedFiles", "index_bytes", "light_queues"]
+__all__ = ["DerivedFiles", "Equal", "FileSizes", "QueueEnd", "index_bytes", "light_queues"]
+
+_QUEUE, _BATCH, _EXT = "consumequeue", "batchconsumequeue", "consumequeue_ext"
 
 
 class _Place(Struct, frozen=True, gc=False):
@@ -68,7 +72,7 @@ class _ExtFile(Struct):
     end: int
 
 
-class _QueueEnd(Struct):
+class QueueEnd(Struct):
     """Queue offset one past the last entry of a queue, and where that entry ends."""
 
     offset: int
@@ -76,15 +80,53 @@ class _QueueEnd(Struct):
     position: int
 
 
+class Equal(Struct):
+    """The entries that were found equal: of consume queues by their directory, of index files by their path."""
+
+    queues: dict[Path, Ranges] = field(default_factory=dict)
+    index: dict[Path, Ranges] = field(default_factory=dict)
+
+    def join(self, other: Equal) -> None:
+        """Add what was found in a later part of the log."""
+        for mine, theirs in ((self.queues, other.queues), (self.index, other.index)):
+            for path, ranges in theirs.items():
+                (mine.get(path) or mine.setdefault(path, Ranges())).join(ranges)
+
+
+class FileSizes(Struct, frozen=True):
+    """Bytes of the files of each kind."""
+
+    queue: int
+    batch: int
+    ext: int
+    index: int
+
+    @classmethod
+    def of(cls, root: Path, settings: StoreSettings, *, are_set: bool) -> FileSizes:
+        """What the settings say if they are the store's own, else what most of its files have.
+
+        Raises:
+            StoreMismatch: the sizes of the index are not the default ones and were not said.
+        """
+        index = index_bytes(root, settings, is_set=are_set)
+        if not are_set:
+            queue, batch, ext = (common_length([root / tree]) for tree in (_QUEUE, _BATCH, _EXT))
+            return cls(queue, batch, ext, index)
+        queue = whole(settings.consume_queue_file_bytes, ENTRY.size)
+        batch = whole(settings.batch_consume_queue_file_bytes, BATCH_ENTRY.size)
+        return cls(queue, batch, settings.consume_queue_ext_file_bytes, index)
+
+
 class DerivedFiles:
     """Everything but the log of one store.
 
     Args:
-        settings: delay levels and index sizes; the sizes of queue files too, when ``sizes_are_set``.
+        settings: delay levels and index sizes.
         advance: told how many bytes were read.
+        compared_from: physical offset from which on the log is compared, if not from its start.
 
-    Raises:
-        StoreMismatch: the sizes of the index are not the default ones and were not said.
+    Attributes:
+        ends: of the queues that were checked, by tree, topic and queue id.
     """
 
     def __init__(
@@ -93,36 +135,33 @@ class DerivedFiles:
         log: LogView,
         settings: StoreSettings,
         report: Report,
+        sizes: FileSizes,
         *,
-        sizes_are_set: bool,
-        advance: Callable[[int], None],
+        advance: Callable[[int], None] = lambda count: None,
+        compared_from: int | None = None,
     ) -> None:
         self._root, self._log, self._settings, self._report = root, log, settings, report
         self._delays_ms = parse_delay_levels(settings.message_delay_level)
-        self._sizes_are_set = sizes_are_set
-        self._advance = advance
-        self._ends: dict[tuple[str, str, int], _QueueEnd] = {}
-        self._ext_bytes = self._file_bytes("consumequeue_ext", settings.consume_queue_ext_file_bytes)
+        self._sizes, self._advance = sizes, advance
+        self._start = log.min_offset if compared_from is None else compared_from
         self._ext: list[_ExtFile] = []
-        self._index_paths = _index_paths(root)
-        self._index_bytes = index_bytes(root, settings, is_set=sizes_are_set)
         self._read_last: tuple[int, tuple[list[int], int] | RecordCorrupt | None] = -1, None
-        self._queue_bytes = self._file_bytes("consumequeue", whole(settings.consume_queue_file_bytes, ENTRY.size))
-        batch_bytes = whole(settings.batch_consume_queue_file_bytes, BATCH_ENTRY.size)
-        self._batch_bytes = self._file_bytes("batchconsumequeue", batch_bytes)
-        self._equal = {"consumequeue": QueueComparison(root / "consumequeue", self._queue_bytes, self._delays_ms)}
-        self._index = [
-            IndexComparison(mapped(path), settings.hash_slot_count, settings.index_entry_count, log.min_offset)
-            if path.stat().st_size == self._index_bytes
-            else None
-            for path in self._index_paths
-        ]
+        self._queues = QueueComparison(root / _QUEUE, sizes.queue, self._delays_ms)
+        self._index: dict[Path, IndexComparison] | None = None
+        self.ends: dict[tuple[str, str, int], QueueEnd] = {}
 
     def compare(self, arrivals: Arrivals) -> None:
         """Find the entries of a run of records that are as they should be; runs come in log order."""
-        for comparison in (*self._equal.values(), *self._index):
-            if comparison is not None:
-                comparison.compare(arrivals)
+        if self._index is None:
+            paths = (path for path in self.index_paths() if path.stat().st_size == self._sizes.index)
+            self._index = {path: self._comparison(path) for path in paths}
+        self._queues.compare(arrivals)
+        for comparison in self._index.values():
+            comparison.compare(arrivals)
+
+    def equal(self) -> Equal:
+        """What was found so far."""
+        return Equal(dict(self._queues.ranges), {path: one.ranges for path, one in (self._index or {}).items()})
 
     def check(self, log_ends: Mapping[tuple[str, int], int]) -> None:
         """Look at all of them.
@@ -130,19 +169,19 @@ class DerivedFiles:
         Args:
             log_ends: queue offset one past the last message of each queue, as the log has it.
         """
-        self._queues("consumequeue", ENTRY, self._simple_entry, self._queue_bytes)
-        self._queues("batchconsumequeue", BATCH_ENTRY, self._batch_entry, self._batch_bytes)
-        if not self._report.is_live:
-            self._queue_ends(log_ends)
-        self._index_files()
+        equal = self.equal()
+        for folder in self.queue_folders():
+            self.check_queue(folder, equal.queues.get(folder, Ranges()))
+        self.check_ends(log_ends)
+        for path in self.index_paths():
+            self.check_index(path, equal.index.get(path, Ranges()))
 
     # ---- queues
 
-    def _file_bytes(self, tree: str, set_bytes: int) -> int:
-        return set_bytes if self._sizes_are_set else common_length([self._root / tree])
-
-    def _queue_folders(self, tree: str) -> list[Path]:
-        folders = [queue for topic in entries_of(self._root / tree) for queue in entries_of(topic)]
+    def queue_folders(self) -> list[Path]:
+        """The directories of all queues; noted is what lies beside them."""
+        trees = (self._root / _QUEUE, self._root / _BATCH)
+        folders = [queue for tree in trees for topic in entries_of(tree) for queue in entries_of(topic)]
         for folder in folders:
             if not folder.is_dir() or not folder.name.isdecimal():
                 self._report.add(Kind.FILE_NAME, folder, 0, "a directory named by a queue id", folder.name)
@@ -153,44 +192,43 @@ class DerivedFiles:
         self._advance(len(data))
         return data
 
-    def _queues(
-        self,
-        tree: str,
-        layout: struct.Struct,
-        check_entry: Callable[[_Place, int, tuple[Any, ...]], int],
-        file_bytes: int,
-    ) -> None:
-        """Walk every queue of one kind, up to the zeros at the end of its last file."""
+    def check_queue(self, folder: Path, equal: Ranges) -> None:
+        """Walk one queue, up to the zeros at the end of its last file.
+
+        Args:
+            equal: the entries that were found equal.
+        """
+        tree = folder.parent.parent.name
+        layout, file_bytes = (BATCH_ENTRY, self._sizes.batch) if tree == _BATCH else (ENTRY, self._sizes.queue)
+        check_entry = self._batch_entry if tree == _BATCH else self._simple_entry
         entry_bytes = layout.size
-        for folder in self._queue_folders(tree):
-            self._open_ext(folder)
-            files = list(files_in_order([folder], file_bytes, self._report))
-            is_filler, end = True, _QueueEnd(0, folder, 0)
-            equal = self._equal[tree].ranges(folder) if tree in self._equal else Ranges()
-            for path, start in files:
-                data = self._read(path)
-                used = len(data.rstrip(b"\0")) if path is files[-1][0] else len(data)
-                end.path, end.position = path, 0
-                position, stop = 0, min(used, len(data) - entry_bytes + 1)
-                while position < stop:
-                    index = (start + position) // entry_bytes
-                    if (skipped := min(equal.end_of(index) - index, -(-(stop - position) // entry_bytes))) > 0:
-                        is_filler = False
-                    else:
-                        skipped = 1
-                        is_filler = is_filler and data.startswith(BLANK_ENTRY, position)
-                    end.offset, end.position = index + skipped, position + skipped * entry_bytes
-                    if not is_filler and equal.end_of(index) == index:
-                        entry = layout.unpack_from(data, position)
-                        end.offset = check_entry(_Place(path, position, folder), index, entry)
-                    self._report.checked["queue entries"] += skipped
-                    position = end.position
-            self._ends[tree, folder.parent.name, int(folder.name)] = end
+        self._open_ext(folder)
+        files = list(files_in_order([folder], file_bytes, self._report))
+        is_filler, end = True, QueueEnd(0, folder, 0)
+        for path, start in files:
+            data = self._read(path)
+            used = len(data.rstrip(b"\0")) if path is files[-1][0] else len(data)
+            end.path, end.position = path, 0
+            position, stop = 0, min(used, len(data) - entry_bytes + 1)
+            while position < stop:
+                index = (start + position) // entry_bytes
+                if (skipped := min(equal.end_of(index) - index, -(-(stop - position) // entry_bytes))) > 0:
+                    is_filler = False
+                else:
+                    skipped = 1
+                    is_filler = is_filler and data.startswith(BLANK_ENTRY, position)
+                end.offset, end.position = index + skipped, position + skipped * entry_bytes
+                if not is_filler and equal.end_of(index) == index:
+                    entry = layout.unpack_from(data, position)
+                    end.offset = check_entry(_Place(path, position, folder), index, entry)
+                self._report.checked["queue entries"] += skipped
+                position = end.position
+        self.ends[tree, folder.parent.name, int(folder.name)] = end
 
     def indexed_end(self) -> int:
         """Where the newest record that a queue knows ends in the log, 0 when none knows any."""
         newest = 0
-        for tree, layout in (("consumequeue", ENTRY), ("batchconsumequeue", BATCH_ENTRY)):
+        for tree, layout in ((_QUEUE, ENTRY), (_BATCH, BATCH_ENTRY)):
             for folder in self._root.glob(f"{tree}/*/*"):
                 for path in reversed(entries_of(folder) if folder.is_dir() else []):
                     data = path.read_bytes() if path.is_file() else b""
@@ -258,26 +296,40 @@ class DerivedFiles:
             self._compare(place, what, expected, entry[2:], Kind.QUEUE_ENTRY)
         return int(base + count)
 
-    def _queue_ends(self, log_ends: Mapping[tuple[str, int], int]) -> None:
-        """Note the queues that lack messages of the log."""
-        batch_topics = {topic for tree, topic, _ in self._ends if tree == "batchconsumequeue"}
+    def check_ends(self, log_ends: Mapping[tuple[str, int], int]) -> None:
+        """Note the queues that lack messages of the log; all of them were checked. A topic that the configuration does
+        not have, and that has no queues, was deleted: its messages stay in the log until that expires."""
+        if self._report.is_live:
+            return
+        topics = self._configured_topics()
+        batch_topics = {topic for tree, topic, _ in self.ends if tree == _BATCH}
         for (topic, queue_id), expected in log_ends.items():
             if topic_fault(topic, queue_id):
                 continue
-            tree = "batchconsumequeue" if topic in batch_topics else "consumequeue"
-            missing = _QueueEnd(0, self._root / tree / topic / str(queue_id), 0)
-            end = self._ends.get((tree, topic, queue_id), missing)
+            tree = _BATCH if topic in batch_topics else _QUEUE
+            missing = QueueEnd(0, self._root / tree / topic / str(queue_id), 0)
+            if topics is not None and topic not in topics and not missing.path.parent.exists():
+                continue
+            end = self.ends.get((tree, topic, queue_id), missing)
             if end.offset < expected:
                 found = f"an end at {end.offset}"
                 self._report.add(Kind.QUEUE_END, end.path, end.position, f"entries up to {expected}", found)
+
+    def _configured_topics(self) -> Collection[str] | None:
+        """The topics of ``topics.json``; None when it cannot tell."""
+        with suppress(OSError, BodyError):
+            kept = fastjson.loads((self._root / "config" / "topics.json").read_bytes())
+            table = kept.get("topicConfigTable") if isinstance(kept, dict) else None
+            return table if isinstance(table, dict) else None
+        return None
 
     # ---- extension units
 
     def _open_ext(self, folder: Path) -> None:
         """Walk all units of a queue, and keep the files for the entries that point there."""
-        ext_folder = self._root.joinpath("consumequeue_ext", *folder.parts[-2:])
+        ext_folder = self._root.joinpath(_EXT, *folder.parts[-2:])
         self._ext = []
-        for path, start in files_in_order([ext_folder], self._ext_bytes, self._report):
+        for path, start in files_in_order([ext_folder], self._sizes.ext, self._report):
             buffer = mapped(path)
             self._ext.append(_ExtFile(path, start, buffer, self._units_end(path, buffer)))
             self._advance(len(buffer))
@@ -313,24 +365,36 @@ class DerivedFiles:
 
     # ---- index
 
-    def _index_files(self) -> None:
-        slots, entries = self._settings.hash_slot_count, self._settings.index_entry_count
-        for path, comparison in zip(self._index_paths, self._index, strict=True):
-            length = path.stat().st_size
-            self._report.checked["files"] += 1
-            if comparison is not None:
-                self._index_file(path, comparison)
-                comparison.release()
-            else:
-                expected = f"{self._index_bytes} bytes (maxHashSlotNum {slots}, maxIndexNum {entries})"
-                self._report.add(Kind.FILE_SIZE, path, min(length, self._index_bytes), expected, f"{length} bytes")
-            self._advance(length)
+    def index_paths(self) -> list[Path]:
+        """The index files, oldest first."""
+        return _index_paths(self._root)
 
-    def _index_file(self, path: Path, comparison: IndexComparison) -> None:
+    def check_index(self, path: Path, equal: Ranges) -> None:
+        """Look at one index file.
+
+        Args:
+            equal: the entries that were found equal.
+        """
+        length = path.stat().st_size
+        self._report.checked["files"] += 1
+        if length == self._sizes.index:
+            comparison = self._comparison(path)
+            comparison.ranges = equal
+            self._index_file(path, comparison, is_newest=path == self.index_paths()[-1])
+            comparison.release()
+        else:
+            slots, entries = self._settings.hash_slot_count, self._settings.index_entry_count
+            expected = f"{self._sizes.index} bytes (maxHashSlotNum {slots}, maxIndexNum {entries})"
+            self._report.add(Kind.FILE_SIZE, path, min(length, self._sizes.index), expected, f"{length} bytes")
+        self._advance(length)
+
+    def _comparison(self, path: Path) -> IndexComparison:
+        sizes = self._settings
+        return IndexComparison(mapped(path), sizes.hash_slot_count, sizes.index_entry_count, self._start)
+
+    def _index_file(self, path: Path, comparison: IndexComparison, *, is_newest: bool) -> None:
         entries, count = self._settings.index_entry_count, comparison.index_count
-        least = (
-            1 if self._report.is_live or self._report.is_unclean else entries if path != self._index_paths[-1] else 2
-        )
+        least = 1 if self._report.is_live or self._report.is_unclean else 2 if is_newest else entries
         if not least <= count <= entries:
             self._report.add(Kind.INDEX_HEADER, path, 36, f"an indexCount from {least} to {entries}", count)
             return
@@ -408,8 +472,4 @@ def _number_in(record: Record, topic: str, queue_id: int) -> int | None:
 
 def light_queues(record: Record) -> dict[str, int]:
     """The light queues that a record is in too, with its number in each; their queue id is 0. Source: store.md §11."""
-    names = (find_property(record.properties, b"INNER_MULTI_DISPATCH") or b"").decode("utf-8", "replace").split(",")
-    numbers = (find_property(record.properties, b"INNER_MULTI_QUEUE_OFFSET") or b"").split(b",")
-    if len(numbers) != len(names) or not all(number.isdigit() for number in numbers):
-        return {}
-    return {name: int(number) for name, number in zip(names, numbers, strict=True) if not topic_fault(name, 0)}
+    return light_numbers(record.topic, record.properties)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice, takewhile
 
+import msgspec
 from msgspec import Struct
 
 from rmqkit.protocol.hashing import encoded_tags_code
@@ -34,6 +35,7 @@ from rmqkit.store.batch_queue import BatchQueue
 from rmqkit.store.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
 from rmqkit.store.delay_levels import delivery_time
+from rmqkit.store.light_queues import light_numbers
 from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.message_index import MessageIndex
 
@@ -126,6 +128,7 @@ class Dispatcher:
         on_arrival: told of records, in log order, after they are in the queues.
         index: where keys are entered, if they are (``messageIndexEnable``).
         bitmap_of: makes the filter bitmap of a record, empty for none; asked before the record is entered.
+        has_light: whether records are entered in light queues, too (``enableMultiDispatch``).
 
     Attributes:
         gathers: whether records wait for the next `run` although they could be dispatched: while several are about to
@@ -142,6 +145,8 @@ class Dispatcher:
         on_arrival: Callable[[list[Arrival]], None] | None = None,
         index: MessageIndex | None = None,
         bitmap_of: Callable[[Arrival], bytes] | None = None,
+        *,
+        has_light: bool = False,
     ) -> None:
         self.gathers = False
         self.position = 0
@@ -152,16 +157,15 @@ class Dispatcher:
         self._on_arrival = on_arrival
         self._index = index
         self._bitmap_of = bitmap_of
+        self.has_light = has_light
 
     def without_index(self) -> Dispatcher:
-        """One that enters records in the same queues only."""
+        """One that enters records in the same queues of their own only."""
         return Dispatcher(self._queues, bitmap_of=self._bitmap_of)
 
     def submit(self, arrivals: list[Arrival], end: int, limit: int) -> None:
         """Take over what was just appended up to ``end``, one record or several that were put together.
-
-        It is dispatched at once if it lies before ``limit``, unless the dispatcher gathers.
-        """
+        It is dispatched at once if it lies before ``limit``, unless the dispatcher gathers."""
         if not self.pending and end <= limit and not self.gathers and self._dispatch(arrivals, end):
             return
         self.pending.append((end, arrivals))
@@ -179,38 +183,66 @@ class Dispatcher:
 
     def _dispatch(self, arrivals: list[Arrival], end: int, pending_count: int = 0) -> bool:
         """Enter the records that end at a physical offset, and tell of them; False when the disk refuses.
-
-        Args:
-            pending_count: how many of ``pending`` they were.
-        """
+        ``pending_count``: how many of ``pending`` they were."""
+        light = _light_arrivals(arrivals) if self.has_light else []
         try:
-            if len(arrivals) == 1:
-                self.apply(arrivals[0])
-            else:
-                self._apply_all(arrivals)
+            self._enter(arrivals, light)
         except OSError as error:
-            if self.failure is None:
-                _log.error("consume queue or index cannot be written, no more messages are accepted: %s", error)
-            self.failure = error
+            self._stand_still(error)
             return False
         self.failure = None
         self.position = end
         for _ in range(pending_count):
             self.pending.popleft()
-        if self._on_arrival is not None:
-            self._on_arrival(arrivals)
+        self._tell(arrivals, light)
         return True
+
+    def _tell(self, arrivals: list[Arrival], light: list[Arrival]) -> None:
+        if self._on_arrival is not None:
+            self._on_arrival([*arrivals, *light] if light else arrivals)
+
+    def submit_run(self, enter: Callable[[], list[Arrival]], end: int) -> None:
+        """Take over many records up to ``end`` at once, while nothing waits.
+        ``enter``: enters them and says of which to tell, in light queues, too."""
+        assert not self.pending, "records are dispatched in log order"
+        try:
+            arrivals = enter()
+        except OSError as error:
+            self._stand_still(error)
+            return
+        self.failure = None
+        self.position = end
+        self._tell(arrivals, [])
+
+    def _stand_still(self, error: OSError) -> None:
+        if self.failure is None and not isinstance(error, BlockingIOError):  # that one passes by itself
+            _log.error("consume queue or index cannot be written, no more messages are accepted: %s", error)
+        self.failure = error
 
     def apply(self, arrival: Arrival) -> None:
         """Enter one record into the queues and the index; repeated calls change nothing.
+        Raises OSError: the disk refused."""
+        self._enter([arrival], _light_arrivals([arrival]) if self.has_light else [])
 
-        Raises:
-            OSError: the disk refused.
-        """
-        self._append(arrival)
-        self._enter_keys([arrival])
+    def _enter(self, arrivals: list[Arrival], light: list[Arrival]) -> None:
+        """``light``: the same records in their light queues."""
+        if len(arrivals) == 1:
+            self._append(arrivals[0])
+        else:
+            self._append_all(arrivals)
+        for one in light:
+            self._append(one)
+        self._enter_keys(arrivals)
 
-    def _apply_all(self, arrivals: list[Arrival]) -> None:
+    def enter_light(self, arrival: Arrival) -> list[Arrival]:
+        """Enter a record into the light queues it is in; repeated calls change nothing. Returns it as it is in each.
+        Raises OSError: the disk refused."""
+        light = _light_arrivals([arrival])
+        for one in light:
+            self._append(one)
+        return light
+
+    def _append_all(self, arrivals: list[Arrival]) -> None:
         """Enter several records, those of one queue with one write where the queue lets it be done."""
         if not self._append_run(arrivals):
             groups: dict[tuple[str, int], list[Arrival]] = {}
@@ -225,13 +257,10 @@ class Dispatcher:
                 if len(group) == 1 or len(groups) == 1 or not self._append_run(group):
                     for arrival in group:
                         self._append(arrival)
-        self._enter_keys(arrivals)
 
     def _append_run(self, arrivals: list[Arrival]) -> bool:
         """Index records of one consume queue with one write; False when they are not of one, or go one by one.
-
-        Where the first and the last are of one queue and so many numbers apart as there are records, all are of it.
-        """
+        Where the first and the last are of one queue and so many numbers apart as there are records, all are of it."""
         first, last = arrivals[0], arrivals[-1]
         if last.queue_offset - first.queue_offset != len(arrivals) - 1 or last.queue_id != first.queue_id:
             return False
@@ -280,3 +309,12 @@ class Dispatcher:
             _log.error("record at %d is in no queue: its topic cannot be a directory", arrival.physical_offset)
             return None
         return self._queues.obtain(arrival.topic, arrival.queue_id)
+
+
+def _light_arrivals(arrivals: list[Arrival]) -> list[Arrival]:
+    """Records once more, for each light queue they are in."""
+    return [
+        msgspec.structs.replace(one, topic=name, queue_id=0, queue_offset=number)
+        for one in arrivals
+        for name, number in light_numbers(one.topic, one.properties).items()
+    ]

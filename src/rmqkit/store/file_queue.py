@@ -36,6 +36,7 @@ class FileQueue:
 
     Attributes:
         avoided: directories that are too full for new files, as long as there are others.
+        found: for the owner, what `check` found, until `load`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class FileQueue:
         self.file_bytes = file_bytes
         self.files: tuple[MappedFile, ...] = ()
         self.avoided: frozenset[Path] = frozenset()
+        self.found: list[tuple[int, Path, int]] | None = None
         self._setting = setting
         self._read_only = tuple(read_only)
 
@@ -52,14 +54,9 @@ class FileQueue:
 
     def check(self, *, has_empty: bool = False) -> list[tuple[int, Path, int]]:
         """What is on the disk as start, path and length, oldest first; changes nothing.
-
-        Args:
-            has_empty: whether empty files may be there, as a power cut leaves names without lengths, and not only
-                one at the end; what is behind the first is not on the disk either.
-
-        Raises:
-            StoreMismatch: a file has another length than the settings say, or a name that is no offset.
-        """
+        ``has_empty``: whether empty files may be there, as a power cut leaves names without lengths, and not only one
+        at the end; what is behind the first is not on the disk either.
+        Raises StoreMismatch: a file has another length than the settings say, or a name that is no offset."""
         found = sorted(one for directory in {*self.directories, *self._read_only} for one in _files_of(directory))
         for i, (_, path, length) in enumerate(found):
             if length == self.file_bytes or (length == 0 and (has_empty or i == len(found) - 1)):
@@ -70,16 +67,10 @@ class FileQueue:
             )
         return found
 
-    def load(self, found: list[tuple[int, Path, int]] | None = None) -> None:
-        """Take over the files on the disk, all of them as full; recovery lowers the last one.
-
-        Args:
-            found: what `check` found, if it was called a moment ago.
-
-        Raises:
-            StoreMismatch: as `check`; nothing was changed.
-        """
-        found = self.check() if found is None else found
+    def load(self) -> None:
+        """Take over the files on the disk, or those in `found`, all of them as full; recovery lowers the last one.
+        Raises StoreMismatch: as `check`; nothing was changed."""
+        found, self.found = self.check() if self.found is None else self.found, None
         sound = next((i for i, (_, _, length) in enumerate(found) if length == 0), len(found))
         while len(found) > sound:
             _, path, length = found.pop()
@@ -109,8 +100,11 @@ class FileQueue:
     def find(self, offset: int) -> MappedFile | None:
         """The file that holds a logical offset."""
         files = self.files
-        if not files or offset < files[0].start or offset >= files[-1].end:
+        if not files or offset < files[0].start:
             return None
+        last = files[-1]
+        if offset >= last.start:  # mostly, and without a call
+            return last if offset < last.start + last.size else None
         i = offset // self.file_bytes - files[0].start // self.file_bytes
         if i < len(files) and files[i].start <= offset < files[i].end:
             return files[i]
@@ -124,15 +118,10 @@ class FileQueue:
         return roomy[start // self.file_bytes % len(roomy)] / file_name(start)
 
     def create(self, start: int) -> MappedFile:
-        """A new file, not part of the queue yet.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """A new file, not part of the queue yet. Raises OSError: the disk refused."""
         return MappedFile.create(self.path_of(start), start, self.file_bytes)
 
     def append(self, file: MappedFile) -> None:
-        """Make a file the last one."""
         assert not self.files or file.start >= self.files[-1].end, "files are appended in order"
         self.files = (*self.files, file)
 
@@ -152,10 +141,7 @@ class FileQueue:
 
     def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
         """Delete the oldest files for which the test holds, never the last one; returns how many.
-
-        Raises:
-            OSError: a file cannot be deleted; it and those behind it stay in the queue.
-        """
+        Raises OSError: a file cannot be deleted; it and those behind it stay in the queue."""
         count = 0
         while len(self.files) > 1 and is_expired(self.files[0]):
             self.files[0].delete()
@@ -177,10 +163,7 @@ class FileQueue:
 
     def sync(self) -> None:
         """Wait until everything written so far is on the disk, oldest file first; any thread.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        Raises OSError: the disk refused."""
         unsynced: list[MappedFile] = []
         for file in reversed(self.files):
             if not file.is_idle:
@@ -198,7 +181,6 @@ class FileQueue:
             file.synced, file.is_named_durably = file.wrote, True
 
     def close(self) -> None:
-        """Give back every descriptor."""
         for file in self.files:
             file.close()
 
@@ -209,7 +191,6 @@ class FileQueue:
                 file.close()
 
     def destroy(self) -> None:
-        """Delete every file and the directories that are empty then."""
         dropped, self.files = self.files, ()
         for file in dropped:
             file.delete()

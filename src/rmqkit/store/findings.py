@@ -91,6 +91,12 @@ class Report(Struct):
             self.findings.append(finding)
         return finding
 
+    def join(self, other: Report) -> None:
+        """Add what was seen of another part."""
+        self.findings += other.findings[: FINDINGS_MAX - len(self.findings)]
+        self.counts += other.counts
+        self.checked += other.checked
+
 
 def entries_of(folder: Path) -> list[Path]:
     """What a directory holds, by name; nothing when it is missing."""

@@ -47,6 +47,7 @@ class Flusher:
         dispatched_timestamp: says the storeTimestamp of the newest record in the queues.
         on_durable: called from the flush thread at the end of every round.
         on_committed: called from the commit thread when more of the log became readable.
+        on_flushed: told after each flush of the log how many ms it took; from the thread that made it.
 
     Attributes:
         durable_offset: physical offset up to which the log is known to be on the disk.
@@ -66,6 +67,7 @@ class Flusher:
         dispatched_timestamp: Callable[[], int],
         on_durable: Callable[[int, OSError | None], None] | None,
         on_committed: Callable[[], object] | None = None,
+        on_flushed: Callable[[float], None] | None = None,
     ) -> None:
         self.durable_offset = 0
         self.failure: OSError | None = None
@@ -79,12 +81,14 @@ class Flusher:
         self._dispatched_timestamp = dispatched_timestamp
         self._on_durable = on_durable
         self._on_committed = on_committed
+        self._on_flushed = on_flushed
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._queues_thorough_at = clock.monotonic_ms()
         self._is_requested = False
         self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._failing = threading.Lock()
+        self._flushing = threading.Lock()
         self._threads: list[threading.Thread] = []
 
     def start(self, durable_offset: int) -> None:
@@ -181,15 +185,26 @@ class Flusher:
         """Make everything appended so far durable; sets ``failure`` when the disk refuses."""
         if self.failure is not None:
             return
-        timestamp = self._store_log.committed_timestamp  # first: it is set after the end it belongs to
-        end = self._store_log.committed_offset
-        try:
-            self._store_log.queue.sync()
-        except OSError as error:
-            self._fail("commit log", error)
-            return
-        self.durable_offset = end
+        with self._flushing:
+            timestamp = self._store_log.committed_timestamp  # first: it is set after the end it belongs to
+            end = self._store_log.committed_offset
+            began_ms = self._clock.monotonic_ms()
+            try:
+                self._store_log.queue.sync()
+            except OSError as error:
+                self._fail("commit log", error)
+                return
+            self.durable_offset = end
+            if self._on_flushed is not None:
+                self._on_flushed(self._clock.monotonic_ms() - began_ms)
         self._checkpoint.reach(physic=timestamp)
+
+    def cut_log(self, end: int) -> None:
+        """Forget a replica's log from a physical offset on, when no flush is under way that would take what comes there
+        next for durable. Raises OSError: the disk refused."""
+        with self._flushing:
+            self._store_log.cut(end)
+            self.durable_offset = min(end, self.durable_offset)
 
     # ---- the queues
 
@@ -220,14 +235,12 @@ class Flusher:
         except OSError as error:
             self._fail("consume queues, index or checkpoint", error)
 
-    def step_back(self, now_ms: int) -> None:
-        """Told by the owner before a record has an earlier storeTimestamp than the one before it.
-
-        Raises:
-            OSError: the disk refused to note that.
-        """
+    def step_back(self, now_ms: int, before_ms: int = 0) -> None:
+        """Told by the owner before a record has an earlier storeTimestamp than the one before it, ``before_ms`` where
+        that is not in the log yet.
+        Raises OSError: the disk refused to note that."""
         try:
-            self._checkpoint.step_back(self._store_log.last_store_timestamp, now_ms)
+            self._checkpoint.step_back(max(before_ms, self._store_log.last_store_timestamp), now_ms)
         except OSError as error:
             self._fail("checkpoint", error)
             raise

@@ -13,9 +13,9 @@ Source: store.md §2–§8, §12.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -34,8 +34,24 @@ from rmqkit.store.store_lock import StoreLock
 if TYPE_CHECKING:
     from rmqkit.store.arrivals import Arrivals, Ints
 
-__all__ = ["FINDINGS_MAX", "Finding", "Kind", "QueueStat", "Report", "Stat", "dump", "open_log", "stat", "verify"]
+__all__ = [
+    "FINDINGS_MAX",
+    "Finding",
+    "Kind",
+    "LogDamage",
+    "QueueStat",
+    "Report",
+    "Stat",
+    "check_sums",
+    "dump",
+    "is_held",
+    "open_log",
+    "stat",
+    "tally",
+    "verify",
+]
 
+Part = TypeVar("Part")
 _DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 
@@ -61,7 +77,7 @@ class QueueStat(Struct):
         self.records += len(rows)
         self.messages += int(counts.sum())
         self.bytes += int(arrivals.records.sizes[rows].sum())
-        self.max_offset = max(self.max_offset, int((offsets + counts).max()))
+        self.max_offset = int(offsets[-1] + counts[-1])  # a topic made anew begins at 0 again
         self.last_store_timestamp = int(times[rows[-1]])
 
 
@@ -98,9 +114,9 @@ def verify(
         OSError: a file cannot be read.
     """
     need_numpy("verify")
-    from rmqkit.store.derived_files import DerivedFiles
+    from rmqkit.store.derived_files import DerivedFiles, FileSizes
 
-    report = Report(is_live=_is_live(root, read_only), is_unclean=(root / "abort").exists())
+    report = Report(is_live=is_held(root, read_only), is_unclean=(root / "abort").exists())
     log = open_log(root, settings, report)
     folders = [root / name for name in _DERIVED]
     total = log.file_bytes + sum(path.stat().st_size for folder in folders for path in folder.rglob("*"))
@@ -112,15 +128,16 @@ def verify(
         progress(done, total)
 
     used = settings or StoreSettings()
-    derived = DerivedFiles(root, log, used, report, sizes_are_set=settings is not None, advance=advance)
+    sizes = FileSizes.of(root, used, are_set=settings is not None)
+    derived = DerivedFiles(root, log, used, report, sizes, advance=advance)
 
     def look(segment: Segment, arrivals: Arrivals) -> None:
-        _check_sums(segment, arrivals, report)
+        check_sums(segment, arrivals, report)
         derived.compare(arrivals)
 
-    tallies, tail = _walk(log, report, advance, look=look)
-    if tail is not None:
-        _check_tail(report, *tail, derived.indexed_end())
+    damages = LogDamage(report)
+    tallies = _walk(log, damages, advance, look=look)
+    damages.check_tail(derived.indexed_end)
     derived.check({key: tally.max_offset for key, tally in tallies.items()})
     newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
     check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
@@ -140,15 +157,15 @@ def stat(
         StoreLocked, StoreError, OSError: as `verify`.
     """
     need_numpy("stat")
-    report = Report(is_live=_is_live(root, read_only))
+    report = Report(is_live=is_held(root, read_only))
     log = open_log(root, settings, report)
 
     def advance(count: int) -> None:
         progress(log.end - log.min_offset, log.file_bytes)
 
-    tallies, tail = _walk(log, report, advance, look=lambda segment, arrivals: None)
-    if tail is not None:
-        _add_damage(report, *tail)
+    damages = LogDamage(report)
+    tallies = _walk(log, damages, advance, look=lambda segment, arrivals: None)
+    damages.add_tail()
     queues = [tallies[key] for key in sorted(tallies)]
     return Stat(
         segments=len(log.segments),
@@ -172,6 +189,7 @@ def dump(
     begin_ms: int = 0,
     end_ms: int | None = None,
     key: str | None = None,
+    begin_offset: int = 0,
     read_only: bool = False,
     on_damage: Callable[[Finding], None] = lambda finding: None,
 ) -> Iterator[ReceivedMessage]:
@@ -180,19 +198,22 @@ def dump(
     Args:
         begin_ms, end_ms: store times, inclusive.
         key: a word of KEYS, or the unique key.
+        begin_offset: physical offset of the first record.
         on_damage: told of bytes that are no record and bodies that cannot be read; the walk goes on behind them.
 
     Raises:
         StoreLocked, StoreError, OSError: as `verify`, with the first message.
     """
-    is_live = _is_live(root, read_only)
+    is_live = is_held(root, read_only)
     log = open_log(root, settings, Report())
+    log.segments = [segment for segment in log.segments if segment.end > begin_offset]
     for segment, part in log.walk():
         if isinstance(part, Damage):
             if not (is_live and _is_being_written(log, segment, part)):
                 on_damage(_unreadable(segment, part))
         elif (
-            topic in (None, part.topic)
+            part.physical_offset >= begin_offset
+            and topic in (None, part.topic)
             and queue_id in (None, part.queue_id)
             and begin_ms <= part.store_timestamp
             and (end_ms is None or part.store_timestamp <= end_ms)
@@ -206,7 +227,7 @@ def dump(
             yield from (one for one in messages if key is None or key in one.keys or key == one.msg_id)
 
 
-def _is_live(root: Path, read_only: bool) -> bool:
+def is_held(root: Path, read_only: bool) -> bool:
     """Whether a broker holds the store; it is refused then, unless asked for."""
     try:
         StoreLock(root).check()
@@ -232,55 +253,85 @@ def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogV
 
 
 def _walk(
-    log: LogView, report: Report, advance: Callable[[int], None], *, look: Callable[[Segment, Arrivals], None]
-) -> tuple[dict[tuple[str, int], QueueStat], tuple[Segment, Damage] | None]:
-    """Walk the log and note its damage; returns what it holds of each queue, and what it ends with if not in order."""
+    log: LogView, damages: LogDamage, advance: Callable[[int], None], *, look: Callable[[Segment, Arrivals], None]
+) -> dict[tuple[str, int], QueueStat]:
+    """Walk the log and note its damage; returns what it holds of each queue."""
     tallies: dict[tuple[str, int], QueueStat] = {}
-    tail: tuple[Segment, Damage] | None = None
     walked = 0
-    for segment, part in log.runs():
+    for segment, part in damages.passed(log.runs()):
         advance(log.end - log.min_offset - walked)
         walked = log.end - log.min_offset
-        if tail is not None:
-            _add_damage(report, *tail)
-            tail = None
-        if isinstance(part, Damage):
-            tail = segment, part
-            continue
-        report.checked["records"] += len(part)
-        for topic, queue_id, rows in part.groups():
-            key = topic, queue_id
-            (tallies.get(key) or tallies.setdefault(key, QueueStat(*key))).add(part, rows)
+        damages.report.checked["records"] += len(part)
+        tally(part, tallies)
         look(segment, part)
     advance(log.file_bytes - walked)
-    if tail is not None and tail[1].end < len(tail[0].buffer):
-        _add_damage(report, *tail)
-        tail = None
-    return tallies, None if report.is_live else tail
+    return tallies
 
 
-def _add_damage(report: Report, segment: Segment, damage: Damage, hint: str = "") -> Finding:
-    report.damaged_bytes += damage.end - damage.position
-    found = _unreadable(segment, damage)
-    finding = report.add(found.kind, segment.path, found.position, found.expected, found.found + hint)
-    if damage.end == len(segment.buffer):
-        report.open_ends.append(finding)
-    return finding
+def tally(arrivals: Arrivals, tallies: dict[tuple[str, int], QueueStat]) -> None:
+    """Count a run of records, by topic and queue id."""
+    for topic, queue_id, rows in arrivals.groups():
+        key = topic, queue_id
+        (tallies.get(key) or tallies.setdefault(key, QueueStat(*key))).add(arrivals, rows)
 
 
-def _check_tail(report: Report, segment: Segment, damage: Damage, indexed_end: int) -> None:
-    """Tell a torn record at the end of the log from stale bytes: a recovery of an Apache broker leaves them there.
+class LogDamage:
+    """Notes the damage of a log in a report while the log passes by; what it ends with waits for `check_tail`.
 
-    After a stop in order every record is in a queue, so what lies behind the last record of all queues is none.
+    Attributes:
+        stale: what it ends with, when that turned out to be none.
     """
-    log_end = segment.start + damage.position
-    if report.is_unclean or indexed_end != log_end:
-        hint = "" if indexed_end > log_end else ": a torn record, or stale bytes behind the log's end"
-        report.tail = _add_damage(report, segment, damage, hint)
-        report.open_ends.remove(report.tail)
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.stale: tuple[Segment, Damage] | None = None
+        self._tail: tuple[Segment, Damage] | None = None
+
+    def passed(self, parts: Iterable[tuple[Segment, Part | Damage]]) -> Iterator[tuple[Segment, Part]]:
+        """The parts of a log that are no damage."""
+        for segment, part in parts:
+            self.add_tail()
+            if isinstance(part, Damage):
+                self._tail = segment, part
+            else:
+                yield segment, part
+        if self._tail is not None and self._tail[1].end < len(self._tail[0].buffer):
+            self.add_tail()
+        if self.report.is_live:
+            self.stale, self._tail = self._tail, None
+
+    def add_tail(self) -> None:
+        """Take what came last for damage."""
+        if self._tail is not None:
+            self._add(*self._tail)
+            self._tail = None
+
+    def check_tail(self, indexed_end: Callable[[], int]) -> None:
+        """Tell a torn record at the end of the log from stale bytes: a recovery of an Apache broker leaves them there.
+
+        After a stop in order every record is in a queue, so what lies behind the last record of all queues is none.
+        """
+        if self._tail is None:
+            return
+        segment, damage = self._tail
+        log_end, indexed = segment.start + damage.position, indexed_end()
+        if self.report.is_unclean or indexed != log_end:
+            hint = "" if indexed > log_end else ": a torn record, or stale bytes behind the log's end"
+            self.report.tail = self._add(segment, damage, hint)
+            self.report.open_ends.remove(self.report.tail)
+        else:
+            self.stale = self._tail
+
+    def _add(self, segment: Segment, damage: Damage, hint: str = "") -> Finding:
+        self.report.damaged_bytes += damage.end - damage.position
+        found = _unreadable(segment, damage)
+        finding = self.report.add(found.kind, segment.path, found.position, found.expected, found.found + hint)
+        if damage.end == len(segment.buffer):
+            self.report.open_ends.append(finding)
+        return finding
 
 
-def _check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
+def check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
     """Note the records whose checksums are wrong."""
     for row in arrivals.suspects().tolist():
         record = arrivals.records.record(row)

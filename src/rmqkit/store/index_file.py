@@ -29,6 +29,7 @@ import mmap
 import os
 import re
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmqkit.protocol.hashing import java_hash
@@ -78,11 +79,8 @@ def _tags_hash(topic: str, tags: bytes) -> int:
 
 def key_hashes(topic: str, properties: bytes, *, with_tags: bool) -> list[int]:
     """The hashes a record is indexed under, in the order of its entries. Source: store.md §7.2.
-
-    Args:
-        properties: the record's property string.
-        with_tags: whether TAGS is a key, too, as with 5.4 brokers.
-    """
+    ``properties``: the record's property string.
+    ``with_tags``: whether TAGS is a key, too, as with 5.4 brokers."""
     found = dict(_KEYS.findall(properties))
     hashes: list[int] = []
     if unique_key := found.get(b"UNIQ_KEY"):
@@ -97,10 +95,8 @@ def key_hashes(topic: str, properties: bytes, *, with_tags: bool) -> list[int]:
 
 class IndexFile:
     """One file of the index.
-
-    Attributes:
-        begin_timestamp, end_timestamp, begin_offset, end_offset, slots_used, index_count: the header.
-    """
+    ``begin_timestamp``, ``end_timestamp``, ``begin_offset``, ``end_offset``, ``slots_used``, ``index_count``: the
+    header."""
 
     def __init__(self, file: MappedFile, slot_count: int, entry_count: int) -> None:
         self.file = file
@@ -118,6 +114,14 @@ class IndexFile:
         self._newest: dict[int, int] = {}
         self._slots: mmap.mmap | None = None
         self._is_header_due = False
+
+    @classmethod
+    def create(cls, path: Path, slot_count: int, entry_count: int) -> IndexFile:
+        """A new file. Raises OSError: the disk refused."""
+        file_bytes = HEADER.size + slot_count * SLOT.size + entry_count * ENTRY.size
+        file = MappedFile.create(path, 0, file_bytes)
+        file.wrote = file_bytes
+        return cls(file, slot_count, entry_count)
 
     @property
     def is_full(self) -> bool:
@@ -156,10 +160,7 @@ class IndexFile:
 
     def put_run(self, hashes: Ints, physical_offsets: Ints, store_timestamps: Ints) -> int:
         """`put` for many keys at once, with numpy; all but the header is written. Returns how many fit.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        Raises OSError: the disk refused."""
         import numpy as np
 
         if self._entries:
@@ -198,12 +199,8 @@ class IndexFile:
 
     def _mapped_slots(self) -> mmap.mmap:
         """Header and slots, to be changed in place.
-
         They get their blocks first: through a mapping a disk without room could only answer with a signal.
-
-        Raises:
-            OSError: the disk has no room for them.
-        """
+        Raises OSError: the disk has no room for them."""
         if self._slots is None:
             os.posix_fallocate(self.file.fd, 0, self._entries_at)
             self._slots = mmap.mmap(self.file.fd, self._entries_at)
@@ -215,10 +212,7 @@ class IndexFile:
 
     def write(self) -> None:
         """Write what was put: entries first and the header last, so that no chain leads nowhere.
-
-        Raises:
-            OSError: the disk refused; what is in memory stays there for another try.
-        """
+        Raises OSError: the disk refused; what is in memory stays there for another try."""
         if self._entries:
             first = self.index_count - len(self._entries) // ENTRY.size
             self.file.write(self._entries_at + first * ENTRY.size, self._entries)

@@ -10,35 +10,36 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from rmqkit.errors import BodyError, StoreMismatch, StoreUnavailable
 from rmqkit.protocol import fastjson
 
-__all__ = ["JsonFile", "make_directory", "sync_directory", "write_durably"]
+__all__ = ["JsonFile", "RowTexts", "make_directory", "naming", "sync_directory", "write_durably"]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_INDENT = "\t"
+_ANYBODY_S = 0o666  # less what the process's mask takes away
 
 
 class JsonFile:
-    """One configuration file and its backup.
+    """One configuration file and its backup. ``path``: the file; its directory is made when first written.
+    ``mode``: who may read it, as of a new file."""
 
-    Args:
-        path: the file; its directory is made when first written.
-    """
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mode: int = _ANYBODY_S) -> None:
         self.path = path
+        self._mode = mode
         self.backup = path.with_name(path.name + ".bak")
 
     def load(self, value_type: type[T]) -> T | None:
         """The stored value, or None when neither file holds one.
-
-        Raises:
-            StoreMismatch: what there is cannot be read, and no backup can; nothing was changed.
-        """
+        Raises StoreMismatch: what there is cannot be read, and no backup can; nothing was changed."""
         try:
             value = _read(self.path, value_type)
             failure = None
@@ -59,14 +60,12 @@ class JsonFile:
 
     def save(self, value: Any) -> None:
         """Replace the file; when this returns the value is on the disk.
-
-        Raises:
-            StoreUnavailable: the disk refused; the former value is still in one of the files.
-        """
-        content = fastjson.dumps(value, indent="\t")
+        Raises StoreUnavailable: the disk refused; the former value is still in one of the files."""
+        content = fastjson.dumps(value, indent=_INDENT)
         try:
             make_directory(self.path.parent)
-            write_durably(whole := self.path.with_name(self.path.name + ".tmp"), content)
+            # Its name needs no wait: whichever of the renames a power cut leaves out, one of the two files is whole.
+            _write_synced(whole := self.path.with_name(self.path.name + ".tmp"), content, self._mode)
             if self.path.exists():
                 self.path.replace(self.backup)
             whole.replace(self.path)
@@ -75,13 +74,45 @@ class JsonFile:
             raise StoreUnavailable(f"cannot write {self.path}: errno {error.errno} {error.strerror}") from error
 
 
+class RowTexts:
+    """The texts of a table's rows, each made once: what is saved again and again differs in a few rows only.
+    A changed row is another object."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, tuple[Any, msgspec.Raw]] = {}
+
+    def of(self, rows: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
+        """The table with texts for rows, to be saved as the table would be."""
+        known, self._texts = self._texts, {}
+        for name, row in rows.items():
+            made = known.get(name)
+            if made is None or made[0] is not row:
+                made = row, msgspec.Raw(fastjson.dumps(row, indent=_INDENT))
+            self._texts[name] = made
+        return {name: text for name, (_, text) in self._texts.items()}
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an OSError name a file that was open when it came, such as one of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Write a whole file and wait until it and its name are on the disk."""
-    with open(path, "wb") as file:
+    _write_synced(path, content, _ANYBODY_S)
+    sync_directory(path.parent)
+
+
+def _write_synced(path: Path, content: bytes, mode: int) -> None:
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    sync_directory(path.parent)
 
 
 def make_directory(directory: Path) -> None:

@@ -61,9 +61,14 @@ class Segment(Struct):
     data_end: int
     released: int = 0
 
+    @classmethod
+    def opened(cls, path: Path, start: int) -> Segment:
+        """Map a file. Raises OSError: it cannot be read."""
+        buffer = mapped(path)
+        return cls(path, start, buffer, memoryview(buffer), _data_end(path))
+
     @property
     def end(self) -> int:
-        """Physical offset one past its last byte."""
         return self.start + len(self.buffer)
 
     def release(self, position: int) -> None:
@@ -72,9 +77,40 @@ class Segment(Struct):
             self.buffer.madvise(mmap.MADV_DONTNEED)
             self.released = position
 
-    def next_record(self, position: int) -> int:
-        """Where the next sound record begins at or behind a position, the segment's length without one."""
-        return scan.find_record(self.buffer, self.start, position, len(self.buffer), self.data_end)
+    def next_record(self, position: int, high: int) -> int:
+        """Where the next sound record begins at or behind a position; ``high`` if none ends by it."""
+        return scan.find_record(self.buffer, self.start, position, high, min(high, self.data_end))
+
+    def runs(self, low: int, high: int) -> Iterator[Arrivals | Damage]:
+        """The records of a part, many at a time, and what is none, up to a blank; needs numpy.
+
+        Args:
+            low, high: positions; at each a record begins, or the segment ends.
+        """
+        from rmqkit.store.arrivals import Arrivals
+
+        position = low
+        while position < high and not is_blank(self.view, position):
+            for records in scan.runs(self.buffer, self.start, position, high):
+                arrivals = Arrivals(records).text_only()
+                if len(arrivals):
+                    position = arrivals.records.end
+                    yield arrivals
+                    self.release(position)
+                if len(arrivals) < len(records):
+                    break
+            if position == high or is_blank(self.view, position):
+                break
+            resumed = self.next_record(position + 1, high)
+            yield Damage(position, resumed, self._reason(position))
+            position = resumed
+
+    def _reason(self, position: int) -> str:
+        try:
+            self.record(position)
+        except RecordCorrupt as error:
+            return error.reason
+        raise AssertionError("the bulk walk took a sound record for none")
 
     def record(self, position: int) -> Record:
         """The record at a position; its body CRC is not compared.
@@ -100,10 +136,7 @@ class LogView:
     """
 
     def __init__(self, files: Sequence[tuple[Path, int]]) -> None:
-        self.segments: list[Segment] = []
-        for path, start in files:
-            buffer = mapped(path)
-            self.segments.append(Segment(path, start, buffer, memoryview(buffer), _data_end(path)))
+        self.segments = [Segment.opened(path, start) for path, start in files]
         self.end = self.segments[0].start if self.segments else 0
 
     @property
@@ -113,7 +146,6 @@ class LogView:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all files."""
         return sum(len(segment.buffer) for segment in self.segments)
 
     def record_at(self, physical_offset: int) -> Record:
@@ -136,11 +168,11 @@ class LogView:
                 try:
                     record = segment.record(position)
                 except RecordCorrupt as error:
-                    resumed = segment.next_record(position + 1)
-                    if self._is_end(i, position, resumed, stored_ms):
+                    damage = Damage(position, segment.next_record(position + 1, size), error.reason)
+                    if self.is_end(i, damage, stored_ms):
                         return
-                    yield segment, Damage(position, resumed, error.reason)
-                    position = resumed
+                    yield segment, damage
+                    position = damage.end
                     continue
                 position += record.size
                 stored_ms = record.store_timestamp
@@ -150,45 +182,25 @@ class LogView:
 
     def runs(self) -> Iterator[tuple[Segment, Arrivals | Damage]]:
         """`walk`, many records at a time; needs numpy."""
-        from rmqkit.store.arrivals import Arrivals
-
         stored_ms = 0
         for i, segment in enumerate(self.segments):
-            position, size = 0, len(segment.buffer)
-            while position < size and not is_blank(segment.view, position):
-                for records in scan.runs(segment.buffer, segment.start, position, size):
-                    arrivals = Arrivals(records).text_only()
-                    if len(arrivals):
-                        position = arrivals.records.end
-                        stored_ms = int(arrivals.store_timestamps[-1])
-                        self.end = segment.start + position
-                        yield segment, arrivals
-                        segment.release(position)
-                    if len(arrivals) < len(records):
-                        break
-                if position == size or is_blank(segment.view, position):
-                    break
-                resumed = segment.next_record(position + 1)
-                if self._is_end(i, position, resumed, stored_ms):
+            for part in segment.runs(0, len(segment.buffer)):
+                if not isinstance(part, Damage):
+                    stored_ms = int(part.store_timestamps[-1])
+                    self.end = segment.start + part.records.end
+                elif self.is_end(i, part, stored_ms):
                     return
-                yield segment, Damage(position, resumed, self._reason(segment, position))
-                position = resumed
+                yield segment, part
 
-    def _reason(self, segment: Segment, position: int) -> str:
-        try:
-            segment.record(position)
-        except RecordCorrupt as error:
-            return error.reason
-        raise AssertionError("the bulk walk took a sound record for none")
-
-    def _is_end(self, i: int, position: int, resumed: int, stored_ms: int) -> bool:
-        """Whether a place without a record is where the log ends in order."""
+    def is_end(self, i: int, damage: Damage, stored_ms: int) -> bool:
+        """Whether what is no record in segment ``i`` is where the log ends in order; the record before it has the
+        storeTimestamp ``stored_ms``."""
         segment = self.segments[i]
         if any(_begins_with_record(later) for later in self.segments[i + 1 :]):
             return False
-        if resumed == len(segment.buffer):
-            return not any(segment.view[position : position + BLANK_BYTES])
-        return segment.record(resumed).store_timestamp < stored_ms
+        if damage.end == len(segment.buffer):
+            return not any(segment.view[damage.position : damage.position + BLANK_BYTES])
+        return segment.record(damage.end).store_timestamp < stored_ms
 
 
 def _data_end(path: Path) -> int:

@@ -53,29 +53,15 @@ class LogicQueue(ABC):
         min_offset, max_offset: first readable message and one past the last, counted in messages.
         max_physical_offset: end of the newest record indexed, -1 if there is none.
         recovered_record: physicalOffset and size of that record when the queue was recovered, (-1, 0) without one.
+        queue, file_queues: its entries' files; these and those of its extension, if it has one.
         on_open: told before the queue opens a file while it has none of its own open.
     """
 
-    __slots__ = (
-        "_dirty",
-        "_fd",
-        "_file",
-        "_file_bytes",
-        "_found",
-        "_position",
-        "_reading",
-        "is_dirty",
-        "max_offset",
-        "max_physical_offset",
-        "min_offset",
-        "next_offset",
-        "on_open",
-        "queue",
-        "queue_id",
-        "recovered_record",
-        "topic",
-        "topic_field",
-        "topic_utf8",
+    __slots__ = tuple(
+        """
+        queue file_queues queue_id topic topic_field topic_utf8 min_offset max_offset next_offset max_physical_offset
+        recovered_record on_open is_dirty _dirty _fd _file _file_bytes _position _reading
+        """.split()
     )
 
     layout: ClassVar[struct.Struct]
@@ -95,6 +81,7 @@ class LogicQueue(ABC):
         self.topic_field = topic_field(self.topic_utf8)
         self.queue_id = queue_id
         self.queue = FileQueue([directory], file_bytes, setting=self.setting)
+        self.file_queues: tuple[FileQueue, ...] = (self.queue,)
         self.next_offset = 0
         self.min_offset = 0
         self.max_offset = 0
@@ -103,7 +90,6 @@ class LogicQueue(ABC):
         self.is_dirty = False
         self.on_open: Callable[[LogicQueue], None] = _ignore
         self._dirty = dirty
-        self._found: list[tuple[int, Path, int]] | None = None
         self._reading: MappedFile | None = None
         self._file: MappedFile
         self._fd = -1
@@ -123,13 +109,8 @@ class LogicQueue(ABC):
         bitmap: bytes = b"",
     ) -> None:
         """Index one record; ignored when it was indexed before.
-
-        Args:
-            bitmap: which SQL92 subscriptions it matches, for the extension if there is one.
-
-        Raises:
-            OSError: the disk refused; the queue is as before.
-        """
+        ``bitmap``: which SQL92 subscriptions it matches, for the extension if there is one.
+        Raises OSError: the disk refused; the queue is as before."""
 
     @abstractmethod
     def resume(self) -> None:
@@ -146,11 +127,8 @@ class LogicQueue(ABC):
     @abstractmethod
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
         """Entries from a message on, within one file, in about ``bytes_max`` bytes of entries.
-
-        Returns:
-            physicalOffset, size, stored tagsCode, queue offset after it and number of messages of each; None when the
-            file is missing.
-        """
+        Returns physicalOffset, size, stored tagsCode, queue offset after it and number of messages of each; None when
+        the file is missing."""
 
     @abstractmethod
     def next_file_offset(self, queue_offset: int) -> int:
@@ -243,10 +221,7 @@ class LogicQueue(ABC):
 
     def recover(self, *, clean: bool = True) -> None:
         """Find the last valid entry, starting at the third-last file, and forget what follows it.
-
-        Args:
-            clean: whether the store was closed in order; if not, the last entries may be torn.
-        """
+        ``clean``: whether the store was closed in order; if not, the last entries may be torn."""
         files = self.queue.files
         for file in files[-_RECOVERED_FILES:]:
             valid_bytes = self._valid_bytes(file)
@@ -284,13 +259,9 @@ class LogicQueue(ABC):
 
     def truncate_for_replay(self, start: int, is_record: Callable[[LogicQueue, int, tuple[Any, ...]], bool]) -> None:
         """Drop every entry that a replay of the log from a physical offset on makes again.
-
         They may be torn: a power cut keeps some sectors of what was not on the disk, and some of an entry that lies in
         two. One that is torn inside its physicalOffset may look older than it is.
-
-        Args:
-            is_record: whether the log holds the record of an entry, told with its index; true for removed ones.
-        """
+        ``is_record``: whether the log holds the record of an entry, told with its index; true for removed ones."""
 
         def is_torn(index: int, entry: tuple[Any, ...]) -> bool:
             room = -(index * self.entry_bytes % self._file_bytes) % SECTOR_BYTES
@@ -337,33 +308,28 @@ class LogicQueue(ABC):
 
     def sync(self) -> None:
         """Wait until everything appended so far is on the disk; called from a flush thread.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        Raises OSError: the disk refused."""
         self._dirty.discard(self)  # in this order: an append from here on enters the queue again
         self.is_dirty = False
-        self.queue.sync()
+        for queue in self.file_queues:
+            queue.sync()
 
     def mark_synced(self) -> None:
         """Take everything for being on the disk."""
-        self.queue.mark_synced()
+        for queue in self.file_queues:
+            queue.mark_synced()
 
     def check(self, *, clean: bool = True) -> None:
         """Look at the files without changing anything.
-
-        Args:
-            clean: whether the store was closed in order.
-
-        Raises:
-            StoreMismatch: a file has another length than the settings say.
-        """
-        self._found = self.queue.check(has_empty=not clean)
+        ``clean``: whether the store was closed in order.
+        Raises StoreMismatch: a file has another length than the settings say."""
+        for queue in self.file_queues:
+            queue.found = queue.check(has_empty=not clean)
 
     def load(self) -> None:
         """Take over the files on the disk, as `check` found them if it came before."""
-        self.queue.load(self._found)
-        self._found = None
+        for queue in self.file_queues:
+            queue.load()
 
     def drop_expired(self, min_physical_offset: int) -> int:
         """Delete files whose last entry points below an offset; returns how many. Source: store.md §4.5."""
@@ -385,18 +351,20 @@ class LogicQueue(ABC):
     def close_idle(self) -> bool:
         """Give back the descriptors that no flush thread is going to use; whether that were all of them."""
         self._fd, self._reading = -1, None
-        self.queue.close_idle()
-        return all(file.is_idle for file in self.queue.files)
+        for queue in self.file_queues:
+            queue.close_idle()
+        return all(file.is_idle for queue in self.file_queues for file in queue.files)
 
     def close(self) -> None:
         """Give back descriptors; the next append or read opens what it needs again."""
         self._fd, self._reading = -1, None
-        self.queue.close()
+        for queue in self.file_queues:
+            queue.close()
 
     def destroy(self) -> None:
-        """Delete the files."""
         self._dirty.discard(self)
-        self.queue.destroy()
+        for queue in self.file_queues:
+            queue.destroy()
 
 
 def _ignore(queue: LogicQueue) -> None:

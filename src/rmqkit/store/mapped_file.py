@@ -54,11 +54,7 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, start: int, size: int) -> MappedFile:
-        """Make a new sparse file.
-
-        Raises:
-            OSError: the disk refused; no file is left behind.
-        """
+        """Make a new sparse file. Raises OSError: the disk refused; no file is left behind."""
         path.parent.mkdir(parents=True, exist_ok=True)
         file = cls(path, start, size, wrote=0)
         file.is_named_durably = False
@@ -73,7 +69,6 @@ class MappedFile:
 
     @property
     def end(self) -> int:
-        """Logical offset one past the last byte of the file."""
         return self.start + self.size
 
     @property
@@ -83,7 +78,6 @@ class MappedFile:
 
     @property
     def fd(self) -> int:
-        """The open descriptor."""
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._fd
@@ -100,21 +94,14 @@ class MappedFile:
         return os.pread(self.fd, size, position)
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
-        """Write all of ``data`` at a position.
-
-        Raises:
-            OSError: the disk refused; a part may have been written.
-        """
+        """Write all of ``data`` at a position. Raises OSError: the disk refused; a part may have been written."""
         written = os.pwrite(self.fd, data, position)
         while written < len(data):  # the next call of a short write says why
             written += os.pwrite(self.fd, memoryview(data)[written:], position + written)
 
     def sync(self) -> None:
         """Wait until the written bytes are on the disk; a file deleted meanwhile needs no disk.
-
-        Raises:
-            OSError: the disk refused; what was written since the last `sync` may be lost.
-        """
+        Raises OSError: the disk refused; what was written since the last `sync` may be lost."""
         wrote = self.wrote
         try:
             os.fdatasync(self.fd)
@@ -125,14 +112,10 @@ class MappedFile:
 
     def warm(self, *, is_wanted: Callable[[], bool]) -> None:
         """Give a new file its blocks and its pages (``warmMapedFileEnable``), which takes as long as writing it all.
-
-        A later full disk then concerns other files only, and a flush writes data without looking for room. The zeros
-        go to the disk bit by bit, as the first flush of the file would wait for all of them; it ends early when they
-        are no longer wanted. Source: store.md §13.6.
-
-        Raises:
-            OSError: the disk has no room for the file.
-        """
+        A later full disk then concerns other files only, and a flush writes data without looking for room. The zeros go
+        to the disk bit by bit, as the first flush of the file would wait for all of them; it ends early when they are
+        no longer wanted. Source: store.md §13.6.
+        Raises OSError: the disk has no room for the file."""
         os.posix_fallocate(self.fd, 0, self.size)
         zeros = bytes(min(_WARM_BYTES, self.size))
         for position in range(0, self.size, _WARM_BYTES):
@@ -166,10 +149,7 @@ class MappedFile:
 
     def delete(self) -> None:
         """Close and remove the file; slices of `view` stay valid.
-
-        Raises:
-            OSError: the disk refused; the file can be used on.
-        """
+        Raises OSError: the disk refused; the file can be used on."""
         self._is_deleted = True  # first: a flush thread may be about to sync it
         self.close()
         try:

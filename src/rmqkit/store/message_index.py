@@ -31,7 +31,7 @@ from rmqkit.store.scan import has_numpy
 if TYPE_CHECKING:
     from rmqkit.store.index_file import Ints
 
-__all__ = ["HasKeys", "KeyQuery", "MessageIndex"]
+__all__ = ["HasKeys", "KeyQuery", "MessageIndex", "file_name"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,16 +39,14 @@ _WAITING_MAX = 1024
 _WAITING_MS = 1000
 _COLUMNS_MIN = 128
 """Messages from which on numpy is faster than the plain code."""
+_YEAR_9999_MS = 253_370_764_800_000
 _COLUMNS = "rmqkit.store.property_columns"
 
 
 class KeyQuery(Struct):
     """What a query by key found.
-
-    Attributes:
-        physical_offsets: of records whose key has the hash asked for, ascending.
-        last_update_timestamp, last_update_offset: newest entry of the newest file, 0 without files.
-    """
+    ``physical_offsets``: of records whose key has the hash asked for, ascending.
+    ``last_update_timestamp``, ``last_update_offset``: newest entry of the newest file, 0 without files."""
 
     physical_offsets: list[int]
     last_update_timestamp: int = 0
@@ -72,11 +70,7 @@ class _Keyed(Struct, gc=False):
 
 
 class MessageIndex:
-    """All index files of a store, oldest first.
-
-    Attributes:
-        tags_as_keys: whether TAGS are indexed too, as 5.4 does.
-    """
+    """All index files of a store, oldest first. ``tags_as_keys``: whether TAGS are indexed too, as 5.4 does."""
 
     def __init__(self, directory: Path, slot_count: int, entry_count: int, *, tags_as_keys: bool = True) -> None:
         self.directory = directory
@@ -101,24 +95,19 @@ class MessageIndex:
 
     def check(self) -> None:
         """Look at every file without changing anything.
-
-        Raises:
-            StoreMismatch: a file has another length than the settings say.
-        """
+        Raises StoreMismatch: a file has another length than the settings say."""
         for path in self._on_disk():
             length = path.stat().st_size
             if length not in (0, self._file_bytes):
                 raise StoreMismatch(
                     f"{path} has {length} bytes, maxHashSlotNum {self._slot_count} and maxIndexNum {self._entry_count} "
-                    f"make {self._file_bytes}: set them to the values the store was written with"
+                    f"make {self._file_bytes}: set them to the values the store was written with, or make the files of "
+                    "a damaged index anew with rmq store rebuild --index"
                 )
 
     def load(self, *, clean: bool, durable_timestamp: int) -> None:
         """Take over the files on the disk; after a crash only those that were full and flushed.
-
-        Args:
-            durable_timestamp: the checkpoint's indexMsgTimestamp.
-        """
+        ``durable_timestamp``: the checkpoint's indexMsgTimestamp."""
         files: list[IndexFile] = []
         for path in self._on_disk():
             if not path.stat().st_size:
@@ -141,18 +130,10 @@ class MessageIndex:
 
     def sync_full(self, durable_offset: int) -> int:
         """Wait until the files that became full are on the disk; called from a flush thread.
-
         A file that knows more than the disk's log waits: what a power cut takes from the log is never in a file kept.
-
-        Args:
-            durable_offset: physical offset up to which the log is on the disk.
-
-        Returns:
-            the end timestamp of the newest of them, 0 without any.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        ``durable_offset``: physical offset up to which the log is on the disk.
+        Returns the end timestamp of the newest of them, 0 without any.
+        Raises OSError: the disk refused."""
         timestamp = 0
         while self._full and self._full[0].end_offset < durable_offset:
             file = self._full[0]
@@ -163,11 +144,7 @@ class MessageIndex:
         return timestamp
 
     def sync(self, durable_offset: int) -> None:
-        """Wait until every file is on the disk, as a clean stop does.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        """Wait until every file is on the disk, as a clean stop does. Raises OSError: the disk refused."""
         self.sync_full(durable_offset)
         if self._current is not None:
             self._current.file.sync()
@@ -183,12 +160,8 @@ class MessageIndex:
 
     def put(self, topic: str, physical_offset: int, store_timestamp: int, properties: bytes) -> None:
         """Take over the keys of one record; they are entered with those of the following ones, or by `enter`.
-
         Records come in log order; one that came before is ignored.
-
-        Raises:
-            OSError: the disk refused; another try goes on where this one stopped.
-        """
+        Raises OSError: the disk refused; another try goes on where this one stopped."""
         if physical_offset <= self._taken and not self._is_behind:
             return
         if physical_offset > self._taken:
@@ -203,11 +176,7 @@ class MessageIndex:
         return len(waiting) >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS
 
     def put_all(self, records: Sequence[HasKeys]) -> None:
-        """`put` for several records, which are kept until they are entered.
-
-        Raises:
-            OSError: as `put`.
-        """
+        """`put` for several records, which are kept until they are entered. Raises OSError: as `put`."""
         if self._is_behind or not records or records[0].physical_offset <= self._taken:
             for one in records:
                 self.put(one.topic, one.physical_offset, one.store_timestamp, one.properties)
@@ -219,14 +188,9 @@ class MessageIndex:
 
     def put_run(self, offsets: Ints, store_timestamps: Ints, rows: Ints, hashes: Ints) -> None:
         """`put` for many records at once, with numpy; the next `enter` writes what is still in memory.
-
-        Args:
-            offsets, store_timestamps: physical offset and storeTimestamp of each record, in log order.
-            rows, hashes: the keys in their order: which record each belongs to, and its hash.
-
-        Raises:
-            OSError: the disk refused.
-        """
+        ``offsets``, ``store_timestamps``: physical offset and storeTimestamp of each record, in log order.
+        ``rows``, ``hashes``: the keys in their order: which record each belongs to, and its hash.
+        Raises OSError: the disk refused."""
         if self._waiting:
             self.enter()
         first_offset = max(self._taken + 1, self._current.end_offset if self._current else 0)
@@ -245,11 +209,7 @@ class MessageIndex:
             yield key
 
     def enter(self) -> None:
-        """Enter the keys that wait.
-
-        Raises:
-            OSError: the disk refused; another try goes on where this one stopped.
-        """
+        """Enter the keys that wait. Raises OSError: the disk refused; another try goes on where this one stopped."""
         self._is_behind = True
         waiting = self._waiting
         if len(waiting) >= _COLUMNS_MIN and self._has_columns():
@@ -315,15 +275,8 @@ class MessageIndex:
         if self._current is not None:
             self._current.write()
             self._current.release()
-        moment = datetime.fromtimestamp(now_ms / 1000)  # names are local time
-        name = _file_name(moment)
-        newest = self.files[-1].file.path.name if self.files else ""
-        while name <= newest:
-            moment = datetime.strptime(newest[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(newest[14:17]) + 1)
-            name = _file_name(moment)
-        mapped = MappedFile.create(self.directory / name, 0, self._file_bytes)
-        mapped.wrote = self._file_bytes
-        file = IndexFile(mapped, self._slot_count, self._entry_count)
+        name = file_name(now_ms, self.files[-1].file.path.name if self.files else "")
+        file = IndexFile.create(self.directory / name, self._slot_count, self._entry_count)
         if self.files:
             file.begin_after(self.files[-1].end_timestamp, self.files[-1].end_offset)
             self._full.append(self.files[-1])
@@ -345,10 +298,7 @@ class MessageIndex:
 
     def query(self, topic: str, key: str, count_max: int, begin: int, end: int) -> KeyQuery:
         """Records that may have a key and were stored between two times (ms, inclusive). Source: store.md §7.5.
-
-        Raises:
-            OSError: keys that waited cannot be entered.
-        """
+        Raises OSError: keys that waited cannot be entered."""
         self.enter()
         found: list[int] = []
         hashed = key_hash(topic, key)
@@ -363,5 +313,13 @@ class MessageIndex:
         return KeyQuery(sorted(found), newest.end_timestamp, newest.end_offset)
 
 
-def _file_name(moment: datetime) -> str:
+def file_name(now_ms: int, newest: str) -> str:
+    """The name of a file made at a time, behind the newest one; names are local time. Source: store.md §7.4."""
+    moment = datetime.fromtimestamp(min(max(now_ms, 0), _YEAR_9999_MS) / 1000)  # the time of a damaged record is any
+    while (name := _name_of(moment)) <= newest:
+        moment = datetime.strptime(newest[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(newest[14:17]) + 1)
+    return name
+
+
+def _name_of(moment: datetime) -> str:
     return moment.strftime("%Y%m%d%H%M%S") + f"{moment.microsecond // 1000:03d}"

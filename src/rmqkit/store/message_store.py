@@ -4,23 +4,27 @@ Here the parts are joined: `put` appends and dispatches in one call, `reader` re
 checks, locks and recovers, and changes nothing when it raises; `close` leaves what a clean stop leaves. Under
 SYNC_FLUSH a record is dispatched, and so readable, when it is on the disk; see `MessageStore.dispatch`.
 
+A slave's store (``is_replica``) takes no messages: what its master's log holds is appended to it and dispatched behind,
+see `rmqkit.store.replication`.
+
 Owner thread only (the thread that called `open`), except ``on_durable``, which the flush thread calls.
-Not handled here: topics, delay levels and transactions of a message (the broker rewrites it before it puts it),
-replication. Source: store.md §8, §10, §12.
+Not handled here: topics, delay levels and transactions of a message (the broker rewrites it before it puts it), the
+link between master and slave. Source: store.md §8, §10, §12.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import RecordCorrupt, StoreError, StoreMismatch
+from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
+from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.checkpoint import Checkpoint
 from rmqkit.store.commit_log import CommitLog
@@ -29,15 +33,18 @@ from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
 from rmqkit.store.flush import Flusher
 from rmqkit.store.json_files import make_directory, sync_directory, write_durably
+from rmqkit.store.light_queues import light_numbers
 from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.message_index import KeyQuery, MessageIndex
 from rmqkit.store.put import Appender
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
-from rmqkit.store.recovery import find_log_end
+from rmqkit.store.recovery import LogEnd, find_log_end
+from rmqkit.store.replication import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
+from rmqkit.store.transient_pool import TransientPool
 
 if TYPE_CHECKING:
     from rmqkit.store.arrivals import Arrivals
@@ -68,9 +75,12 @@ class MessageStore:
             with ``enableConsumeQueueExt``, also for what recovery dispatches again in `open`; must not raise.
         disk_used_percent: says how full the disk of a directory is, in percent.
         on_durable: told after every flush round how far the log is on the disk, or the error that ended flushing;
-            called from the flush thread. Under SYNC_FLUSH the owner then calls `dispatch`.
+            called from the flush thread. Under SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be
+            behind the end of a log that was cut meanwhile: ask `durable_offset` for what counts.
         on_committed: told, from the commit thread, that more of the log became readable and the owner should call
             `dispatch`; only with the transient store pool.
+        on_flushed: told from the flush thread how many ms each flush of the log took.
+        is_replica: whether the store is a slave's: puts are refused, `append_replicated` is what it grows by.
     """
 
     def __init__(
@@ -83,19 +93,25 @@ class MessageStore:
         on_arrival: Callable[[list[Arrival]], None] | None = None,
         on_durable: Callable[[int, OSError | None], None] | None = None,
         on_committed: Callable[[], object] | None = None,
+        on_flushed: Callable[[float], None] | None = None,
         bitmap_of: Callable[[Arrival], bytes] | None = None,
         disk_used_percent: Callable[[Path], int] = used_percent,
+        is_replica: bool = False,
     ) -> None:
         self.root = root
         self._settings = settings
         self._delays_ms = parse_delay_levels(settings.message_delay_level)
         self._lock = StoreLock(root)
-        self._commit_log = CommitLog(root, settings)
+        self._commit_log = CommitLog(root, settings, is_replica=is_replica)
         self._queues = ConsumeQueues(root, settings, is_batch_topic)
         self._index = _index_of(root, settings)
         self._checkpoint = Checkpoint(root / "checkpoint")
         self._dispatcher = Dispatcher(
-            self._queues, on_arrival, self._index, bitmap_of if settings.enable_consume_queue_ext else None
+            self._queues,
+            on_arrival,
+            self._index,
+            bitmap_of if settings.enable_consume_queue_ext else None,
+            has_light=settings.enable_light_queues and settings.enable_multi_dispatch,
         )
         self._reader = Reader(self._commit_log, settings)
         self._flusher = Flusher(
@@ -108,11 +124,16 @@ class MessageStore:
             dispatched_timestamp=lambda: self._dispatcher.dispatched_timestamp,
             on_durable=on_durable,
             on_committed=on_committed,
+            on_flushed=on_flushed,
         )
         self._appender = Appender(self._commit_log, self._queues, self._dispatcher, self._flusher, settings, clock)
         self._retention = Retention(
             root, self._commit_log, self._queues, self._index, settings, clock, disk_used_percent
         )
+        self._replica: Replica | None = None
+        if is_replica:
+            self._replica = Replica(self._commit_log, self._dispatcher, self._flusher, settings, self._dispatch_run)
+            self._appender.refusal = IS_REPLICA
 
     # ---- facts
 
@@ -142,9 +163,13 @@ class MessageStore:
         return self._flusher.failure or self._flusher.commit_failure or self._dispatcher.failure
 
     @property
+    def transient_pool(self) -> TransientPool | None:
+        """What holds records before the page cache does; None where they go there at once."""
+        return self._commit_log.pool
+
+    @property
     def is_writable(self) -> bool:
-        """Whether puts are taken at present."""
-        return self._appender.is_open and self.failure is None and not self.is_disk_full
+        return self._appender.is_open and self.failure is None and not self._appender.refusal
 
     @property
     def is_disk_full(self) -> bool:
@@ -155,12 +180,9 @@ class MessageStore:
 
     def open(self) -> None:
         """Lock, load and recover the directory, and start flushing.
-
-        Raises:
-            StoreLocked: another broker uses it.
-            StoreMismatch: its files do not have the sizes of the settings, or one is no store file.
-            StoreError: it cannot be read or made. In every case nothing was changed.
-        """
+        Raises StoreLocked: another broker uses it.
+        Raises StoreMismatch: its files do not have the sizes of the settings, or one is no store file.
+        Raises StoreError: it cannot be read or made. In every case nothing was changed."""
         assert not self._appender.is_open, "a store is opened once"
         try:
             self._lock.check()
@@ -197,17 +219,19 @@ class MessageStore:
             self._index.load(clean=is_clean, durable_timestamp=self._checkpoint.index_timestamp)
         if not is_clean:
             _log.warning("store %s was not closed in order: recovering", self.root)
-        self._recover(is_clean)
+        end = self._recover(is_clean)
         write_durably(self._abort_path, str(os.getpid()).encode())
         self._commit_log.resume()
         self._dispatcher.position = self._commit_log.max_offset
+        if self._replica is not None:
+            self._replica.resume(end.last_record if end.record_count else None)
         self._flusher.start(self._commit_log.max_offset)
 
     @property
     def _abort_path(self) -> Path:
         return self.root / "abort"
 
-    def _recover(self, is_clean: bool) -> None:
+    def _recover(self, is_clean: bool) -> LogEnd:
         """Bring log and queues into agreement. Source: store.md §12."""
         log, queues = self._commit_log, self._queues
         if is_clean:
@@ -216,7 +240,7 @@ class MessageStore:
         newest = queues.recover(clean=is_clean)
         if not log.queue.files:
             queues.destroy_all()
-            return
+            return LogEnd(0)
         end = find_log_end(
             log,
             self._settings,
@@ -237,6 +261,7 @@ class MessageStore:
         log.queue.sync()  # after a clean stop only what was cut: bytes that come back would look like records
         queues.sync_all()
         _log.info("store %s: log from %d to %d, %d queues", self.root, log.min_offset, end.offset, len(queues))
+        return end
 
     def _is_record(self, queue: LogicQueue, index: int, entry: tuple[Any, ...]) -> bool:
         """Whether the log holds the record of a queue entry, or held it."""
@@ -247,40 +272,53 @@ class MessageStore:
             record = decode_record(self._commit_log.slice(physical_offset, size) or b"")
         except RecordCorrupt:
             return False
-        return (record.topic, record.queue_id, record.physical_offset) == (
-            queue.topic,
-            queue.queue_id,
-            physical_offset,
-        )
+        if record.physical_offset != physical_offset:
+            return False
+        is_own = (record.topic, record.queue_id) == (queue.topic, queue.queue_id)
+        return is_own or (is_light(queue.topic) and queue.topic in light_numbers(record.topic, record.properties))
 
     def _dispatch_record(self, record: Record) -> None:
         self._dispatcher.apply(arrival_of(record, self._delays_ms))
 
-    def _dispatch_run(self, arrivals: Arrivals) -> None:
+    def _dispatch_run(self, arrivals: Arrivals) -> list[Arrival]:
         from rmqkit.store.catch_up import CatchUp
 
         queues_only = self._dispatcher.without_index()
-        CatchUp(self._queues, self._index, queues_only, self._delays_ms).enter(arrivals)
+        has_light = self._dispatcher.has_light
+        catch_up = CatchUp(self._queues, self._index, queues_only, self._delays_ms, has_light=has_light)
+        newest_light = catch_up.enter(arrivals)
         self._dispatcher.dispatched_timestamp = int(arrivals.store_timestamps[-1])
+        return newest_light
 
     def close(self) -> None:
         """Flush everything and leave the directory as after a clean stop; without effect on a closed store.
-
-        After a failed flush ``abort`` stays, so that the next start recovers. Source: store.md §10.
-        """
+        After a failed flush ``abort`` stays, so that the next start recovers. Source: store.md §10."""
         if not self._appender.is_open:
             return
         self._appender.is_open = False
+        is_whole = self._ends_whole()
         self._flusher.stop()
-        self._appender.dispatch()
+        with suppress(LogDiverged):  # what lay there is cut off, and comes again
+            while self._dispatch():
+                pass
         self._flusher.flush_queues()
         self._flusher.flush_index()
-        is_complete = self.failure is None and not self._dispatcher.pending
+        is_complete = is_whole and self.failure is None and not self._dispatcher.pending
         self._close_files()
         if is_complete:
             self._abort_path.unlink(missing_ok=True)
             sync_directory(self.root)
         self._lock.release()
+
+    def _ends_whole(self) -> bool:
+        """Whether the log ends with a whole record, after what a slave has to do for that."""
+        try:
+            if self._replica is not None:
+                self._replica.cut_torn_tail()
+        except OSError as error:
+            _log.error("store %s: a last record that is not whole cannot be cut off: %s", self.root, error)
+            return False
+        return True
 
     def _close_files(self) -> None:
         self._retention.close()
@@ -311,14 +349,96 @@ class MessageStore:
         """Ask for a flush round that covers everything put so far; cheap when one is asked for already."""
         self._flusher.request()
 
-    def dispatch(self) -> None:
+    def dispatch(self) -> bool:
         """Make readable what may be: under SYNC_FLUSH what is on the disk, else what was committed.
-
         The owner calls it when ``on_durable`` (SYNC_FLUSH) or ``on_committed`` came; reads call it too. Without effect
         on a closed store: such a call may come late.
+
+        A slave's owner calls it, too, after it appended: when its link has nothing more to read, or a MiB waits
+        (`dispatch_behind_bytes`), as large runs cost a tenth of the same records one by one. A call takes a few
+        milliseconds at most; returns whether more can be dispatched at once, so that it should be called again.
+
+        Raises:
+            LogDiverged: a slave's log held what is no record, and ends there now; told once, see `divergence`.
         """
-        if self._appender.is_open:
-            self._appender.dispatch()
+        return self._appender.is_open and self._dispatch()
+
+    def _dispatch(self) -> bool:
+        if self._replica is not None:
+            return self._replica.dispatch()
+        self._appender.dispatch()
+        return False
+
+    # ---- replication
+
+    @property
+    def is_replica(self) -> bool:
+        return self._replica is not None
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        """Bytes at the end of the log that are not dispatched."""
+        return max(0, self._commit_log.max_offset - self._dispatcher.position)
+
+    def log_part(self, physical_offset: int, size_max: int) -> memoryview:
+        """Up to ``size_max`` bytes of the log from an offset on, for a slave: dispatched ones only, never across a
+        file's end; empty where there is nothing yet. Not copied; stays valid.
+
+        Raises:
+            StoreError: the log has no such offset (any more), or does not reach it.
+        """
+        return log_part(self._commit_log, self._dispatcher.position, physical_offset, size_max)
+
+    def file_start(self, physical_offset: int) -> int:
+        """Where the log file begins, or will begin, that holds an offset. A slave with an empty log gets what lies
+        behind ``file_start(dispatched_offset)``."""
+        return physical_offset - physical_offset % self._settings.commit_log_file_bytes
+
+    def append_replicated(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes of the master's log, untouched; copied when this returns. The heads of records are looked at,
+        `dispatch` makes the whole ones readable. Under SYNC_FLUSH the owner calls `request_flush` then.
+
+        Args:
+            physical_offset: must be `max_physical_offset`; or any file's start while the log is empty (and that is 0).
+            data: at most to the end of the file; it may begin and end inside of a record.
+
+        Raises:
+            LogDiverged: no record, or one of another place, begins where one has to; the log ends there now, and every
+                later call raises the same.
+            StoreError: the bytes do not begin at the log's end: the link has to be made anew. (`StoreUnavailable`: a
+                flush failed, nothing is taken until a restart.)
+            OSError: the disk refused; the log is as before, and the same bytes may be appended again.
+        """
+        self._following.append(physical_offset, data)
+
+    def cut_torn_tail(self) -> int:
+        """Cut a last record that is not whole off a slave's log, before a new link; returns the log's end, which is to
+        be reported. Raises OSError: the disk refused."""
+        return self._following.cut_torn_tail()
+
+    def last_record(self) -> tuple[int, bytes] | None:
+        """Physical offset and bytes of the last whole record of a slave's log, None without one."""
+        return self._following.last_record()
+
+    @property
+    def file_starts(self) -> list[int]:
+        """Physical offsets at which the log's files begin, oldest first; a record begins at each that is not empty."""
+        return [file.start for file in self._commit_log.queue.files]
+
+    def record_starts(self, file_start: int) -> list[int]:
+        """Physical offsets of the whole records of one of a slave's log files, ascending; reads every head in it, which
+        takes 0.2 s for a million."""
+        return self._following.record_starts(file_start)
+
+    @property
+    def divergence(self) -> LogDiverged | None:
+        """Why a slave's log is not its master's, once `append_replicated` or `dispatch` found that."""
+        return None if self._replica is None else self._replica.divergence
+
+    @property
+    def _following(self) -> Replica:
+        assert self._replica is not None, "only a slave's store is appended to so"
+        return self._replica
 
     # ---- reading
 
@@ -355,10 +475,22 @@ class MessageStore:
         queue = self._readable(topic, queue_id)
         return 0 if queue is None else queue.max_offset
 
+    def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[int]:
+        """`max_offset` of several queues of a topic."""
+        if self._dispatcher.pending:
+            self.dispatch()
+        table = self._queues.table
+        return [0 if (queue := table.get((topic, one))) is None else queue.max_offset for one in queue_ids]
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first readable message, 0 for an unknown queue."""
         queue = self._readable(topic, queue_id)
         return 0 if queue is None else queue.min_offset
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """`min_offset` and `max_offset`."""
+        queue = self._readable(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
         """storeTimestamp of the first readable message, -1 when there is none."""
@@ -387,11 +519,8 @@ class MessageStore:
         self, topic: str, queue_id: int, queue_offset: int, *, count_max: int
     ) -> list[tuple[int, int, int, int | None]]:
         """Entries of a queue from an offset on, within one of its files.
-
-        Returns:
-            queue offset after it, physicalOffset, size and tag code of each; the code is None when its extension unit
-            is missing. Nothing for an offset that the queue does not have.
-        """
+        Returns queue offset after it, physicalOffset, size and tag code of each; the code is None when its extension
+        unit is missing. Nothing for an offset that the queue does not have."""
         queue = self._readable(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return []
@@ -404,9 +533,7 @@ class MessageStore:
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyQuery:
         """Records that may have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` + tags), stored between two times.
-
-        The index compares hashes: whoever shows the records compares their keys. Source: store.md §7.5.
-        """
+        The index compares hashes: whoever shows the records compares their keys. Source: store.md §7.5."""
         self.dispatch()
         if self._index is None:
             return KeyQuery([])
@@ -414,7 +541,6 @@ class MessageStore:
 
     @property
     def topics(self) -> set[str]:
-        """The topics that have queues."""
         return {topic for topic, _ in self._queues.table}
 
     def queue_ends(self) -> dict[tuple[str, int], int]:
@@ -430,16 +556,13 @@ class MessageStore:
 
     def retention_round(self) -> RetentionRound:
         """Look at disk use and age once and delete what need not be kept; puts are refused while a disk is full.
-
-        Raises:
-            OSError: a disk cannot be asked, or a file not be deleted; the next round goes on.
-        """
+        Raises OSError: a disk cannot be asked, or a file not be deleted; the next round goes on."""
         assert self._appender.is_open, "an open store has files to keep"
         self.dispatch()
         try:
             return self._retention.run(self._dispatcher.position)
         finally:
-            self._appender.refusal = self._retention.refusal
+            self._appender.refusal = self._retention.refusal if self._replica is None else IS_REPLICA
 
     def request_retention(self) -> None:
         """Let the next 20 rounds delete expired files at any hour."""

@@ -34,10 +34,7 @@ _Values = tuple[Ints, Ints, Ints]
 
 class PropertyColumns:
     """The property strings of a run of records, one row each.
-
-    Attributes:
-        joined: all of them, an 0x02 before each and some at both ends.
-    """
+    ``joined``: all of them, an 0x02 before each and some at both ends."""
 
     def __init__(self, strings: Sequence[bytes | bytearray]) -> None:
         self.joined = b"".join((_PAD, b"\x02".join(strings), _PAD))
@@ -59,9 +56,7 @@ class PropertyColumns:
 
     def values(self, name: bytes) -> _Values:
         """The value of a property in the records that have it; the last one that is not empty.
-
-        Of the name the last eight bytes and its length are compared.
-        """
+        Of the name the last eight bytes and its length are compared."""
         octets = self._octets
         name_ends, entry_ends, before = self._separators
         tail = (b"\x02" + name)[-8:]
@@ -77,11 +72,8 @@ class PropertyColumns:
 
     def keys(self, topics: Sequence[str | None], topic: Ints, *, with_tags: bool) -> tuple[Ints, Ints]:
         """The index entries of the run in their order: row and hash of each.
-
-        Args:
-            topics, topic: the distinct topics, and which of them is each record's.
-            with_tags: whether TAGS is a key, too, as with 5.4 brokers.
-        """
+        ``topics``, ``topic``: the distinct topics, and which of them is each record's.
+        ``with_tags``: whether TAGS is a key, too, as with 5.4 brokers."""
         found = [self._key_column(topics, topic, b"UNIQ_KEY", "#", 0), *self._words(topics, topic)]
         if with_tags:
             found.append(self._key_column(topics, topic, b"TAGS", "#T#", 1 << 20))

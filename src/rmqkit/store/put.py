@@ -11,6 +11,7 @@ Owner thread only. Source: store.md §3.6, §3.7, §14.
 
 from __future__ import annotations
 
+import logging
 import struct
 from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
@@ -40,6 +41,7 @@ from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
 from rmqkit.store.flush import Flusher
+from rmqkit.store.light_queues import MULTI_DISPATCH, light_fault, light_names, numbered, too_many
 from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.mapped_file import SECTOR_BYTES
 from rmqkit.store.property_crc import TRAILER_BYTES, seal, with_room_for_crc
@@ -47,6 +49,8 @@ from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
 __all__ = ["Appender"]
+
+_log = logging.getLogger(__name__)
 
 _INNER_NUM = b"INNER_NUM\x01"
 _BATCH_COUNT_MAX = 32767
@@ -82,6 +86,7 @@ class Appender:
     ) -> None:
         self.is_open = False
         self.refusal = ""
+        self._told = ""
         self._commit_log = log
         self._queues = queues
         self.dispatcher = dispatcher
@@ -92,6 +97,7 @@ class Appender:
         self._is_readable_at_once = not self._is_sync and log.pool is None
         self._delays_ms = parse_delay_levels(settings.message_delay_level)
         self._trailer_bytes = TRAILER_BYTES + 1 if settings.append_property_crc else 0
+        self._has_light = settings.enable_light_queues
         self._variable_bytes_max = settings.commit_log_file_bytes - _FIXED_BYTES_MAX
 
     def dispatch(self) -> None:
@@ -120,13 +126,29 @@ class Appender:
             or (message.tags_code is None and _INNER_NUM in message.properties)
         ):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
+        if self._has_light and (names := light_names(message.topic, message.properties)):
+            return self._append_with_light(queue, message, names)
         return self._append(queue, message)
+
+    def _append_with_light(self, queue: LogicQueue, message: PutMessage, names: list[str]) -> PutResult:
+        """Append a record that is in light queues, too."""
+        if reason := light_fault(names):
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
+        if too_many(self._queues, names, self._settings.light_queue_count_max):
+            return PutResult(PutStatus.LIGHT_QUEUES_EXCEEDED, reason="maxLmqConsumeQueueNum light queues exist")
+        light = [self._queues.obtain(name, 0) for name in names]
+        properties = numbered(message.properties, light)
+        if len(properties) + self._trailer_bytes > PROPERTIES_BYTES_MAX:
+            return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=f"properties of {len(properties)} bytes")
+        appended = self._append(queue, msgspec.structs.replace(message, properties=properties))
+        if appended.status is PutStatus.OK:
+            for one in light:
+                one.next_offset += one is not queue
+        return appended
 
     def put_batch(self, message: PutMessage) -> PutResult:
         """Append a wire batch body: its members one by one, or as one inner batch where the topic's queues want that.
-
-        Members lie together in one file. Source: store.md §3.7.
-        """
+        Members lie together in one file. Source: store.md §3.7."""
         queue = self._queues.table.get((message.topic, message.queue_id))
         refused = self._refuse(message, is_new=queue is None)
         if refused is not None:
@@ -197,16 +219,14 @@ class Appender:
                     properties=properties,
                 )
         except OSError as error:
-            return _no_file(error)
+            return self._not_taken(_no_file(error))
         except struct.error as error:
             return _out_of_range(error)
         if self._trailer_bytes:
             record = seal(record)
             properties = record[-len(properties) :]
-        try:
-            log.append(record, now)
-        except OSError as error:
-            return _not_written(error)
+        if (refused := self._write(record, now)) is not None:
+            return refused
         if is_numbered:
             queue.next_offset = queue_offset + count
         size = len(record)
@@ -241,7 +261,7 @@ class Appender:
                 self._flusher.step_back(now)
             physical_offset = self._commit_log.place(total_bytes)
         except OSError as error:
-            return _no_file(error)
+            return self._not_taken(_no_file(error))
         try:
             data, sizes = encode_records(
                 _batch_rows(body, bounds, message, queue),
@@ -256,10 +276,8 @@ class Appender:
         starts = tuple(accumulate(sizes, initial=physical_offset))
         if self._trailer_bytes:
             data = b"".join([seal(data[a - physical_offset : b - physical_offset]) for a, b in pairwise(starts)])
-        try:
-            self._commit_log.append(data, now)
-        except OSError as error:
-            return _not_written(error)
+        if (refused := self._write(data, now)) is not None:
+            return refused
         first, end = queue.next_offset, physical_offset + total_bytes
         queue.next_offset = first + len(sizes)
         arrivals: list[Arrival] = []
@@ -274,15 +292,14 @@ class Appender:
 
     def put_run(self, messages: list[PutMessage]) -> list[Arrival] | None:
         """Append plain messages of one sender with one write: what `put` does for each of them, in their order.
-
-        Returns:
-            what the dispatcher got; None, with nothing done, when they have to be put one by one: one of them is not
-            plain, is refused or opens a queue, the log file has no room for all, or the disk refused.
-        """
+        Returns what the dispatcher got; None, with nothing done, when they have to be put one by one: one of them is
+        not plain, is refused or opens a queue, the log file has no room for all, or the disk refused."""
         log, table, flusher, dispatcher = self._commit_log, self._queues.table, self._flusher, self.dispatcher
         has_failed = flusher.failure or flusher.commit_failure or dispatcher.failure
         now = self._clock.now_ms()
         if has_failed or self.refusal or not self.is_open or self._trailer_bytes or now < log.last_store_timestamp:
+            return None
+        if self._has_light and any(MULTI_DISPATCH in one.properties for one in messages):
             return None
         numbers: dict[LogicQueue, int] = {}
         rows: list[RecordRow] = []
@@ -316,8 +333,9 @@ class Appender:
             )
             if not log.has_room(len(data)):
                 return None
-            log.append(data, now)
         except (OSError, struct.error):
+            return None
+        if self._write(data, now) is not None:
             return None
         arrivals: list[Arrival] = []
         for one, row, size in zip(messages, rows, sizes, strict=True):
@@ -364,6 +382,24 @@ class Appender:
         if topic_bytes > limit:
             return f"topic of {topic_bytes} bytes, at most {limit}"
         return topic_fault(message.topic, message.queue_id)
+
+    def _write(self, data: bytes | bytearray, now_ms: int) -> PutResult | None:
+        """Write to the log; what a put is answered with when the disk refused."""
+        try:
+            self._commit_log.append(data, now_ms)
+        except OSError as error:
+            return self._not_taken(_not_written(error))
+        if self._told:
+            _log.warning("messages are taken again")
+            self._told = ""
+        return None
+
+    def _not_taken(self, refused: PutResult) -> PutResult:
+        """Log once that the disk refuses, however many messages come."""
+        if self._told != refused.reason:
+            _log.error("no message is taken: %s", refused.reason)
+            self._told = refused.reason
+        return refused
 
     def _unavailable(self) -> str:
         """Why no message is taken, or an empty text; tries once more what stood still for want of space."""

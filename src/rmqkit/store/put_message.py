@@ -12,10 +12,8 @@ __all__ = ["PutMessage", "PutResult", "PutStatus"]
 
 class PutStatus(enum.Enum):
     """How a put ended. Source: store.md §14.
-
     ``OS_PAGE_CACHE_BUSY`` says that the disk lags behind: the next log file, or a buffer of the transient store pool,
-    is still to come. (Apache's meaning, an append lock held for long, needs several threads that append.)
-    """
+    is still to come. (Apache's meaning, an append lock held for long, needs several threads that append.)"""
 
     OK = "PUT_OK"
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
@@ -23,6 +21,7 @@ class PutStatus(enum.Enum):
     SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
     CREATE_MAPPED_FILE_FAILED = "CREATE_MAPPED_FILE_FAILED"
     OS_PAGE_CACHE_BUSY = "OS_PAGE_CACHE_BUSY"
+    LIGHT_QUEUES_EXCEEDED = "LMQ_CONSUME_QUEUE_NUM_EXCEEDED"
 
 
 class PutMessage(Struct, gc=False):

@@ -57,17 +57,13 @@ class ExtUnit(Struct, gc=False):
 
 class QueueExt:
     """The extension files of one queue.
+    ``directory``: ``consumequeue_ext/<topic>/<queueId>``.
+    ``file_bytes``: size of its files."""
 
-    Args:
-        directory: ``consumequeue_ext/<topic>/<queueId>``.
-        file_bytes: size of its files.
-    """
-
-    __slots__ = ("_reading", "found", "queue")
+    __slots__ = ("_reading", "queue")
 
     def __init__(self, directory: Path, file_bytes: int) -> None:
         self.queue = FileQueue([directory], file_bytes, setting="mappedFileSizeConsumeQueueExt")
-        self.found: list[tuple[int, Path, int]] | None = None  # by `FileQueue.check`
         self._reading: MappedFile | None = None
 
     def append(self, tags_code: int, store_timestamp: int, bitmap: bytes = b"") -> int:
@@ -112,12 +108,6 @@ class QueueExt:
         if size < 1 or bitmap_bytes < 0:
             return None
         return ExtUnit(tags_code, store_timestamp, file.read(at + UNIT.size, bitmap_bytes))
-
-    def close_idle(self) -> bool:
-        """Give back the descriptors that no flush thread is going to use; whether that were all of them."""
-        self._reading = None
-        self.queue.close_idle()
-        return all(file.is_idle for file in self.queue.files)
 
     def recover(self) -> None:
         """Walk all units and forget what follows the last one."""

@@ -53,6 +53,7 @@ class GetResult(Struct):
         next_begin_offset: queue offset to read from next.
         records: stored records, as slices of the mapped log that stay valid for as long as they are held.
         suggest_slave: whether the reader is so far behind that a slave should serve it.
+        size: bytes of the records.
     """
 
     status: GetStatus
@@ -61,6 +62,7 @@ class GetResult(Struct):
     max_offset: int
     records: list[memoryview] = []
     suggest_slave: bool = False
+    size: int = 0
 
 
 class Reader:
@@ -107,9 +109,7 @@ class Reader:
         self, queue: ConsumeQueue, queue_offset: int, count_max: int, codes: frozenset[int] | None
     ) -> GetResult | None:
         """The common pull: from memory, out of one log file, by plain tag codes; None when it is not that simple.
-
-        Equal to `_general`, tested so; it skips the checks whose outcome is known.
-        """
+        Equal to `_general`, tested so; it skips the checks whose outcome is known."""
         settings, log = self._settings, self._log
         scan_bytes = max(settings.filter_bytes_max, count_max * ENTRY_BYTES)
         count_max = min(count_max, settings.transfer_count_in_memory_max)
@@ -139,7 +139,8 @@ class Reader:
             left -= size
             add(view[position : position + size])
         status = GetStatus.FOUND if records else GetStatus.NO_MATCHED_MESSAGE
-        return GetResult(status, following, queue.min_offset, queue.max_offset, records)
+        size = settings.transfer_bytes_in_memory_max - left
+        return GetResult(status, following, queue.min_offset, queue.max_offset, records, size=size)
 
     def _general(
         self,
@@ -185,6 +186,7 @@ class Reader:
             message_count += units
             total_bytes += size
             removed_below = -1
+        result.size = total_bytes
         result.suggest_slave = log_end - last > memory_bytes
         return result
 

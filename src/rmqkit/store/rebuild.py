@@ -13,7 +13,7 @@ Source: store.md §4.3, §11.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,10 +39,21 @@ from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import is_json
 from rmqkit.store.store_lock import StoreLock
 
-__all__ = ["QUEUE_TREES", "Rebuilt", "rebuild"]
+__all__ = [
+    "FOLDER",
+    "QUEUE_TREES",
+    "Rebuilt",
+    "batch_topics_of",
+    "held",
+    "inner_batch_topics",
+    "light_entries",
+    "rebuild",
+    "sizes_of",
+    "swap",
+]
 
 QUEUE_TREES = ("consumequeue", "batchconsumequeue", "consumequeue_ext")
-_FOLDER = "rebuilt"
+FOLDER = "rebuilt"
 
 
 class Rebuilt(msgspec.Struct):
@@ -72,27 +83,25 @@ def rebuild(
         OSError: the disk refused; the old files are still in place.
     """
     log = open_log(root, settings, Report())
-    sizes = _sizes(root, settings)
+    sizes = sizes_of(root, settings)
     if index:
         index_bytes(root, sizes, is_set=settings is not None)
-    folder = root / _FOLDER
-    batch_topics = _batch_topics(root)
-    with _held(root, folder):
+    folder = root / FOLDER
+    batch_topics = batch_topics_of(root)
+    with held(root, folder):
         new_queues = ConsumeQueues(folder, sizes, batch_topics.__contains__)
         new_index = _new_index(folder, sizes) if index else None
         delays_ms = parse_delay_levels(sizes.message_delay_level)
-        catch_up = CatchUp(new_queues, new_index, Dispatcher(new_queues), delays_ms)
-        enter = catch_up.enter if queues else catch_up.enter_keys
+        catch_up = CatchUp(new_queues, new_index, Dispatcher(new_queues), delays_ms, has_light=True)
+        enter: Callable[[Arrivals], object] = catch_up.enter if queues else catch_up.enter_keys
         records = record_bytes = 0
         for _, part in log.runs():
             if isinstance(part, Arrivals):
-                batch_topics |= _inner_batch_topics(part)
+                batch_topics |= inner_batch_topics(part)
                 lost_bytes = int(part.offsets[0]) - log.min_offset - record_bytes
                 catch_up.gap_max = lost_bytes // RECORD_BYTES_MIN
                 enter(part)
                 record_bytes += int(part.records.sizes.sum())
-                if queues:
-                    _enter_light(new_queues, part)
                 records += len(part)
             progress(log.end - log.min_offset, log.file_bytes)
         rebuilt = Rebuilt(records, 0, 0)
@@ -100,19 +109,19 @@ def rebuild(
             rebuilt.queues = len(new_queues)
             new_queues.sync_all()
             new_queues.close()
-            _swap(root, folder, QUEUE_TREES)
+            swap(root, folder, QUEUE_TREES)
         if new_index is not None:
             new_index.enter()
             rebuilt.index_files = len(new_index.files)
             for file in new_index.files:
                 file.file.sync()
             new_index.close()
-            _swap(root, folder, ("index",))
+            swap(root, folder, ("index",))
     return rebuilt
 
 
 @contextmanager
-def _held(root: Path, folder: Path) -> Iterator[None]:
+def held(root: Path, folder: Path) -> Iterator[None]:
     """The lock of the store, and an empty directory for new files that is gone in the end."""
     lock = StoreLock(root)
     lock.acquire()
@@ -124,7 +133,7 @@ def _held(root: Path, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
+def swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
     """Put new directories in the places of the old ones."""
     folder.mkdir(exist_ok=True)
     for name in names:
@@ -135,7 +144,7 @@ def _swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
     sync_directory(root)
 
 
-def _sizes(root: Path, settings: StoreSettings | None) -> StoreSettings:
+def sizes_of(root: Path, settings: StoreSettings | None) -> StoreSettings:
     """The settings, or the default ones with the sizes of the files that are there."""
     if settings is not None:
         return settings
@@ -154,7 +163,7 @@ def _new_index(folder: Path, sizes: StoreSettings) -> MessageIndex:
     return MessageIndex(folder / "index", sizes.hash_slot_count, sizes.index_entry_count, tags_as_keys=sizes.index_tags)
 
 
-def _batch_topics(root: Path) -> set[str]:
+def batch_topics_of(root: Path) -> set[str]:
     """Topics whose queues are batch queues, as far as their directories and ``topics.json`` say."""
     topics = {path.name for path in entries_of(root / "batchconsumequeue")}
     path = root / "config" / "topics.json"
@@ -164,16 +173,16 @@ def _batch_topics(root: Path) -> set[str]:
     return topics
 
 
-def _enter_light(queues: ConsumeQueues, arrivals: Arrivals) -> None:
+def light_entries(arrivals: Arrivals) -> Iterator[tuple[str, tuple[int, int, int, int, int]]]:
+    """Light topics, and what `ConsumeQueue.append` is to be told of each record in them."""
     for row in arrivals.in_light_queues().tolist():
         record = arrivals.records.record(row)
         tags_code = queue_tags_code("", record.properties, record.store_timestamp, ())
         for topic, queue_offset in light_queues(record).items():
-            queue = queues.obtain(topic, 0)
-            queue.append(queue_offset, record.physical_offset, record.size, tags_code, record.store_timestamp)
+            yield topic, (queue_offset, record.physical_offset, record.size, tags_code, record.store_timestamp)
 
 
-def _inner_batch_topics(arrivals: Arrivals) -> set[str]:
+def inner_batch_topics(arrivals: Arrivals) -> set[str]:
     """Topics of inner batches: there are none in other queues."""
     numbers = np.unique(arrivals.topic[arrivals.sys_flags & INNER_BATCH != 0])
     return {topic for number in numbers.tolist() if (topic := arrivals.topics[number]) is not None}

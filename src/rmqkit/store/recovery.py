@@ -82,7 +82,7 @@ def find_log_end(
     log: CommitLog,
     settings: StoreSettings,
     dispatch: Callable[[Record], None],
-    dispatch_run: Callable[[Arrivals], None],
+    dispatch_run: Callable[[Arrivals], object],
     *,
     on_replay: Callable[[int], None],
     clean: bool,
@@ -127,7 +127,7 @@ class _Walk:
         self,
         check: _Check,
         dispatch: Callable[[Record], None],
-        dispatch_run: Callable[[Arrivals], None],
+        dispatch_run: Callable[[Arrivals], object],
         dispatch_from: int,
         end: LogEnd,
     ) -> None:
@@ -212,10 +212,8 @@ def _octets(buffer: Buffer) -> NDArray[np.uint8]:
 
 def _is_torn(view: memoryview, end: int, topic_bytes: int, properties_bytes: int) -> bool:
     """Whether topic and properties of the record that ends at a position are not all there.
-
     No checksum covers them; a torn write leaves zeros at their end, or in a whole sector. No such record is ever
-    written: see `put`.
-    """
+    written: see `put`."""
     if not properties_bytes:
         return not all(view[end - 2 - topic_bytes : end - 2])
     if not view[end - 1]:
@@ -229,10 +227,7 @@ def _is_torn(view: memoryview, end: int, topic_bytes: int, properties_bytes: int
 
 class _Check:
     """Which bytes count as a record. Source: store.md §12.1.
-
-    Args:
-        doubted_from: storeTimestamp from which on a record may not have reached the disk; None when all have.
-    """
+    ``doubted_from``: storeTimestamp from which on a record may not have reached the disk; None when all have."""
 
     def __init__(self, settings: StoreSettings, doubted_from: int | None) -> None:
         self._doubted_from = doubted_from
@@ -240,11 +235,7 @@ class _Check:
         self._body = settings.check_crc_on_recover and not self._whole_record
 
     def record(self, file: MappedFile, position: int) -> Record:
-        """The record at a position.
-
-        Raises:
-            RecordCorrupt: there is none.
-        """
+        """The record at a position. Raises RecordCorrupt: there is none."""
         view = file.view
         record = decode_record(view, position, verify_crc=self._body)
         if record.physical_offset != file.start + position:

@@ -76,11 +76,8 @@ class DiskUse(Struct, frozen=True):
 
 class Decision(Struct, frozen=True):
     """What a round has to do.
-
-    Attributes:
-        is_forced: whether files are deleted whatever their age.
-        is_log_disk_full, is_queue_disk_full: whether puts are refused.
-    """
+    ``is_forced``: whether files are deleted whatever their age.
+    ``is_log_disk_full``, ``is_queue_disk_full``: whether puts are refused."""
 
     cause: Cause = Cause.NONE
     is_forced: bool = False
@@ -134,11 +131,7 @@ def _percents(settings: StoreSettings) -> tuple[int, int, int]:
 
 
 def parse_hours(text: str) -> frozenset[int]:
-    """The hours of ``deleteWhen``, separated by ``;``.
-
-    Raises:
-        SettingsError: one is no hour of the day.
-    """
+    """The hours of ``deleteWhen``, separated by ``;``. Raises SettingsError: one is no hour of the day."""
     words = [word.strip() for word in text.split(";") if word.strip()]
     for word in words:
         if not (word.isascii() and word.isdigit() and int(word) < 24):
@@ -148,12 +141,8 @@ def parse_hours(text: str) -> frozenset[int]:
 
 def used_percent(path: Path) -> int:
     """How much of what unprivileged users may use of a disk is used, in percent rounded up, as ``df`` shows it.
-
     A directory that does not exist yet counts as the one it will be made in.
-
-    Raises:
-        OSError: the disk cannot be asked.
-    """
+    Raises OSError: the disk cannot be asked."""
     while not path.exists() and path != path.parent:
         path = path.parent
     disk = os.statvfs(path)
@@ -164,17 +153,10 @@ def used_percent(path: Path) -> int:
 
 class Retention:
     """Deletes what a store need not keep.
-
-    Args:
-        disk_used_percent: says how full the disk of a directory is.
-
-    Attributes:
-        decision: that of the last round.
-        use: the disk use it was made for.
-
-    Raises:
-        SettingsError: ``deleteWhen`` names no hours.
-    """
+    ``disk_used_percent``: says how full the disk of a directory is.
+    ``decision``: that of the last round.
+    ``use``: the disk use it was made for.
+    Raises SettingsError: ``deleteWhen`` names no hours."""
 
     def __init__(
         self,
@@ -218,13 +200,8 @@ class Retention:
 
     def run(self, dispatched_offset: int) -> RetentionRound:
         """One round: measure, decide, delete.
-
-        Args:
-            dispatched_offset: end of the records that may be deleted.
-
-        Raises:
-            OSError: a disk cannot be asked, or a file not be deleted; the next round goes on.
-        """
+        ``dispatched_offset``: end of the records that may be deleted.
+        Raises OSError: a disk cannot be asked, or a file not be deleted; the next round goes on."""
         now_ms = self._clock.now_ms()
         self._measure()
         is_hour = datetime.fromtimestamp(now_ms / 1000).hour in self._hours  # local time, as people set it

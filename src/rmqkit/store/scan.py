@@ -81,7 +81,7 @@ __all__ = [
 Buffer = bytes | bytearray | mmap.mmap
 """What can be walked: a whole segment, in memory or mapped."""
 
-BATCH_ROWS = 8192
+BATCH_ROWS = 4096
 BATCH_BYTES = 8 << 20
 """Runs of about this size stay in the CPU's caches; larger ones were up to 45 % slower."""
 
@@ -188,7 +188,7 @@ class Records:
         if name in _names_before_hosts() or not self.host_bits.any():
             return self.heads[name].astype("i8")
         width = _head_dtype(0)[name].itemsize
-        return _windows(self.buffer, width)[self.field_at(name)].view(f">i{width}")[:, 0].astype("i8")
+        return _anywhere(self.buffer, f">i{width}")[self.field_at(name)].astype("i8")
 
     def field_at(self, name: str) -> Ints:
         """Where one field of every head lies in the buffer."""
@@ -385,13 +385,18 @@ def _chain(buffer: Buffer, position: int, high: int, rows_max: int, bytes_max: i
     """Positions reached by following the sizes alone; `_run` decides how many of them are records."""
     unpack = _I32.unpack_from
     positions: list[int] = []
+    append = positions.append
     last = min(high - RECORD_BYTES_MIN, position + bytes_max - 1)
-    while position <= last and len(positions) < rows_max:
-        size = unpack(buffer, position)[0]
-        if size < RECORD_BYTES_MIN or size > high - position:
+    for _ in range(rows_max):
+        if position > last:
             break
-        positions.append(position)
+        (size,) = unpack(buffer, position)
+        if size < RECORD_BYTES_MIN:
+            break
+        append(position)
         position += size
+    if position > high:  # only the last one can be too long, as none begins behind it
+        positions.pop()
     return positions
 
 
@@ -401,7 +406,7 @@ def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
     import numpy as np
 
     at = np.array(chain, "i8")
-    heads = _windows(buffer, _HEAD_V4_BYTES)[at].view(_head_dtype(0))[:, 0]
+    heads = _anywhere(buffer, f"V{_HEAD_V4_BYTES}")[at].view(_head_dtype(0))
     sizes = heads["size"].astype("i8")
     ends = at + sizes
     host_bits = ((heads["sys_flag"] & (BORN_HOST_V6 | STORE_HOST_V6)) >> _HOST_SHIFT).astype("u1")
@@ -413,7 +418,10 @@ def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
     # Lengths are read where they would lie, but never outside of their record: a wrong one is found by the sum.
     octets = np.frombuffer(buffer, "u1")
     body_at = at + np.array([layout_of(bits).head_bytes for bits in _HOST_BITS])[host_bits]
-    body_bytes = _i32_at(buffer, np.minimum(body_at - 4, ends - 4))
+    if host_bits.any():
+        body_bytes = _anywhere(buffer, ">i4")[np.minimum(body_at - 4, ends - 4)].astype("i8")
+    else:
+        body_bytes = heads["body_bytes"].astype("i8")
     topic_at = body_at + body_bytes + np.where(is_v2, 2, 1)
     topic_bytes = octets[np.clip(topic_at - 1, at, ends - 1)].astype("i8")
     if is_v2.any():
@@ -446,16 +454,12 @@ def _unsound(buffer: Buffer, base_offset: int, position: int, high: int) -> str 
     return None
 
 
-def _windows(buffer: Buffer, width: int) -> NDArray[np.uint8]:
-    """Every run of ``width`` bytes of a buffer, as rows that overlap; indexing it gathers."""
+def _anywhere(buffer: Buffer, kind: str) -> NDArray[Any]:
+    """The value of a numpy type that begins at each byte of a buffer; they overlap, and indexing gathers."""
     import numpy as np
 
-    octets = np.frombuffer(buffer, "u1")
-    return np.lib.stride_tricks.as_strided(octets, (len(octets) - width + 1, width), (1, 1), writeable=False)
-
-
-def _i32_at(buffer: Buffer, at: Ints) -> Ints:
-    return _windows(buffer, 4)[at].view(">i4")[:, 0].astype("i8")
+    dtype = np.dtype(kind)
+    return np.ndarray((max(0, len(buffer) - dtype.itemsize + 1),), dtype, buffer, 0, (1,))
 
 
 @functools.cache

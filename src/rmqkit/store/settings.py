@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from pathlib import Path
 from typing import Annotated
 
 from msgspec import Struct
@@ -39,21 +38,29 @@ class StoreSettings(Struct, kw_only=True):
         int, Setting("mappedFileSizeCommitLog", "bytes of a commit-log file", low=1024, high=_I32_MAX)
     ] = 1 << 30
     consume_queue_file_bytes: Annotated[
-        int,
-        Setting("mappedFileSizeConsumeQueue", "bytes of a consume-queue file, rounded up to a multiple of 20", low=20),
+        int, Setting("mappedFileSizeConsumeQueue", "bytes of a consume-queue file, up to a multiple of 20", low=20)
     ] = 300_000 * 20
     consume_queue_ext_file_bytes: Annotated[
         int, Setting("mappedFileSizeConsumeQueueExt", "bytes of a consume-queue extension file", low=64)
     ] = 48 << 20
     batch_consume_queue_file_bytes: Annotated[
-        int,
-        Setting(
-            "mapperFileSizeBatchConsumeQueue", "bytes of a batch-queue file, rounded up to a multiple of 46", low=46
-        ),
+        int, Setting("mapperFileSizeBatchConsumeQueue", "bytes of a batch-queue file, up to a multiple of 46", low=46)
     ] = 300_000 * 46
+    timer_log_file_bytes: Annotated[
+        int, Setting("mappedFileSizeTimerLog", "bytes of a timer-log file", low=68, high=_I32_MAX)
+    ] = 100 << 20
     enable_consume_queue_ext: Annotated[
         bool, Setting("enableConsumeQueueExt", "store tag code, store time and filter bitmap beside the consume queue")
     ] = False
+    enable_light_queues: Annotated[
+        bool, Setting("enableLmq", "number messages in the light queues (%LMQ%…) that they ask for")
+    ] = False
+    enable_multi_dispatch: Annotated[
+        bool, Setting("enableMultiDispatch", "enter messages in the light queues that they are numbered in")
+    ] = False
+    light_queue_count_max: Annotated[
+        int, Setting("maxLmqConsumeQueueNum", "light queues; messages that would make more are refused", low=0)
+    ] = 20_000
 
     # ---- index
     message_index_enable: Annotated[bool, Setting("messageIndexEnable", "index messages by key")] = True
@@ -65,9 +72,7 @@ class StoreSettings(Struct, kw_only=True):
     index_tags: Annotated[
         bool, Setting("indexTagsEnable", "index TAGS as a key too, as brokers from 5.4 do and older ones do not")
     ] = True
-    query_count_max: Annotated[
-        int, Setting("maxMsgsNumBatch", "most messages a query by key returns", low=1, hot=True)
-    ] = 64
+    query_count_max: Annotated[int, Setting("maxMsgsNumBatch", "messages a query by key returns", low=1, hot=True)] = 64
 
     # ---- limits of a message
     message_bytes_max: Annotated[int, Setting("maxMessageSize", "largest body in bytes", low=1, hot=True)] = 4 << 20
@@ -80,6 +85,26 @@ class StoreSettings(Struct, kw_only=True):
     message_delay_level: Annotated[
         str, Setting("messageDelayLevel", "delay of each level, from level 1, with unit s, m, h or d")
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+    # ---- messages for a time
+    timer_wheel_enable: Annotated[bool, Setting("timerWheelEnable", "keep messages for any second until it comes")] = (
+        True
+    )
+    timer_precision_ms: Annotated[
+        int, Setting("timerPrecisionMs", "times of delivery are rounded down to this; keep it once used", low=1)
+    ] = 1000
+    timer_delay_seconds_max: Annotated[
+        int, Setting("timerMaxDelaySec", "seconds ahead that a message may be for", low=1, hot=True)
+    ] = 259_200
+    timer_roll_window_slots: Annotated[
+        int, Setting("timerRollWindowSlot", "slots ahead beyond which a message waits in stages", low=2, high=604_740)
+    ] = 172_800
+    timer_flush_interval_ms: Annotated[
+        int, Setting("timerFlushIntervalMs", "ms between flush rounds of timer log and wheel", low=10)
+    ] = 1000
+    timer_slot_count_max: Annotated[
+        int, Setting("timerCongestNumEachSlot", "messages of one slot above which some are refused", low=0, hot=True)
+    ] = _I32_MAX
 
     # ---- flush
     flush_disk_type: Annotated[
@@ -95,8 +120,7 @@ class StoreSettings(Struct, kw_only=True):
         int, Setting("flushCommitLogLeastPages", "dirty pages that make a round flush the commit log", low=0, hot=True)
     ] = 4
     flush_thorough_interval_ms: Annotated[
-        int,
-        Setting("flushCommitLogThoroughInterval", "ms after which a round flushes any dirty byte", low=0, hot=True),
+        int, Setting("flushCommitLogThoroughInterval", "ms until a round flushes any dirty byte", low=0, hot=True)
     ] = 10_000
     queue_flush_interval_ms: Annotated[
         int, Setting("flushIntervalConsumeQueue", "ms between flush rounds of the queues", low=1, hot=True)
@@ -105,14 +129,12 @@ class StoreSettings(Struct, kw_only=True):
         int, Setting("flushConsumeQueueLeastPages", "dirty pages that make a round flush a queue", low=0, hot=True)
     ] = 2
     queue_flush_thorough_interval_ms: Annotated[
-        int,
-        Setting("flushConsumeQueueThoroughInterval", "ms after which a round flushes any dirty queue", low=0, hot=True),
+        int, Setting("flushConsumeQueueThoroughInterval", "ms until a round flushes any dirty queue", low=0, hot=True)
     ] = 60_000
 
     # ---- write buffers and new files
     transient_store_pool: Annotated[
-        bool,
-        Setting("transientStorePoolEnable", "under ASYNC_FLUSH keep records in memory first and write them in groups"),
+        bool, Setting("transientStorePoolEnable", "under ASYNC_FLUSH keep records in memory first, written in groups")
     ] = False
     transient_store_pool_size: Annotated[
         int, Setting("transientStorePoolSize", "buffers, each of the size of a commit-log file", low=1)
@@ -141,8 +163,7 @@ class StoreSettings(Struct, kw_only=True):
         int, Setting("diskMaxUsedSpaceRatio", "disk use in percent above which expired files go at any hour", hot=True)
     ] = 75
     disk_clean_forcibly_percent: Annotated[
-        int,
-        Setting("diskSpaceCleanForciblyRatio", "disk use in percent above which files go whatever their age", hot=True),
+        int, Setting("diskSpaceCleanForciblyRatio", "percent of disk use above which files go at any age", hot=True)
     ] = 85
     disk_warning_percent: Annotated[
         int, Setting("diskSpaceWarningLevelRatio", "disk use in percent above which no message is taken", hot=True)
@@ -158,9 +179,7 @@ class StoreSettings(Struct, kw_only=True):
     ] = 10_000
 
     # ---- recovery
-    check_crc_on_recover: Annotated[
-        bool, Setting("checkCRCOnRecover", "compare body checksums when the log is recovered")
-    ] = True
+    check_crc_on_recover: Annotated[bool, Setting("checkCRCOnRecover", "compare body checksums in recovery")] = True
     force_verify_property_crc: Annotated[
         bool, Setting("forceVerifyPropCRC", "recovery checks the record checksum instead of the body checksum")
     ] = False
@@ -179,16 +198,8 @@ class StoreSettings(Struct, kw_only=True):
         int, Setting("maxTransferCountOnMessageInDisk", "messages of a pull from the disk", low=1, hot=True)
     ] = 8
     memory_ratio_max: Annotated[
-        int,
-        Setting(
-            "accessMessageInMemoryMaxRatio", "percent of RAM behind the log end taken as in memory", low=0, high=100
-        ),
+        int, Setting("accessMessageInMemoryMaxRatio", "percent of RAM that the log's end is cached in", low=0, high=100)
     ] = 40
     filter_bytes_max: Annotated[
         int, Setting("maxFilterMessageSize", "consume-queue bytes scanned by one pull", low=20, hot=True)
     ] = 16_000
-
-    @property
-    def root(self) -> Path:
-        """`store_path_root_dir` with ``~`` replaced."""
-        return Path(self.store_path_root_dir).expanduser()

@@ -26,11 +26,8 @@ _PLACE = re.compile(r"(?:byte|character) (\d+)")
 
 def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int) -> None:
     """Note what is wrong with them.
-
-    Args:
-        newest_ms: storeTimestamp of the newest record.
-        log_end: physical offset one past the last segment.
-    """
+    ``newest_ms``: storeTimestamp of the newest record.
+    ``log_end``: physical offset one past the last segment."""
     _check_checkpoint(root / "checkpoint", report, newest_ms, log_end)
     for path in entries_of(root / "config"):
         if path.name.endswith((".json", ".json.bak")):

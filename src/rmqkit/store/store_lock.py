@@ -28,10 +28,7 @@ class StoreLock:
 
     def check(self) -> None:
         """See whether the directory is free, without changing anything.
-
-        Raises:
-            StoreLocked: a store of this or another process has it.
-        """
+        Raises StoreLocked: a store of this or another process has it."""
         with _held_lock:
             if self._root in _held:
                 raise StoreLocked(str(self._root))
@@ -47,11 +44,7 @@ class StoreLock:
                 os.close(fd)
 
     def acquire(self) -> None:
-        """Take the lock.
-
-        Raises:
-            StoreLocked: a store of this or another process has it; nothing was changed.
-        """
+        """Take the lock. Raises StoreLocked: a store of this or another process has it; nothing was changed."""
         with _held_lock:
             if self._root in _held:
                 raise StoreLocked(str(self._root))
@@ -66,7 +59,6 @@ class StoreLock:
             _held.add(self._root)
 
     def release(self) -> None:
-        """Give the lock back."""
         if self._fd >= 0:
             with _held_lock:
                 os.close(self._fd)

@@ -46,14 +46,9 @@ class _Lent:
 
 class TransientPool:
     """The buffers of one log.
-
-    Args:
-        count: buffers at most (``transientStorePoolSize``); memory is taken when one is first needed.
-        buffer_bytes: size of each, that of a log file.
-
-    Attributes:
-        committed_offset: physical offset up to which the log is in the page cache.
-    """
+    ``count``: buffers at most (``transientStorePoolSize``); memory is taken when one is first needed.
+    ``buffer_bytes``: size of each, that of a log file.
+    ``committed_offset``: physical offset up to which the log is in the page cache."""
 
     def __init__(self, count: int, buffer_bytes: int) -> None:
         self.committed_offset = 0
@@ -71,11 +66,7 @@ class TransientPool:
         return self._left + len(self._free)
 
     def lend(self, file: MappedFile) -> None:
-        """Let a file's further bytes wait in a buffer.
-
-        Raises:
-            OSError: as `reserve`.
-        """
+        """Let a file's further bytes wait in a buffer. Raises OSError: as `reserve`."""
         self.reserve()
         self._newest = _Lent(file, self._free.popleft())
         self._lent.append(self._newest)
@@ -84,11 +75,8 @@ class TransientPool:
 
     def reserve(self) -> None:
         """Make sure that a buffer is free.
-
-        Raises:
-            BlockingIOError: all wait to be committed.
-            OSError: there is no memory for another.
-        """
+        Raises BlockingIOError: all wait to be committed.
+        Raises OSError: there is no memory for another."""
         if self._free:
             return
         if not self._left:
@@ -115,13 +103,8 @@ class TransientPool:
 
     def commit(self, least_bytes: int) -> bool:
         """Move what waits to the page cache, oldest file first; returns whether there was any.
-
-        Args:
-            least_bytes: leave fewer than these in the newest file.
-
-        Raises:
-            OSError: the disk refused; what did not go waits on.
-        """
+        ``least_bytes``: leave fewer than these in the newest file.
+        Raises OSError: the disk refused; what did not go waits on."""
         before = self.committed_offset
         while self._lent:
             lent = self._lent[0]

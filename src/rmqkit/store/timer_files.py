@@ -1,0 +1,199 @@
+"""The files of timed messages together: opened, recovered and flushed in an order that a crash cannot break.
+
+=======================  =============================================================================================
+``timerlog/``            a unit per message, `timer_log`
+``timerwheel``           the last unit of every second, `timer_wheel`
+``config/timercheck``    56 bytes (`protocol.bodies.timer`) in a file of 4096: the next second to deliver, how far the
+                         log is flushed, the next message of the timer topic to put on the wheel
+=======================  =============================================================================================
+
+Every flush writes log, wheel, checkpoint, in this order, and only what stands for records that are on the disk
+themselves (`TimerFiles.take` and, later, `write`). So the wheel on the disk knows every unit before the checkpoint's
+position and queue offset. What lies behind is dropped by `recover` and read from the timer topic again. (The reference
+notes its log position before it flushes: units behind it that belong before the queue offset are linked anew.)
+Where the log does not reach as far as the checkpoint says, everything has to be read from the timer topic:
+`TimerFiles.is_lost` says so.
+
+Owner thread, but for `write`. Source: store.md §18.5, §18.6.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rmqkit.errors import BodyError
+from rmqkit.protocol.bodies.timer import TimerCheckpoint, decode_timer_checkpoint, encode_timer_checkpoint
+from rmqkit.store.json_files import make_directory, sync_directory
+from rmqkit.store.timer_log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit
+from rmqkit.store.timer_wheel import Slot, TimerWheel
+
+__all__ = ["CHECKPOINT_FILE_BYTES", "TimerFiles", "load_timer_checkpoint", "save_timer_checkpoint"]
+
+CHECKPOINT_FILE_BYTES = 4096
+_BLOCK_BYTES = 56
+
+_log = logging.getLogger(__name__)
+
+
+class TimerFiles:
+    """The timer files of the store directory ``root``.
+
+    Attributes:
+        checkpoint: as of the last `load` or `write`.
+        is_lost: whether messages before the checkpoint's queue offset may be missing on the wheel.
+    """
+
+    def __init__(self, root: Path, *, log_file_bytes: int, precision_ms: int) -> None:
+        self.log = TimerLog(root, log_file_bytes)
+        self.wheel = TimerWheel(root / "timerwheel", precision_ms)
+        self.checkpoint = TimerCheckpoint()
+        self.is_lost = False
+        self._path = root / "config" / "timercheck"
+        self._taken: TimerCheckpoint | None = None
+        self._has_wheel = False
+
+    def load(self) -> None:
+        """Open what there is. Raises StoreMismatch: a file has not the length it should have."""
+        self.checkpoint = load_timer_checkpoint(self._path)
+        self.log.queue.load()
+        self._has_wheel = self.wheel.load()
+
+    def recover(self, queue_offset_of: Callable[[Unit], int | None]) -> int:
+        """Bring log and wheel to where the checkpoint is; returns the queue offset of the next message for the wheel.
+        ``queue_offset_of``: the number of a unit's message in the timer topic; None: the commit log lost it; -1: it
+        was deleted in time."""
+        log, flushed, next_offset = self.log, self.checkpoint.last_timer_log_flush_position, self._next_offset
+        self.is_lost = not self._reaches(flushed) or (not log.queue.files and next_offset > 0)
+        end = max(flushed if self._has_wheel and not self.is_lost else 0, log.queue.min_offset, 0)
+        if self.is_lost:
+            self.wheel.clear()
+        is_unset = self.checkpoint.last_read_time_ms <= 0  # as the reference leaves it when it is killed early
+        dropped: list[tuple[int, Unit]] = []
+        for position, unit in log.scan(end):
+            number = None if dropped or self.is_lost else queue_offset_of(unit)
+            if number is None or (number >= next_offset and not is_unset):
+                dropped.append((position, unit))
+                continue
+            next_offset = max(next_offset, number + 1)
+            end = position + UNIT_BYTES
+            if unit.time_ms >= self.checkpoint.last_read_time_ms:
+                self._link(position, unit)
+        for position, unit in reversed(dropped):
+            self._unlink(position, unit)
+        if log.queue.files:
+            log.truncate(end)
+        if self.is_lost:
+            _log.warning("timer log and wheel are not as far as %s: reading the timer topic from its start", self._path)
+            return 0
+        return next_offset
+
+    def add(self, units: Sequence[Unit]) -> int:
+        """Put messages on the wheel: the first of ``units``, as many as a file of the log has room for; returns how
+        many. Their ``previous`` is filled in here. Raises OSError: the disk refused, nothing was added."""
+        wheel = self.wheel
+        position, room = self.log.place()
+        linked: list[Unit] = []
+        slots: dict[int, Slot] = {}
+        for unit in units[:room]:
+            time_ms = unit.write_ms + unit.delay_ms
+            slot = slots.get(time_ms) or wheel.slot(time_ms)
+            weight = -1 if unit.magic & DELETE else 1
+            if slot is None:
+                slots[time_ms] = Slot(time_ms, position, position, weight)
+                linked.append(unit if unit.previous == NONE else unit._replace(previous=NONE))
+            else:
+                first = position if slot.first < 0 else slot.first
+                slots[time_ms] = Slot(time_ms, first, position, slot.pending + weight)
+                linked.append(Unit(slot.last, *unit[1:]))
+            position += UNIT_BYTES
+        self.log.append(linked)
+        for slot in slots.values():
+            wheel.put(slot)
+        return len(linked)
+
+    def take(self, checkpoint: TimerCheckpoint) -> None:
+        """Set aside what the next `write` makes durable: the wheel as it is, and how far the timer has come."""
+        assert self._taken is None, "what was taken is written first"
+        self.wheel.take()
+        self._taken = msgspec.structs.replace(checkpoint, last_timer_log_flush_position=self.log.end)
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether something waits for `write`."""
+        return self._taken is not None
+
+    def write(self) -> None:
+        """Make durable what was taken; any thread, one at a time.
+        Raises OSError: the disk refused; the next call tries all of it again."""
+        assert self._taken is not None, "there is something to write"
+        self.log.sync()
+        self.wheel.write()
+        save_timer_checkpoint(self._path, self._taken)
+        self.checkpoint, self._taken = self._taken, None
+
+    def close(self) -> None:
+        self.log.close()
+        self.wheel.close()
+
+    # -- inside
+
+    def _reaches(self, position: int) -> bool:
+        """Whether the log has units up to a position."""
+        if position == 0 or position % self.log.queue.file_bytes == 0:
+            return position <= self.log.end
+        return self.log.unit(position - UNIT_BYTES) is not None
+
+    @property
+    def _next_offset(self) -> int:
+        checkpoint = self.checkpoint
+        return min(checkpoint.last_timer_queue_offset, checkpoint.master_timer_queue_offset)
+
+    def _link(self, position: int, unit: Unit) -> None:
+        slot = self.wheel.slot(unit.time_ms)
+        if slot is None:
+            self.wheel.put(Slot(unit.time_ms, position, position, _weight(unit)))
+        elif slot.last < position:
+            self.wheel.put(slot._replace(last=position, pending=slot.pending + _weight(unit)))
+
+    def _unlink(self, position: int, unit: Unit) -> None:
+        slot = self.wheel.slot(unit.time_ms)
+        if slot is not None and slot.last == position:
+            first = NONE if unit.previous == NONE else slot.first
+            self.wheel.put(slot._replace(first=first, last=unit.previous, pending=slot.pending - _weight(unit)))
+
+
+def _weight(unit: Unit) -> int:
+    """What a unit adds to the number of its slot."""
+    return -1 if unit.magic & DELETE else 1
+
+
+def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
+    """The checkpoint in a file; one of zeros when there is none, or one cut off."""
+    try:
+        return decode_timer_checkpoint(path.read_bytes()[:_BLOCK_BYTES])
+    except FileNotFoundError:
+        return TimerCheckpoint()
+    except BodyError as error:
+        _log.warning("%s cannot be read (%s): the timer topic is read from its start", path, error)
+        return TimerCheckpoint()
+
+
+def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
+    """Write a checkpoint and wait for the disk. Raises OSError: the disk refused."""
+    is_new = not path.exists()
+    make_directory(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:
+            os.ftruncate(descriptor, CHECKPOINT_FILE_BYTES)
+        os.pwrite(descriptor, encode_timer_checkpoint(checkpoint), 0)
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+    if is_new:
+        sync_directory(path.parent)

@@ -1,0 +1,249 @@
+"""Wheel, log and checkpoint: the reference's bytes, and what a crash leaves of them (store.md §18.4 to §18.6)."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqkit.errors import StoreMismatch
+from rmqkit.protocol.bodies.timer import TimerCheckpoint
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.store.timer_files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
+from rmqkit.store.timer_log import DELETE, NONE, UNIT_BYTES, Unit
+from rmqkit.store.timer_wheel import SLOT_COUNT, WHEEL_BYTES, Slot, TimerWheel
+from tests.golden_stores import unpack_golden
+
+FILE_BYTES = 10 * UNIT_BYTES + 16
+NOW_MS = 1_795_226_025_000
+HASH = java_hash("GoldTimer")
+GOLDEN = [(2, 370), (3, 370), (3, 370), (5, 370), (3600, 379), (4, 363), (2, 362)]
+"""Seconds ahead and record size of the golden store's seven timer messages."""
+
+
+def files_in(folder):
+    return TimerFiles(folder, log_file_bytes=FILE_BYTES, precision_ms=1000)
+
+
+def unit(seconds, number=0, *, size=100, magic=1):
+    return Unit(NONE, magic, NOW_MS, seconds * 1000, number, size, HASH)
+
+
+def chain(files, seconds):
+    """The physical offsets of a slot, newest first."""
+    slot = files.wheel.slot(NOW_MS + seconds * 1000)
+    found, position = [], NONE if slot is None else slot.last
+    while position != NONE:
+        one = files.log.unit(position)
+        found.append(one.physical_offset)
+        position = one.previous
+    return found
+
+
+def flush(files, read_ms=NOW_MS, queue_offset=0):
+    files.take(
+        TimerCheckpoint(
+            last_read_time_ms=read_ms, last_timer_queue_offset=queue_offset, master_timer_queue_offset=queue_offset
+        )
+    )
+    files.write()
+
+
+def test_the_same_messages_give_the_bytes_of_the_reference(tmp_path):
+    golden = unpack_golden("5.4.0", tmp_path).root
+    files, offset = files_in(tmp_path / "ours"), 383367
+    (tmp_path / "ours").mkdir()
+    for seconds, size in GOLDEN:
+        assert files.add([unit(seconds, offset, size=size)]) == 1
+        offset += size
+    flush(files)
+    for name in (f"timerlog/{0:020d}", "timerwheel"):
+        assert (tmp_path / "ours" / name).read_bytes() == (golden / name).read_bytes(), name
+    files.close()
+
+
+def test_the_reference_files_are_read(tmp_path):
+    files = files_in(unpack_golden("5.4.0", tmp_path).root)
+    files.load()
+    checkpoint = files.checkpoint
+    assert (checkpoint.last_read_time_ms, checkpoint.last_timer_log_flush_position) == (1795226069000, 364)
+    assert files.recover(lambda unit: 0) == checkpoint.last_timer_queue_offset == 7
+    assert (files.is_lost, files.log.end) == (False, 364)
+    assert {seconds: chain(files, seconds) for seconds in (1, 2, 3, 3600)} == {
+        1: [],
+        2: [385589, 383367],
+        3: [384107, 383737],
+        3600: [384847],
+    }
+    assert files.wheel.slot(NOW_MS + 3_600_999) == Slot(NOW_MS + 3_600_000, 208, 208, 1)
+    files.close()
+
+
+def test_a_checkpoint_is_written_as_it_is_read(tmp_path):
+    golden = unpack_golden("5.4.0", tmp_path).root / "config" / "timercheck"
+    save_timer_checkpoint(tmp_path / "config" / "timercheck", load_timer_checkpoint(golden))
+    assert (tmp_path / "config" / "timercheck").read_bytes() == golden.read_bytes()
+    assert golden.stat().st_size == CHECKPOINT_FILE_BYTES
+
+
+@pytest.mark.parametrize("size", [0, 1, 55])
+def test_a_checkpoint_that_is_cut_off_counts_as_none(tmp_path, size, caplog):
+    path = tmp_path / "timercheck"
+    path.write_bytes(bytes([1] * size))
+    assert load_timer_checkpoint(path).last_read_time_ms == 0
+    assert str(path) in caplog.text
+
+
+def test_a_wheel_of_another_length_is_left_alone(tmp_path):
+    (tmp_path / "timerwheel").write_bytes(b"short")
+    with pytest.raises(StoreMismatch, match="5 bytes, expected 38707200"):
+        TimerWheel(tmp_path / "timerwheel", 1000).load()
+    assert WHEEL_BYTES == 38_707_200
+
+
+def test_a_slot_belongs_to_one_time_only(tmp_path):
+    wheel = TimerWheel(tmp_path / "timerwheel", 1000)
+    turn_ms = SLOT_COUNT * 1000
+    for is_written in (False, True):
+        wheel.put(Slot(NOW_MS, 52, 52, 1))
+        assert wheel.slot(NOW_MS + 999) == Slot(NOW_MS, 52, 52, 1)
+        assert wheel.slot(NOW_MS + turn_ms) is None
+        wheel.put(Slot(NOW_MS + turn_ms, 104, 104, 1))
+        if is_written:
+            wheel.take()
+            wheel.write()
+        assert wheel.slot(NOW_MS) is None
+        assert wheel.slot(NOW_MS + turn_ms) == Slot(NOW_MS + turn_ms, 104, 104, 1)
+    wheel.close()
+
+
+def test_a_marker_takes_one_from_its_slot(tmp_path):
+    files = files_in(tmp_path)
+    for magic in (1, 1, 1 | DELETE):
+        assert files.add([unit(5, magic=magic)]) == 1
+    assert files.wheel.slot(NOW_MS + 5000) == Slot(NOW_MS + 5000, 0, 104, 1)
+    files.close()
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 1 | DELETE])), max_size=40), st.integers(1, 40))
+def test_a_chunk_is_put_on_the_wheel_as_its_messages_are(tmp_path_factory, messages, chunk):
+    folder = tmp_path_factory.mktemp("timer")
+    (folder / "runs").mkdir()
+    (folder / "singles").mkdir()
+    units = [unit(seconds, number, magic=magic) for number, (seconds, magic) in enumerate(messages)]
+    runs, singles = files_in(folder / "runs"), files_in(folder / "singles")
+    for one in units:
+        assert singles.add([one]) == 1
+    for first in range(0, len(units), chunk):
+        part = units[first : first + chunk]
+        while part:
+            part = part[runs.add(part) :]
+    flush(runs)
+    assert list(runs.log.scan(0)) == list(singles.log.scan(0))
+    for files in (runs, singles):  # of one the slots are in the file, of the other in memory
+        for begin, end in ((0, 5), (1, 2), (2, 4), (-10_000, 2)):
+            wanted = sum(-1 if magic & DELETE else 1 for seconds, magic in messages if begin <= seconds < end)
+            assert files.wheel.pending(NOW_MS + begin * 1000, NOW_MS + end * 1000) == wanted
+        files.close()
+    shutil.rmtree(folder)
+
+
+SECONDS = st.lists(st.integers(1, 4), max_size=25)
+
+
+@settings(deadline=None, max_examples=30)
+@given(SECONDS, SECONDS, st.sampled_from(["nothing", "log", "log and wheel"]))
+def test_after_a_kill_the_messages_behind_the_checkpoint_are_put_on_the_wheel_once(
+    tmp_path_factory, before, behind, written
+):
+    """Recovery drops them and says from which message of the topic to go on."""
+    folder = tmp_path_factory.mktemp("timer")
+    files = files_in(folder)
+    for number, seconds in enumerate(before):
+        assert files.add([unit(seconds, number)]) == 1
+    flush(files, queue_offset=len(before))
+    for number, seconds in enumerate(behind, len(before)):
+        assert files.add([unit(seconds, number)]) == 1
+    if written != "nothing":
+        files.take(TimerCheckpoint(last_read_time_ms=NOW_MS, last_timer_queue_offset=len(before) + len(behind)))
+        files.log.sync()
+    if written == "log and wheel":
+        files.wheel.write()
+    files.close()
+
+    again = files_in(folder)
+    again.load()
+    all_seconds = [*before, *behind]
+    assert again.recover(lambda unit: unit.physical_offset) == len(before)
+    assert again.is_lost is False
+    for number in range(len(before), len(all_seconds)):
+        assert again.add([unit(all_seconds[number], number)]) == 1
+    for seconds in range(1, 5):
+        wanted = [number for number, one in enumerate(all_seconds) if one == seconds]
+        assert chain(again, seconds) == wanted[::-1]
+        slot = again.wheel.slot(NOW_MS + seconds * 1000)
+        assert (slot.pending if slot else 0) == len(wanted)
+    again.close()
+    shutil.rmtree(folder)
+
+
+def test_units_behind_the_position_that_belong_before_the_queue_offset_are_linked(tmp_path):
+    """The reference notes its position before it flushes."""
+    files = files_in(tmp_path)
+    for number in range(5):
+        assert files.add([unit(1, number)]) == 1
+    flush(files, queue_offset=4)
+    files.checkpoint.last_timer_log_flush_position = 2 * UNIT_BYTES
+    save_timer_checkpoint(tmp_path / "config" / "timercheck", files.checkpoint)
+    files.close()
+    again = files_in(tmp_path)
+    again.load()
+    assert (again.recover(lambda unit: unit.physical_offset), chain(again, 1)) == (4, [3, 2, 1, 0])
+    again.close()
+
+
+def test_a_wheel_that_is_missing_is_made_from_the_log(tmp_path):
+    files = files_in(tmp_path)
+    for number in range(25):
+        assert files.add([unit(number % 2 + 1, number)]) == 1
+    flush(files, read_ms=NOW_MS + 2000, queue_offset=25)
+    files.close()
+    (tmp_path / "timerwheel").unlink()
+    again = files_in(tmp_path)
+    again.load()
+    assert again.recover(lambda unit: unit.physical_offset) == 25
+    assert chain(again, 2) == list(range(23, 0, -2))
+    assert again.wheel.slot(NOW_MS + 1000) is None, "it was delivered"
+    again.close()
+
+
+def test_a_log_that_is_missing_has_the_topic_read_from_its_start(tmp_path, caplog):
+    files = files_in(tmp_path)
+    assert files.add([unit(1)]) == 1
+    flush(files, read_ms=NOW_MS + 3000, queue_offset=9)
+    files.close()
+    shutil.rmtree(tmp_path / "timerlog")
+    again = files_in(tmp_path)
+    again.load()
+    assert (again.recover(lambda unit: 0), again.is_lost) == (0, True)
+    assert again.wheel.slot(NOW_MS + 1000) is None
+    assert "from its start" in caplog.text
+    again.close()
+
+
+def test_a_record_that_the_commit_log_lost_ends_the_timer_log(tmp_path):
+    files = files_in(tmp_path)
+    for number in range(3):
+        assert files.add([unit(1, number)]) == 1
+    flush(files, queue_offset=3)
+    files.checkpoint.last_timer_log_flush_position = UNIT_BYTES
+    save_timer_checkpoint(tmp_path / "config" / "timercheck", files.checkpoint)
+    files.close()
+    again = files_in(tmp_path)
+    again.load()
+    again.recover(lambda unit: None if unit.physical_offset == 1 else unit.physical_offset)
+    assert (chain(again, 1), again.log.end) == ([0], UNIT_BYTES)
+    again.close()
