@@ -18,7 +18,8 @@ from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIM
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.message_store import MessageStore
-from tests.store.stores import HOST, StepClock, message, read_all, small_settings
+from rmqkit.testing.clock import StandingClock
+from tests.store.stores import HOST, message, read_all, small_settings
 
 
 class AskedProducer:
@@ -41,7 +42,7 @@ class HalfMessages:
     """Everything about half messages on a clock that stands still; ``round`` is a check-back round."""
 
     def __init__(self, root, *, now_ms=1_800_000_000_000, store=None, **settings):
-        self.clock = StepClock(now_ms)
+        self.clock = StandingClock(now_ms)
         self.settings = BrokerSettings(broker_name="broker-a", **settings)
         self.store_settings = store or small_settings(commit_log_file_bytes=1 << 20)
         self.store = MessageStore(root, self.store_settings, clock=self.clock)
@@ -62,13 +63,13 @@ class HalfMessages:
 
     def half(self, body=b"hello", topic="T", queue_id=3, group="p", **properties):
         """Put a half message that is born now; returns what the store says."""
-        born = {"born_timestamp": self.clock.now, **properties}
+        born = {"born_timestamp": self.clock.ms, **properties}
         prepared = message(topic, queue_id, body, TRAN_MSG="true", PGROUP=group, UNIQ_KEY=f"K-{body.decode()}", **born)
         to_half(prepared)
         return self.store.put(prepared)
 
     def round(self, after_ms=0):
-        self.clock.now += after_ms
+        self.clock.ms += after_ms
         asyncio.run(self.check_back.round())
 
     def records(self, topic=HALF_TOPIC):

@@ -33,7 +33,7 @@ def times(record):
 def test_a_half_message_nobody_decided_is_asked_about_and_put_again(halves):
     producer = halves.producer()
     put = halves.half(flag=7, TAGS="a", WAIT="true")
-    halves.clock.now += 1000
+    halves.clock.ms += 1000
     halves.half(b"later")
     halves.round(OLD_ENOUGH - 1000)
 
@@ -59,7 +59,7 @@ def test_a_question_has_the_bytes_of_a_5_4_0_broker(halves):
     """The record that one sent when it was asked the same, but for host, times and offsets."""
     producer = halves.producer()
     stamps = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "InteropCluster"}
-    sent = message("TX", 1, b"x", UNIQ_KEY="K", PGROUP="p", TRAN_MSG="true", born_timestamp=halves.clock.now, **stamps)
+    sent = message("TX", 1, b"x", UNIQ_KEY="K", PGROUP="p", TRAN_MSG="true", born_timestamp=halves.clock.ms, **stamps)
     to_half(sent)
     halves.store.put(sent)
     halves.round(OLD_ENOUGH)
@@ -81,7 +81,7 @@ def test_a_young_half_message_ends_the_round(halves):
 
 def test_a_half_message_stored_since_the_round_began_waits_for_the_next(halves):
     halves.producer()
-    halves.half(born_timestamp=halves.clock.now - HOUR_MS)
+    halves.half(born_timestamp=halves.clock.ms - HOUR_MS)
     halves.round()
     assert len(halves.records()) == 1
     halves.round(1)
@@ -90,7 +90,7 @@ def test_a_half_message_stored_since_the_round_began_waits_for_the_next(halves):
 
 def test_a_sender_whose_clock_is_ahead_is_asked_too(halves):
     producer = halves.producer()
-    halves.half(born_timestamp=halves.clock.now + HOUR_MS)
+    halves.half(born_timestamp=halves.clock.ms + HOUR_MS)
     halves.round(1)
     assert len(producer.asked) == 1
 
@@ -121,7 +121,7 @@ def test_a_decision_that_is_not_written_yet_counts(halves):
 def test_the_op_position_stays_at_the_first_op_message_with_an_open_offset(halves):
     halves.producer()
     for number in range(4):
-        halves.half(b"%d" % number, born_timestamp=halves.clock.now + (0 if number < 2 else 5000))
+        halves.half(b"%d" % number, born_timestamp=halves.clock.ms + (0 if number < 2 else 5000))
     for offset in (1, 3, 0):
         halves.ops.add(0, offset)
         halves.ops.write()
@@ -184,8 +184,8 @@ def test_a_half_message_older_than_the_store_keeps_files_is_given_up_at_once(tmp
     store = StoreSettings(commit_log_file_bytes=1 << 20, file_reserved_hours=2)
     with HalfMessages(tmp_path / "store", store=store) as halves:
         producer = halves.producer()
-        halves.half(b"old", born_timestamp=halves.clock.now - 2 * HOUR_MS)
-        halves.half(b"young", born_timestamp=halves.clock.now - 2 * HOUR_MS + 10)
+        halves.half(b"old", born_timestamp=halves.clock.ms - 2 * HOUR_MS)
+        halves.half(b"young", born_timestamp=halves.clock.ms - 2 * HOUR_MS + 10)
         halves.round(5)
         assert [record.body for record in halves.given_up] == [b"old"]
         assert [asked.body for _, asked in producer.asked] == [b"young"]
@@ -308,18 +308,23 @@ def test_a_half_message_that_cannot_be_given_up_stays(tmp_path):
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_positions_are_kept_only_when_what_was_put_is_durable(halves, monkeypatch, outcome):
+def test_positions_are_kept_only_when_what_was_put_is_durable(halves, outcome):
     class Disk:
-        async def wait(self, end_offset):
+        is_done = False
+
+        def is_on_disk(self, end_offset):
             assert end_offset == halves.store.max_physical_offset
+            return self.is_done
+
+        async def wait(self, end_offset):
+            self.is_done = outcome in (Outcome.DURABLE, Outcome.REPLICA_TIMED_OUT)
             return outcome, "the disk"
 
     halves.producer()
     halves.half()
-    monkeypatch.setattr(type(halves.store), "durable_offset", 0)
-    halves.check_back._durability = Disk()
+    halves.check_back._durability = disk = Disk()
     halves.round(OLD_ENOUGH)
-    assert halves.positions == ((1, 0) if outcome is Outcome.DURABLE else (None, None))
+    assert halves.positions == ((1, 0) if disk.is_done else (None, None))
 
 
 def test_positions_outside_the_queues_are_corrected(halves):
@@ -352,7 +357,7 @@ def test_a_round_works_in_small_pieces(halves, monkeypatch):
             seen.append(halves.positions[0])
         return seen
 
-    halves.clock.now += OLD_ENOUGH
+    halves.clock.ms += OLD_ENOUGH
     seen = asyncio.run(scenario())
     assert len(set(seen)) >= 10
     assert seen[-1] == 100
@@ -369,7 +374,7 @@ def test_a_round_under_way_ends_when_the_broker_stops(halves, monkeypatch):
         halves.check_back.stop()
         await task
 
-    halves.clock.now += OLD_ENOUGH
+    halves.clock.ms += OLD_ENOUGH
     asyncio.run(scenario())
     done = halves.positions[0]
     assert 0 < done < 100
@@ -382,10 +387,10 @@ def test_a_round_lasts_a_minute_at_most(halves, monkeypatch):
     put = halves.store.put
 
     def slow_put(again):
-        halves.clock.now += 10_000
+        halves.clock.ms += 10_000
         return put(again)
 
-    halves.clock.now += OLD_ENOUGH
+    halves.clock.ms += OLD_ENOUGH
     monkeypatch.setattr(halves.store, "put", slow_put)
     asyncio.run(halves.check_back.round())
     assert halves.positions == (6, 0)
@@ -398,11 +403,11 @@ def test_ops_that_come_without_end_do_not_keep_a_round_from_asking(halves, monke
 
     def busy_get(topic, *arguments, **named):
         if topic == OP_HALF_TOPIC:
-            halves.clock.now += 2000
-            halves.store.put(message(OP_HALF_TOPIC, 0, b"99,", TAGS="d", born_timestamp=halves.clock.now))
+            halves.clock.ms += 2000
+            halves.store.put(message(OP_HALF_TOPIC, 0, b"99,", TAGS="d", born_timestamp=halves.clock.ms))
         return get(topic, *arguments, **named)
 
-    halves.clock.now += OLD_ENOUGH
+    halves.clock.ms += OLD_ENOUGH
     monkeypatch.setattr(halves.store, "get", busy_get)
     asyncio.run(halves.check_back.round())
     assert len(producer.asked) == 1
@@ -415,7 +420,7 @@ def test_positions_and_questions_survive_a_restart(tmp_path):
         halves.ops.add(0, 1)
         halves.round(OLD_ENOUGH)
         positions = halves.positions
-    with HalfMessages(tmp_path / "store", now_ms=halves.clock.now) as halves:
+    with HalfMessages(tmp_path / "store", now_ms=halves.clock.ms) as halves:
         producer = halves.producer()
         assert halves.positions == positions == (2, 0)
         halves.round(OLD_ENOUGH)
@@ -441,20 +446,20 @@ def test_rounds_write_what_the_golden_broker_wrote(tmp_path):
     ) as halves:
         halves.producer("pg_golden_tran")
         for record in half_records[:7]:
-            halves.clock.now = record.store_timestamp
+            halves.clock.ms = record.store_timestamp
             halves.store.put(_as_it_was_sent(record))
         for decided in (0, 1, 2, 6):
             halves.ops.add(0, decided)
-        halves.clock.now = op_1.store_timestamp
+        halves.clock.ms = op_1.store_timestamp
         halves.ops.write()
-        halves.clock.now = half_records[7].store_timestamp
+        halves.clock.ms = half_records[7].store_timestamp
         halves.round()
         for decided in (7, 8):
             halves.ops.add(0, decided)
-        halves.clock.now = op_2.store_timestamp
+        halves.clock.ms = op_2.store_timestamp
         halves.ops.write()
         for record in (half_records[10], given_up):
-            halves.clock.now = record.store_timestamp
+            halves.clock.ms = record.store_timestamp
             halves.round()
         assert halves.positions == (11, 2)
         for topic, records in expected.items():

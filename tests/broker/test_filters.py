@@ -16,21 +16,11 @@ from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import decode_record, encode_record, record_properties
 from rmqkit.store.message_store import Arrival
 from rmqkit.store.queue_ext import ExtUnit, QueueExt
+from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
 
 NOW_MS = 1_795_226_100_000
 DAY_MS = 86_400_000
-
-
-class Clock:
-    def __init__(self, now_ms=NOW_MS):
-        self.now = now_ms
-
-    def now_ms(self):
-        return self.now
-
-    def monotonic_ms(self):
-        return float(self.now)
 
 
 def sql(expression, version=1, topic="T"):
@@ -43,7 +33,7 @@ def message(topic="T", **properties):
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return StandingClock(NOW_MS)
 
 
 @pytest.fixture
@@ -85,7 +75,7 @@ def test_a_heartbeat_registers_what_is_sql(table, tmp_path):
 )
 def test_only_a_newer_version_changes_a_filter(table, clock, expression, version, expected):
     table.register("g", [sql("a > 5")])
-    clock.now += 10
+    clock.ms += 10
     table.register("g", [sql(expression, version)])
     data = table.get("T", "g").data
     assert (data.expression, data.client_version) == expected
@@ -101,12 +91,12 @@ def test_an_expression_that_does_not_compile_removes_the_one_before(table, caplo
 
 def test_a_filter_is_dead_without_its_group_or_topic_and_comes_back(table, clock):
     table.register("g", [sql("a > 5"), sql("b > 5", topic="U")])
-    clock.now += 10
+    clock.ms += 10
     table.register("g", [sql("a > 5")])
     assert [table.get(topic, "g").data.dead_time for topic in "TU"] == [0, NOW_MS + 10]
     table.unregister("g")
     assert table.get("T", "g").data.dead_time == NOW_MS + 10
-    clock.now += 10
+    clock.ms += 10
     table.register("g", [sql("a > 5")])
     assert (table.get("T", "g").data.dead_time, table.get("T", "g").data.born_time) == (0, NOW_MS)
 
@@ -114,10 +104,10 @@ def test_a_filter_is_dead_without_its_group_or_topic_and_comes_back(table, clock
 def test_a_dead_filter_is_kept_for_a_day(table, clock, tmp_path):
     table.register("g", [sql("a > 5")])
     table.unregister("g")
-    clock.now += DAY_MS - 1
+    clock.ms += DAY_MS - 1
     assert saved(table, tmp_path)["T"]["groupFilterData"]["g"]["dead"] is True
     assert not table.is_dirty
-    clock.now += 1
+    clock.ms += 1
     assert table.is_dirty
     assert saved(table, tmp_path) == {}
     assert not table.is_dirty
@@ -125,13 +115,13 @@ def test_a_dead_filter_is_kept_for_a_day(table, clock, tmp_path):
 
 def test_filters_alive_at_the_stop_are_dead_after_the_start(table, tmp_path, clock):
     table.register("old", [sql("a > 5")])
-    clock.now += 60_000
+    clock.ms += 60_000
     table.register("young", [sql("a > 6")])
     table.persist()
     again = FilterTable(tmp_path, BrokerSettings(), clock)
     again.load()
-    assert again.get("T", "old").data.dead_time == clock.now - 30_000
-    assert again.get("T", "young").data.dead_time == clock.now
+    assert again.get("T", "old").data.dead_time == clock.ms - 30_000
+    assert again.get("T", "young").data.dead_time == clock.ms
     assert again.bitmap_of(message(a="7")) == table.bitmap_of(message(a="7"))
 
 
@@ -227,7 +217,7 @@ def test_a_real_brokers_file_and_bitmaps_are_ours_byte_for_byte(tmp_path, versio
     golden = unpack_golden(version, tmp_path)
     config = golden.root / "config"
     before = json.loads((config / "consumerFilter.json").read_text())
-    table = FilterTable(config, BrokerSettings(), Clock())
+    table = FilterTable(config, BrokerSettings(), StandingClock(NOW_MS))
     table.load()
     table.persist()
     assert json.loads((config / "consumerFilter.json").read_text()) == before

@@ -11,6 +11,7 @@ from rmqkit.broker import long_polling
 from rmqkit.broker.long_polling import Held, LongPolling
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.store.message_store import Arrival
+from tests.waiting import SECONDS
 
 
 def arrival(queue_offset=0, *, topic="T", queue_id=0, tags_code=0, count=1, properties=b""):
@@ -30,7 +31,7 @@ class Waiting:
         self.held.hold("T", queue_id, one)
 
     async def until(self, *names):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(SECONDS):
             while self.answered != list(names):
                 await asyncio.sleep(0.005)
 

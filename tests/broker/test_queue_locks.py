@@ -6,14 +6,14 @@ import pytest
 
 from rmqkit.broker.queue_locks import LOCK_MS_MAX, QueueLocks
 from rmqkit.protocol.bodies.clients import MessageQueue
-from tests.store.stores import StepClock
+from rmqkit.testing.clock import StandingClock
 
 QUEUES = [MessageQueue("T", "broker-a", number) for number in range(3)]
 
 
 @pytest.fixture
 def clock():
-    return StepClock()
+    return StandingClock()
 
 
 @pytest.fixture
@@ -34,17 +34,17 @@ def test_groups_do_not_know_each_other(locks):
 
 def test_a_lock_that_is_not_renewed_is_anybody_s_after_a_minute(locks, clock):
     locks.lock("g", "c1", QUEUES)
-    clock.now += LOCK_MS_MAX
+    clock.ms += LOCK_MS_MAX
     assert locks.lock("g", "c2", QUEUES) == []
-    clock.now += 1
+    clock.ms += 1
     assert locks.lock("g", "c2", QUEUES) == QUEUES
 
 
 def test_a_lock_that_is_renewed_lives_on(locks, clock):
     locks.lock("g", "c1", QUEUES)
-    clock.now += LOCK_MS_MAX - 1
+    clock.ms += LOCK_MS_MAX - 1
     locks.lock("g", "c1", QUEUES)
-    clock.now += LOCK_MS_MAX - 1
+    clock.ms += LOCK_MS_MAX - 1
     assert locks.lock("g", "c2", QUEUES) == []
 
 
@@ -60,11 +60,11 @@ def test_only_its_owner_gives_a_lock_back(locks):
 def test_a_group_consumes_in_order_while_it_holds_a_lock(locks, clock):
     assert not locks.is_any_held("g")
     locks.lock("g", "c1", QUEUES[:1])
-    clock.now += 30_000
+    clock.ms += 30_000
     locks.lock("g", "c1", QUEUES[1:2])
-    clock.now += 30_001
+    clock.ms += 30_001
     assert locks.is_any_held("g")
-    clock.now += 30_000
+    clock.ms += 30_000
     assert not locks.is_any_held("g")
     locks.lock("g", "c1", QUEUES[:1])
     locks.unlock("g", "c1", QUEUES)
@@ -74,9 +74,9 @@ def test_a_group_consumes_in_order_while_it_holds_a_lock(locks, clock):
 def test_expired_locks_are_forgotten(locks, clock):
     locks.lock("g", "c1", QUEUES)
     locks.lock("h", "c1", QUEUES[:1])
-    clock.now += LOCK_MS_MAX
+    clock.ms += LOCK_MS_MAX
     locks.lock("g", "c1", QUEUES[:1])
-    clock.now += 1
+    clock.ms += 1
     locks.drop_expired()
     assert {group: list(held) for group, held in locks._groups.items()} == {"g": QUEUES[:1]}
     assert locks.lock("g", "c2", QUEUES) == QUEUES[1:]

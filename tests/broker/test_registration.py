@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 
-from rmqkit.protocol.bodies.topics import TopicRoute
-from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import Command
+from rmqkit.broker.registration import Registration
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.topics import TopicTable
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.protocol.bodies.namesrv import decode_registration
+from rmqkit.protocol.bodies.topics import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.fastjson import decode_as
+from rmqkit.remoting.client import RemotingClient
 from tests.broker.cluster import Cluster
+from tests.client.peers import Peer, on_loop, until
 
 
 async def ask_namesrv(cluster, code, **fields):
@@ -25,6 +33,15 @@ async def routed(cluster, topic):
     return queues
 
 
+async def with_topics(cluster, names):
+    """The broker's topics, with some that the name server knows."""
+    topics = cluster.standalone._broker.parts.topics
+    for name in names:
+        topics.put(TopicConfig(topic_name=name, perm=6))
+    await cluster.standalone._broker._told()
+    return topics
+
+
 def test_a_change_that_was_answered_is_routed(run):
     async def scenario(cluster):
         for perm in (6, 4, 6, 2):
@@ -32,6 +49,50 @@ def test_a_change_that_was_answered_is_routed(run):
             await cluster.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": topics})
             answer = await ask_namesrv(cluster, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="T")
             assert [queues.perm for queues in decode_as(answer.body, TopicRoute).queue_datas] == [perm]
+
+    run(scenario)
+
+
+def test_changes_that_come_close_together_are_all_routed(run):
+    """Two registrations of one version would be one too many: name servers take nothing new from the second."""
+
+    async def scenario(cluster):
+        topics = await with_topics(cluster, "AB")
+        topics.put(TopicConfig(topic_name="A", perm=4))
+        await asyncio.sleep(0)  # its registration is about to begin
+        topics.put(TopicConfig(topic_name="B", perm=4))
+        await asyncio.sleep(0)
+        await cluster.standalone._broker._told()
+        assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
+
+    run(scenario)
+
+
+def test_a_change_is_routed_although_another_is_told_while_it_is_written(run):
+    async def scenario(cluster):
+        topics = await with_topics(cluster, "AB")
+        written = asyncio.ensure_future(topics.put_shared(TopicConfig(topic_name="B", perm=4)))
+        topics.put(TopicConfig(topic_name="A", perm=4))
+        await asyncio.sleep(0)  # B is about to be written, and the registration of A begins
+        await written
+        await cluster.standalone._broker._told()
+        assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
+
+    run(scenario)
+
+
+def test_the_last_of_the_changes_of_one_topic_is_routed_and_none_of_one_that_is_gone(run):
+    async def scenario(cluster):
+        topics = cluster.standalone._broker.parts.topics
+        shared = asyncio.ensure_future(topics.put_shared(TopicConfig("A", perm=2), TopicConfig("B", perm=2)))
+        await asyncio.sleep(0)  # the shared ones are about to be written
+        topics.put(TopicConfig("A", perm=4))
+        topics.remove("B")
+        await shared
+        await cluster.standalone._broker._told()
+        assert (await routed(cluster, "A")).perm == topics.get("A").perm == 4
+        assert topics.get("B") is None
+        assert (await ask_namesrv(cluster, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="B")).code == 17
 
     run(scenario)
 
@@ -98,3 +159,132 @@ def test_name_servers_are_asked_what_they_know(run):
         registration._name_servers.pop()
 
     run(scenario)
+
+
+class Registered:
+    """A registration at name servers that answer as a test says."""
+
+    def __init__(self, root, name_servers=1, **settings):
+        self.name_servers = [Peer() for _ in range(name_servers)]
+        self.settings = BrokerSettings(broker_name="bk", cluster_name="C1", broker_id=1, **settings)
+        self.topics = TopicTable(
+            root, self.settings, SYSTEM_CLOCK, lambda changed: self.registration.topics_changed(changed)
+        )
+        self.client = RemotingClient()
+
+    async def __aenter__(self):
+        for name_server in self.name_servers:
+            name_server.answer(RequestCode.REGISTER_BROKER, reply)
+            name_server.answer(RequestCode.UNREGISTER_BROKER, reply)
+            await name_server.start()
+        self.settings.namesrv_addr = ";".join(peer.address for peer in self.name_servers)
+        self.registration = Registration(
+            self.settings, self.topics, self.client, address="127.0.0.1:1", ha_address="127.0.0.1:2"
+        )
+        return self
+
+    async def __aexit__(self, *exc_info):
+        await self.registration.stop()
+        await self.client.close()
+        for name_server in self.name_servers:
+            await name_server.stop()
+
+
+OWN = {"brokerName": "bk", "brokerAddr": "127.0.0.1:1", "clusterName": "C1"}
+
+
+@on_loop
+async def test_a_broker_that_may_act_as_master_is_soon_missed_and_gives_signs_of_life(tmp_path):
+    async with Registered(tmp_path, acts_as_master=True) as it:
+        await it.registration.start()
+        (name_server,) = it.name_servers
+        (fields,) = name_server.asked(RequestCode.REGISTER_BROKER)
+        assert (fields["enableActingMaster"], fields["heartbeatTimeoutMillis"]) == ("true", "10000")
+        await until(lambda: name_server.asked(RequestCode.QUERY_DATA_VERSION), "a sign of life")
+        beat = next(c for c in name_server.requests if c.code == RequestCode.QUERY_DATA_VERSION)
+        assert (beat.is_one_way, decode_fields(beat)) == (True, {**OWN, "brokerId": "1"})
+        assert decode_as(beat.payload, DataVersion) == it.topics.data_version
+        it.settings.old_name_servers = False
+        await until(lambda: name_server.asked(RequestCode.BROKER_HEARTBEAT), "another sign of life")
+        assert name_server.asked(RequestCode.BROKER_HEARTBEAT) == [OWN]
+
+
+@on_loop
+async def test_other_brokers_are_missed_late_and_give_none(tmp_path):
+    async with Registered(tmp_path) as it:
+        await it.registration.start()
+        (fields,) = it.name_servers[0].asked(RequestCode.REGISTER_BROKER)
+        assert fields["enableActingMaster"] == "false" and "heartbeatTimeoutMillis" not in fields
+        assert it.registration._beat is None
+
+
+@on_loop
+async def test_the_members_of_a_group_are_those_that_any_name_server_knows(tmp_path):
+    async with Registered(tmp_path, name_servers=4) as it:
+        refuses, *answering, late = it.name_servers
+        refuses.answer(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda command: reply(command, ResponseCode.TOPIC_NOT_EXIST, "no route")
+        )
+        await late.stop()
+        for peer, addresses in zip(answering, ({0: "m:1"}, {0: "m:1", 1: "127.0.0.1:1"}), strict=True):
+            brokers = [BrokerData("C1", "bk", addresses), BrokerData("C1", "other", {2: "o:1"})]
+            route = msgspec.json.encode(TopicRoute([QueueData("bk", 1, 1, 1)], brokers))
+            peer.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda command, route=route: reply(command, body=route))
+        assert await it.registration.members() == {0: "m:1", 1: "127.0.0.1:1"}
+        asked = answering[0].asked(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        assert asked == [{"topic": "rmq_sys_SYNC_BROKER_MEMBER_bk", "acceptStandardJsonOnly": "true"}]
+
+
+def told_topics(name_server):
+    """The topics of every registration that a name server was sent."""
+    sent = [one for one in name_server.requests if one.code == RequestCode.REGISTER_BROKER]
+    bodies = [decode_registration(one.payload, is_compressed=False, version=one.version) for one in sent]
+    return [sorted(body.topic_config_serialize_wrapper.topic_config_table) for body in bodies]
+
+
+@pytest.mark.parametrize("how", ["refused", "connection lost"])
+@on_loop
+async def test_a_name_server_that_missed_a_change_is_told_everything_with_the_next_one(tmp_path, how):
+    """A later change alone would give it the version of the table, and make it ignore the one that it missed."""
+    async with Registered(tmp_path, name_servers=2) as it:
+        one, other = it.name_servers
+        await it.registration.start()
+        it.topics.put(TopicConfig("A", perm=6))
+        await it.registration.settled()
+        if how == "refused":
+            one.answer(RequestCode.REGISTER_BROKER, lambda command: reply(command, ResponseCode.SYSTEM_ERROR, "busy"))
+        else:
+            one.answer(RequestCode.REGISTER_BROKER, lambda command: one.connections[-1].abort())
+        it.topics.put(TopicConfig("A", perm=4))
+        await it.registration.settled()
+        one.answer(RequestCode.REGISTER_BROKER, reply)
+        for name in "BC":
+            it.topics.put(TopicConfig(name, perm=6))
+            await it.registration.settled()
+        assert told_topics(one) == [[], ["A"], ["A"], ["A", "B"], ["C"]]
+        assert told_topics(other) == [[], ["A"], ["A"], ["B"], ["C"]]
+
+
+@on_loop
+async def test_a_change_that_comes_while_the_first_registration_is_answered_is_told(tmp_path):
+    async with Registered(tmp_path) as it:
+        (name_server,) = it.name_servers
+        name_server.answer(RequestCode.REGISTER_BROKER, lambda command: None)
+        starting = asyncio.ensure_future(it.registration.start())
+        await until(lambda: name_server.requests, "the first registration")
+        name_server.answer(RequestCode.REGISTER_BROKER, reply)
+        it.topics.put(TopicConfig("A"))
+        await it.registration.settled()
+        assert told_topics(name_server) == [[], ["A"]]
+        name_server.connections[-1].send(reply(name_server.requests[0]))
+        assert await starting == 1
+
+
+@on_loop
+async def test_a_change_after_the_good_bye_is_not_told(tmp_path):
+    async with Registered(tmp_path) as it:
+        await it.registration.start()
+        await it.registration.stop()
+        it.topics.put(TopicConfig("A"), TopicConfig("B"))
+        await it.registration.settled()
+        assert told_topics(it.name_servers[0]) == [[]]

@@ -19,11 +19,12 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
+from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
-from tests.store.stores import StepClock, golden_settings, message, read_all, small_settings
+from tests.store.stores import golden_settings, message, read_all, small_settings
+from tests.waiting import SECONDS
 
 LEVELS = "1s 5s 10s"
-SECONDS_MAX = 20
 
 
 class Delays:
@@ -31,7 +32,7 @@ class Delays:
 
     def __init__(self, root, *, levels=LEVELS, clock=None, golden=None, **settings):
         self.root = root
-        self.clock = clock or StepClock()
+        self.clock = clock or StandingClock()
         self.long_polling = LongPolling(self.clock)
         self.settings = golden or small_settings(message_delay_level=levels, **settings)
         self.is_sync = self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -64,7 +65,7 @@ class Delays:
 
     async def delivered(self, count, topic="T", queue_id=1):
         """Wait until so many messages are there; what they are."""
-        async with asyncio.timeout(SECONDS_MAX):
+        async with asyncio.timeout(SECONDS):
             while self.store.max_offset(topic, queue_id) < count:
                 await asyncio.sleep(0.002)
         return self.bodies(topic, queue_id)
@@ -125,18 +126,18 @@ def test_a_delayed_message_is_stored_under_its_level_and_delivered_when_it_is_du
             wanted = {"DELAY": "2", "REAL_TOPIC": "T", "REAL_QID": "1", "TAGS": "A", "a": "b"}
             assert decode_properties(stored.properties) == wanted
             ((_, _, _, due_ms),) = delays.store.entries(SCHEDULE_TOPIC, 1, 0, count_max=9)
-            assert due_ms == stored.store_timestamp + 5000 == delays.clock.now + 5000
+            assert due_ms == stored.store_timestamp + 5000 == delays.clock.ms + 5000
 
-            delays.clock.now += 4999
+            delays.clock.ms += 4999
             await asyncio.sleep(0.05)
             assert delays.store.max_offset("T", 1) == 0
-            delays.clock.now += 1
+            delays.clock.ms += 1
             assert await delays.delivered(1) == [b"later"]
             (copy,) = delays.records()
             assert decode_properties(copy.properties) == wanted
             assert (copy.flag, copy.reconsume_times, copy.born_timestamp) == (7, 3, stored.born_timestamp)
             assert (copy.born_host, copy.store_host) == (stored.born_host, stored.store_host)
-            assert copy.store_timestamp == delays.clock.now
+            assert copy.store_timestamp == delays.clock.ms
             assert [entry[3] for entry in delays.store.entries("T", 1, 0, count_max=9)] == [java_hash("A")]
 
     asyncio.run(scenario())
@@ -157,9 +158,9 @@ def test_each_level_delivers_in_the_order_of_its_queue(root):
         async with running(root) as delays:
             for number in range(60):
                 delays.put(1 + number % 2, body=b"%d" % number)
-            delays.clock.now += 1000
+            delays.clock.ms += 1000
             assert await delays.delivered(30) == [b"%d" % number for number in range(0, 60, 2)]
-            delays.clock.now += 4000
+            delays.clock.ms += 4000
             assert sorted(await delays.delivered(60), key=int) == [b"%d" % number for number in range(60)]
 
     asyncio.run(scenario())
@@ -170,7 +171,7 @@ def test_a_level_that_was_empty_for_long_delivers_again(root):
         async with running(root) as delays:
             for round_number in range(3):
                 delays.put(1, body=b"%d" % round_number)
-                delays.clock.now += 86_400_000
+                delays.clock.ms += 86_400_000
                 assert len(await delays.delivered(round_number + 1)) == round_number + 1
 
     asyncio.run(scenario())
@@ -182,13 +183,13 @@ def test_a_restart_delivers_what_became_due_meanwhile_and_nothing_twice(root):
             delays.put(1, body=b"before")
             delays.put(2, body=b"meanwhile")
             delays.put(3, body=b"after")
-            delays.clock.now += 1000
+            delays.clock.ms += 1000
             await delays.delivered(1)
         assert delays.offsets() == {"1": 1}
-        delays.clock.now += 5000
+        delays.clock.ms += 5000
         async with running(root, clock=delays.clock) as again:
             assert await again.delivered(2) == [b"before", b"meanwhile"]
-            again.clock.now += 5000
+            again.clock.ms += 5000
             assert await again.delivered(3) == [b"before", b"meanwhile", b"after"]
         assert again.offsets() == {"1": 1, "2": 1, "3": 1}
 
@@ -199,7 +200,7 @@ def test_without_the_offset_file_everything_is_delivered_again(root):
     async def scenario():
         async with running(root) as delays:
             delays.put(1)
-            delays.clock.now += 1000
+            delays.clock.ms += 1000
             await delays.delivered(1)
         (root / "config" / "delayOffset.json").unlink()
         async with running(root, clock=delays.clock) as again:
@@ -215,10 +216,10 @@ def test_an_offset_outside_its_queue_is_corrected(root, offset, count):
             delays.put(1)
         (root / "config").mkdir(exist_ok=True)
         (root / "config" / "delayOffset.json").write_text(f'{{"offsetTable":{{1:{offset},-3:7,40:1}}}}')
-        delays.clock.now += 1000
+        delays.clock.ms += 1000
         async with running(root, clock=delays.clock) as again:
             again.put(1)
-            again.clock.now += 1000
+            again.clock.ms += 1000
             await again.delivered(count + 1)
 
     asyncio.run(scenario())
@@ -239,10 +240,10 @@ def test_a_level_taken_from_the_table_delivers_when_its_messages_said(root):
         async with running(root) as delays:
             delays.put(3, body=b"third")
         async with running(root, levels="1s", clock=delays.clock) as again:
-            again.clock.now += 9999
+            again.clock.ms += 9999
             await asyncio.sleep(0.05)
             assert again.store.max_offset("T", 1) == 0
-            again.clock.now += 1
+            again.clock.ms += 1
             assert await again.delivered(1) == [b"third"]
 
     asyncio.run(scenario())
@@ -252,7 +253,7 @@ def test_a_clock_set_back_delivers_at_once_what_it_put_too_far_off(root):
     async def scenario():
         async with running(root) as delays:
             delays.put(1)
-            delays.clock.now -= 3_600_000
+            delays.clock.ms -= 3_600_000
             await delays.delivered(1)
 
     asyncio.run(scenario())
@@ -271,11 +272,11 @@ def test_a_store_that_refuses_is_tried_again_with_the_same_message(root, monkeyp
                 return put(wanted) if status is None else PutResult(status, reason="not now")
 
             monkeypatch.setattr(delays.store, "put", reluctant)
-            delays.clock.now += 1000
-            async with asyncio.timeout(SECONDS_MAX):
+            delays.clock.ms += 1000
+            async with asyncio.timeout(SECONDS):
                 while delays.store.max_offset("T", 1) < 3:
                     await asyncio.sleep(0.002)
-                    delays.clock.now += 10
+                    delays.clock.ms += 10
             assert delays.bodies() == [b"0", b"1", b"2"]
 
     asyncio.run(scenario())
@@ -291,9 +292,9 @@ def test_what_can_never_be_stored_does_not_hold_up_its_level(root, monkeypatch, 
             illegal = PutResult(PutStatus.MESSAGE_ILLEGAL, reason="too long")
             monkeypatch.setattr(delays.store, "put", lambda wanted: illegal if wanted.body == b"bad" else put(wanted))
             with caplog.at_level(logging.ERROR):
-                delays.clock.now += 1000
+                delays.clock.ms += 1000
                 assert await delays.delivered(1) == [b"good"]
-                async with asyncio.timeout(SECONDS_MAX):
+                async with asyncio.timeout(SECONDS):
                     while delays.schedule.offsets().offset_table.get(1) != 3:
                         await asyncio.sleep(0.002)
             assert "dropped: MESSAGE_ILLEGAL, too long" in caplog.text
@@ -315,10 +316,10 @@ def test_a_level_that_fails_is_tried_again_and_holds_up_no_other(root, monkeypat
                 return entries(topic, queue_id, queue_offset, count_max=count_max)
 
             monkeypatch.setattr(delays.store, "entries", failing)
-            delays.clock.now += 5000
+            delays.clock.ms += 5000
             assert await delays.delivered(1) == [b"second"]
             assert "delay level 1: entry 0 cannot be delivered" in caplog.text
-            delays.clock.now += 10_000
+            delays.clock.ms += 10_000
             assert await delays.delivered(2) == [b"second", b"first"]
 
     asyncio.run(scenario())
@@ -331,8 +332,8 @@ def test_a_backlog_does_not_keep_the_loop_from_its_work(root, monkeypatch):
             monkeypatch.setattr(delays.clock, "monotonic_ms", _every_call_later())
             for number in range(200):
                 delays.put(1 + number % 3)
-            delays.clock.now += 10_000
-            async with asyncio.timeout(SECONDS_MAX):
+            delays.clock.ms += 10_000
+            async with asyncio.timeout(SECONDS):
                 while delays.store.max_offset("T", 1) < 200:
                     await asyncio.sleep(0)
                     ticks += 1
@@ -358,7 +359,7 @@ def test_offsets_are_written_when_the_copies_before_them_are_on_the_disk(root, m
     async def scenario():
         async with running(root, flush_interval_ms=3_600_000) as delays:
             delays.put(1)
-            delays.clock.now += 1000
+            delays.clock.ms += 1000
             await delays.delivered(1)
             durable_offset = 0
             monkeypatch.setattr(MessageStore, "durable_offset", property(lambda store: durable_offset))
@@ -366,7 +367,7 @@ def test_offsets_are_written_when_the_copies_before_them_are_on_the_disk(root, m
             assert not (root / "config" / "delayOffset.json").exists()
             durable_offset = delays.store.max_physical_offset
             delays.put(1)
-            delays.clock.now += 1000
+            delays.clock.ms += 1000
             await delays.delivered(2)
             await delays.schedule.persist_round()  # the second copy is not on the disk
             assert delays.offsets() == {"1": 1}
@@ -382,10 +383,10 @@ def test_under_sync_flush_messages_are_delivered_too(root):
         async with running(root, flush_disk_type=FlushDiskType.SYNC_FLUSH) as delays:
             for number in range(3):
                 delays.put(1, body=b"%d" % number)
-            delays.clock.now += 1000
+            delays.clock.ms += 1000
             assert await delays.delivered(3) == [b"0", b"1", b"2"]
             delays.put(1, body=b"3")
-            delays.clock.now += 1000
+            delays.clock.ms += 1000
             assert await delays.delivered(4) == [b"0", b"1", b"2", b"3"]
 
     asyncio.run(scenario())
@@ -395,10 +396,10 @@ def test_with_extension_files_the_due_time_comes_from_them(root):
     async def scenario():
         async with running(root, enable_consume_queue_ext=True, consume_queue_ext_file_bytes=4096) as delays:
             delays.put(2)
-            delays.clock.now += 4999
+            delays.clock.ms += 4999
             await asyncio.sleep(0.05)
             assert delays.store.max_offset("T", 1) == 0
-            delays.clock.now += 1
+            delays.clock.ms += 1
             await delays.delivered(1)
 
     asyncio.run(scenario())
@@ -415,7 +416,7 @@ def test_what_apache_left_pending_is_delivered(tmp_path):
         waiting = {level: delays.store.max_offset(SCHEDULE_TOPIC, level - 1) for level in (1, 2, 3, 6, 9, 18)}
         assert waiting == {1: 3, 2: 1, 3: 3, 6: 1, 9: 1, 18: 2}
         delays.schedule.start()  # on a clock for which all of it is due
-        async with asyncio.timeout(SECONDS_MAX):
+        async with asyncio.timeout(SECONDS):
             while delays.schedule.offsets().offset_table != waiting:
                 await asyncio.sleep(0.002)
         tags = [decode_properties(record.properties)["TAGS"] for record in delays.records("GoldDelay", 0)]

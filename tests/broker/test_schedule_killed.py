@@ -1,8 +1,8 @@
 """SIGKILL in the middle of delays and retries: every message that was acknowledged comes, and nothing is stuck.
 
-A producer sends delayed messages, a consumer gets them and gives some back to be retried, and the broker process is
-killed again and again while it delivers; the last broker is left to finish. At least once: deliveries since the offsets
-were written last are repeated.
+A producer sends messages of delay levels, or for a time; a consumer gets them and gives some back to be retried, and
+the broker process is killed again and again while it delivers; the last broker is left to finish. At least once:
+deliveries since the offsets were written last are repeated.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ messageDelayLevel=1s 1s 2s
 flushDelayOffsetInterval=100
 mappedFileSizeCommitLog=65536
 flushDiskType={flush_disk_type}
+timerPrecisionMs=50
+timerFlushIntervalMs=50
+mappedFileSizeTimerLog=5300
 """
 
 
 class Traffic:
-    """What was acknowledged: numbers that were sent, and numbers that were given back."""
+    """What was acknowledged: numbers that were sent, and numbers that were given back. ``delay``: of a number, the
+    property that has it come later."""
 
-    def __init__(self):
+    def __init__(self, delay):
+        self.delay = delay
         self.sent = set()
         self.returned = set()
         self.numbers = iter(range(1_000_000))
@@ -55,8 +60,8 @@ class Client:
     async def call(self, code, header, body=b""):
         return await self.client.call(self.running.broker_addr, request(code, header, body), 10_000)
 
-    async def send(self, number):
-        header = SendMessageV2Request("p", TOPIC, "TBW102", 1, 0, 0, 1, 0, properties=f"DELAY\x01{1 + number % 3}\x02")
+    async def send(self, number, delay):
+        header = SendMessageV2Request("p", TOPIC, "TBW102", 1, 0, 0, 1, 0, properties=delay(number))
         answer = await self.call(RequestCode.SEND_MESSAGE_V2, header, b"%d" % number)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
 
@@ -84,6 +89,14 @@ class Client:
         return records, decode_header(answer, PullMessageResponse).next_begin_offset if records else offset
 
 
+def by_level(number):
+    return f"DELAY\x01{1 + number % 3}\x02"
+
+
+def by_time(number):
+    return f"TIMER_DELAY_MS\x01{200 + number % 7 * 150}\x02"
+
+
 async def _until_killed(running, traffic, after):
     """Send, consume and give back; after so many events the broker is killed, and all end."""
     client = Client(running)
@@ -98,7 +111,7 @@ async def _until_killed(running, traffic, after):
     async def sender(count):
         for _ in range(count):
             number = next(traffic.numbers)
-            await client.send(number)
+            await client.send(number, traffic.delay)
             traffic.sent.add(number)
             happened()
 
@@ -133,14 +146,21 @@ async def _finish(running, traffic):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("flush_disk_type", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_delays_and_retries_survive_kills(tmp_path, flush_disk_type):
+@pytest.mark.parametrize(
+    ("flush_disk_type", "delay"),
+    [
+        pytest.param("ASYNC_FLUSH", by_level, id="async"),
+        pytest.param("SYNC_FLUSH", by_level, id="sync"),
+        pytest.param("ASYNC_FLUSH", by_time, id="async timed"),
+    ],
+)
+def test_delays_and_retries_survive_kills(tmp_path, flush_disk_type, delay):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
     conf = tmp_path / "broker.conf"
     conf.write_text(BROKER_CONF.format(flush_disk_type=flush_disk_type))
-    traffic = Traffic()
+    traffic = Traffic(delay)
     for _ in range(KILLS):
         with run_standalone(tmp_path / "store", tmp_path, "--config", str(conf)) as running:
             asyncio.run(_until_killed(running, traffic, chance.randrange(SENT_MAX // 2, EVENTS_MAX)))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
+from rmqkit.protocol.names import is_system_topic
+from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
+from rmqkit.testing.clock import StandingClock
 
-
-class Clock:
-    ms = 0.0
-
-    def monotonic_ms(self):
-        return self.ms
+NOON_MS = int(datetime(2026, 11, 21, 12).timestamp() * 1000)
 
 
 class Queues:
     def __init__(self):
         self.ends = {}
+
+    max_physical_offset = 0
 
     def queue_ends(self):
         return dict(self.ends)
@@ -29,13 +31,13 @@ def queues():
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return StandingClock(NOON_MS)
 
 
 @pytest.fixture
 def statistics(queues, clock):
     queues.ends["old", 0] = 1000  # what was there before the start does not count
-    made = Statistics(queues, "c", clock)
+    made = Statistics(queues, "c", clock, is_system_topic)
     made.sample()
     return made
 
@@ -76,24 +78,98 @@ def test_a_steady_rate_is_told_by_each_span(statistics, queues, clock):
     assert statistics.per_second("TOPIC_PUT_NUMS", "none") == 0
 
 
+def test_rates_of_ten_seconds_a_minute_and_ten_minutes(statistics, queues, clock):
+    pass_seconds(statistics, clock, 1200)
+    queues.ends["T", 0] = 600
+    pass_seconds(statistics, clock, 20)
+    queues.ends["T", 0] = 700
+    pass_seconds(statistics, clock, 10)
+    ten_s, minute, ten_minutes = statistics.rates("BROKER_PUT_NUMS")
+    assert (ten_s, round(minute, 2)) == (10, 11.67)
+    assert ten_minutes == pytest.approx(700 / 630, rel=0.05)
+    assert statistics.rates("BROKER_GET_NUMS") == (0, 0, 0)
+
+
+def test_totals_by_midnight(statistics, queues, clock):
+    found = []
+    for end in (5, 7, 10):
+        queues.ends["T", 0] = end
+        found.append(statistics.days("BROKER_PUT_NUMS"))
+        pass_seconds(statistics, clock, 24 * 3600)
+    assert found == [(0, 0, 5), (0, 5, 7), (5, 7, 10)]
+
+
 def test_messages_per_pull_are_the_average(statistics):
     for count in (1, 32):
-        statistics.given("T", "g", count)
+        statistics.given("T", "g", 0, count, 100 * count, 2.5)
     item = statistics.get("GROUP_GET_NUMS", "T@g").stats_minute
     assert (item.sum, item.avgpt) == (33, 16.5)
+    assert statistics.totals("GROUP_GET_SIZE") == {("T", "g"): 3300}
 
 
 def test_what_is_deleted_is_forgotten(statistics, queues):
     for topic, group in (("T", "g"), ("T", "h"), ("U", "g"), ("U", "h"), ("TT", "gg")):
-        statistics.given(topic, group, 1)
+        statistics.given(topic, group, 0, 1, 100, 0.0)
         queues.ends[topic, 0] = 1
     statistics.sample()
     del queues.ends["T", 0]
     statistics.forget(topic="T")
     statistics.forget(group="g")
-    left = [statistics.get("GROUP_GET_NUMS", key) is not None for key in ("T@g", "T@h", "U@g", "U@h", "TT@gg")]
-    assert left == [False, False, False, True, True]
+    for name, queue in (("GROUP_GET_NUMS", ""), ("GROUP_GET_LATENCY", "0@")):
+        keys = ("T@g", "T@h", "U@g", "U@h", "TT@gg")
+        left = [statistics.get(name, queue + key) is not None for key in keys]
+        assert left == [False, False, False, True, True]
     assert statistics.get("TOPIC_PUT_NUMS", "T") is None
     assert statistics.get("TOPIC_PUT_NUMS", "U").stats_day.sum == 1
     queues.ends["T", 0] = 5  # the name is used again
     assert statistics.get("TOPIC_PUT_NUMS", "T").stats_day.sum == 5
+
+
+def message(topic, queue_id=0, properties=b""):
+    return PutMessage(topic, queue_id, b"", properties, 0, 0, 0, b"", b"")
+
+
+def stored(size):
+    return PutResult(PutStatus.OK, 1000, 1000 + size)
+
+
+def test_puts_are_counted_with_their_bytes_and_shared_out_times(statistics, queues):
+    statistics.sent("T", 900, 4.9, 3)  # three sends of one read, which took 4 ms
+    statistics.sent_one(message("T", 1), stored(500), 0.2, count=5)
+    statistics.moved(message("T", 1), stored(100))
+    statistics.sent_one(message("T"), PutResult(PutStatus.SERVICE_NOT_AVAILABLE, 0, 0), 1)
+    queues.ends |= {("T", 0): 2, ("T", 1): 7, ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0): 1}
+    found = {
+        name: (item.sum, round(item.avgpt, 2))
+        for name, key in (
+            *(("TOPIC_PUT_NUMS", "T"), ("TOPIC_PUT_SIZE", "T"), ("BROKER_PUT_NUMS", "c")),
+            *(("TOPIC_PUT_LATENCY", "0@T"), ("BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC", "c")),
+        )
+        for item in [statistics.get(name, key).stats_minute]
+    }
+    assert found == {
+        "TOPIC_PUT_NUMS": (9, 1.8),
+        "TOPIC_PUT_SIZE": (1500, 300),
+        "TOPIC_PUT_LATENCY": (6, 3),  # two of four sends, of 12 ms in all
+        "BROKER_PUT_NUMS": (10, 0),
+        "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": (9, 0),
+    }
+    assert (statistics.put_count, statistics.puts_failed, statistics.put_times.longest_ms) == (10, 1, 4)
+
+
+def test_what_is_given_back_is_not_the_broker_s_put(statistics, queues):
+    for topic in ("SCHEDULE_TOPIC_XXXX", "%DLQ%g"):
+        statistics.sent_back(message(topic), stored(100), topic="T", group="g", owner="null")
+        queues.ends[topic, 0] = 1
+    counted = {place: found and found.stats_minute.sum for place in BACK for found in [statistics.get(*place)]}
+    assert counted == BACK
+
+
+BACK = {
+    ("SNDBCK_PUT_NUMS", "T@g"): 2,
+    ("SNDBCK2DLQ_TIMES", "null@T@g@SEND_BACK_TO_DLQ"): 1,
+    ("TOPIC_PUT_NUMS", "SCHEDULE_TOPIC_XXXX"): 1,
+    ("QUEUE_PUT_SIZE", "SCHEDULE_TOPIC_XXXX@0"): 100,
+    ("TOPIC_PUT_NUMS", "%DLQ%g"): None,
+    ("BROKER_PUT_NUMS", "c"): 0,
+}

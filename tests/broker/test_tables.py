@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
 from rmqkit.broker.groups import GroupTable
@@ -40,6 +43,10 @@ def offsets(tmp_path):
     return table
 
 
+def put(table, *configs):
+    asyncio.run(table.put_shared(*configs))
+
+
 def refuse(table, monkeypatch):
     def save(value):
         raise StoreUnavailable("the disk refuses")
@@ -53,6 +60,7 @@ def test_a_topic_that_the_disk_refuses_is_not_there(topics, monkeypatch):
     refuse(topics, monkeypatch)
     for change in (
         lambda: topics.put(TopicConfig("U", 4, 4), TopicConfig("T", 1, 1)),
+        lambda: put(topics, TopicConfig("U", 4, 4), TopicConfig("T", 1, 1)),
         lambda: topics.remove("T"),
         lambda: topics.mark_ordered(["T"]),
     ):
@@ -63,11 +71,11 @@ def test_a_topic_that_the_disk_refuses_is_not_there(topics, monkeypatch):
 
 
 def test_a_group_that_the_disk_refuses_is_not_there(groups, monkeypatch):
-    groups.put(SubscriptionGroupConfig(group_name="g"))
+    put(groups, SubscriptionGroupConfig(group_name="g"))
     before = groups.stored
     refuse(groups, monkeypatch)
     for change in (
-        lambda: groups.put(SubscriptionGroupConfig(group_name="h")),
+        lambda: put(groups, SubscriptionGroupConfig(group_name="h")),
         lambda: groups.remove("g"),
         lambda: groups.forbid_reading("g", "T", is_forbidden=True),
     ):
@@ -76,6 +84,54 @@ def test_a_group_that_the_disk_refuses_is_not_there(groups, monkeypatch):
         assert groups.stored is before
     groups.forbid_reading("g", "T", is_forbidden=False)  # nothing to write
     groups.remove("none")
+
+
+def test_a_shared_write_that_is_refused_takes_back_its_own_topics_only(topics, monkeypatch):
+    async def scenario():
+        topics.put(TopicConfig("A", 4, 4), TopicConfig("B", 4, 4))
+        shared = asyncio.ensure_future(topics.put_shared(TopicConfig("B", 8, 8), TopicConfig("C", 8, 8)))
+        await asyncio.sleep(0)
+        topics.put(TopicConfig("A", 2, 2))  # on the disk before the other is
+        refuse(topics, monkeypatch)
+        with pytest.raises(StoreUnavailable):
+            await shared
+
+    asyncio.run(scenario())
+    assert [topics.get(name) and topics.get(name).read_queue_nums for name in "ABC"] == [2, 4, None]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+@pytest.mark.parametrize("kind", ["groups", "topics"])
+def test_changes_that_come_together_share_one_write(tmp_path, groups, topics, kind, is_refused, monkeypatch):
+    table, fresh = (
+        (groups, GroupTable(tmp_path, SETTINGS, SYSTEM_CLOCK))
+        if kind == "groups"
+        else (topics, TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, print))
+    )
+    saves, save = [], table._file.save
+
+    def counted(value):
+        saves.append(value)
+        if is_refused:
+            raise StoreUnavailable("the disk refuses")
+        save(value)
+
+    monkeypatch.setattr(table._file, "save", counted)
+    made = TopicConfig if kind == "topics" else lambda name: SubscriptionGroupConfig(group_name=name)
+    wanted = [f"new{number}" for number in range(100)]
+
+    async def put_all():
+        return await asyncio.gather(*(table.put_shared(made(name)) for name in wanted), return_exceptions=True)
+
+    done = asyncio.run(put_all())
+    assert len(saves) == 1
+    assert {type(one) for one in done} == {StoreUnavailable if is_refused else type(None)}
+    fresh.load()
+    for one in (table, fresh):
+        known = one.stored.subscription_group_table if kind == "groups" else one.snapshot().topic_config_table
+        assert [name for name in known if name.startswith("new")] == ([] if is_refused else wanted)
+    if kind == "topics":
+        assert [config.topic_name for config in topics.told] == ([] if is_refused else wanted)
 
 
 @pytest.mark.parametrize("kind", ["groups", "topics"])
@@ -91,8 +147,9 @@ def test_what_appears_by_itself_is_written_with_the_others_of_its_second(tmp_pat
         name = f"g{number}"
         assert (table.get(name) if kind == "groups" else table.ensure(f"%RETRY%{name}", 1, soon=True)) is not None
     assert saved == []
-    table.write_new()
-    table.write_new()
+    for _ in range(2):
+        if asyncio.iscoroutine(writing := table.write_new()):
+            asyncio.run(writing)
     assert len(saved) == 1
     fresh.load()
     names = fresh.stored.subscription_group_table if kind == "groups" else fresh.snapshot().topic_config_table
@@ -104,9 +161,33 @@ def test_a_refused_write_of_what_appeared_is_tried_again(groups, monkeypatch):
         refuse(groups, patch)
         assert groups.get("h") is not None
         with pytest.raises(StoreUnavailable):
-            groups.write_new()
-    groups.write_new()
+            asyncio.run(groups.write_new())
+    asyncio.run(groups.write_new())
     assert b'"h"' in groups._file.path.read_bytes()
+
+
+def test_the_loop_goes_on_while_what_appeared_is_written_and_a_later_table_stays(groups, monkeypatch):
+    """A disk that takes seconds for it would hold up every message else."""
+    begun, may_end, save = threading.Event(), threading.Event(), groups._file.save
+
+    def slow(value):
+        if not begun.is_set():
+            begun.set()
+            assert may_end.wait(30)
+        save(value)
+
+    async def scenario():
+        monkeypatch.setattr(groups._file, "save", slow)
+        assert groups.get("g1") is not None
+        writing = asyncio.create_task(groups.write_new())
+        await asyncio.to_thread(begun.wait, 30)
+        removing = asyncio.create_task(asyncio.to_thread(groups.remove, "g1"))
+        assert not writing.done()
+        may_end.set()
+        await asyncio.gather(writing, removing)
+
+    asyncio.run(scenario())
+    assert b"g1" not in groups._file.path.read_bytes()
 
 
 def test_other_forbidden_bits_stay(groups):
@@ -128,6 +209,12 @@ def test_only_known_topics_are_marked_as_ordered(topics):
     changed = topics.data_version
     topics.mark_ordered(["T"])
     assert (topics.data_version, changed.counter) == (changed, version.counter + 1)
+
+
+def test_what_clients_commit_for_a_queue_that_they_found_nothing_in_is_no_offset(offsets):
+    offsets.commit("go", "T", 1, -1)
+    assert offsets.get("go", "T", 1) is None
+    assert offsets.contents.offset_table["T@go"] == {1: -1}  # told on and written as it came, as Apache's brokers do
 
 
 def test_offsets_by_topic_and_by_group(offsets):

@@ -73,7 +73,7 @@ def test_commit_puts_the_message_where_it_was_meant_to_go(halves):
     real = committed(half)
     assert (real.topic, real.queue_id, real.body, real.flag, real.sys_flag) == ("T", 3, b"second", 7, 0x8 | 0x1)
     assert real.prepared_transaction_offset == put.physical_offset > 0
-    assert (real.born_timestamp, real.born_host, real.store_host) == (halves.clock.now, HOST, HOST)
+    assert (real.born_timestamp, real.born_host, real.store_host) == (halves.clock.ms, HOST, HOST)
     assert decode_properties(real.properties) == {
         "TRAN_MSG": "true",
         "PGROUP": "p",
@@ -108,7 +108,7 @@ def test_offsets_are_collected_and_written_as_one_op_message(halves):
     halves.ops.write()
     (op,) = halves.records(OP_HALF_TOPIC)
     assert (op.body, op.properties) == (b"17,18,21,", b"WAIT\x01true\x02TAGS\x01d\x02")
-    assert (op.queue_id, op.sys_flag, op.flag, op.born_timestamp) == (0, 0, 0, halves.clock.now)
+    assert (op.queue_id, op.sys_flag, op.flag, op.born_timestamp) == (0, 0, 0, halves.clock.ms)
     assert op.born_host == op.store_host == HOST
     assert not halves.ops.holds(0, 18)
 

@@ -1,4 +1,4 @@
-"""A name server on a loopback port, a client to ask it with, and a clock that the test moves."""
+"""A name server on a loopback port, and a client to ask it with."""
 
 from __future__ import annotations
 
@@ -12,22 +12,9 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.headers.registration import RegisterBrokerRequest
 from rmqkit.remoting.client import RemotingClient
+from tests.waiting import SECONDS
 
-SECONDS_MAX = 30.0
 CALL_TIMEOUT_MS = 5000
-
-
-class VirtualClock:
-    """Stands still until a test moves it."""
-
-    def __init__(self):
-        self.ms = 1000.0
-
-    def now_ms(self):
-        return int(self.ms)
-
-    def monotonic_ms(self):
-        return self.ms
 
 
 class Asker:
@@ -65,7 +52,7 @@ def run(scenario, tmp_path, *, clock=None, **settings):
         await server.start()
         ask = Asker(server)
         try:
-            async with asyncio.timeout(SECONDS_MAX):
+            async with asyncio.timeout(SECONDS):
                 await scenario(ask, server)
         finally:
             await ask.client.close()

@@ -15,6 +15,7 @@ from rmqkit.protocol.headers.namesrv import (
     KVKey,
     KVNamespace,
     KVPut,
+    RouteRequest,
 )
 from rmqkit.remoting.admission import AdminAddresses
 from tests.elsewhere import ask_from_elsewhere
@@ -198,6 +199,32 @@ def test_hot_settings_are_changed(tmp_path):
     run(scenario, tmp_path)
 
 
+ROUTE = RouteRequest("T", accept_standard_json_only=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "question", "after"),
+    [
+        (b"enableAllTopicList=false", (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None), ERROR),
+        (b"enableTopicList=false", (RequestCode.GET_UNIT_TOPIC_LIST, None), ERROR),
+        (b"needWaitForService=true", (RequestCode.GET_ROUTEINFO_BY_TOPIC, ROUTE), ERROR),
+        (
+            b"needWaitForService=true\nwaitSecondsForService=0",
+            (RequestCode.GET_ROUTEINFO_BY_TOPIC, ROUTE),
+            OK,
+        ),
+    ],
+)
+def test_a_changed_setting_has_its_effect_at_once(tmp_path, change, question, after):
+    async def scenario(ask, server):
+        await ask.register()
+        assert (await ask(*question)).code == OK
+        assert (await ask(RequestCode.UPDATE_NAMESRV_CONFIG, body=change)).code == OK
+        assert (await ask(*question)).code == after
+
+    run(scenario, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("body", "code", "remark"),
     [
@@ -245,7 +272,7 @@ def test_a_peer_on_another_machine_changes_nothing(tmp_path, code, header, body)
         assert answer.code == ResponseCode.NO_PERMISSION
         assert answer.remark == (
             "10.1.2.3:5000 may not change this server: adminAllowedAddresses=loopback; "
-            "ask from there or add the address to that setting"
+            "ask at 127.0.0.1 on its machine, or add the address to that setting"
         )
         assert (await ask(RequestCode.GET_NAMESRV_CONFIG)).body == before
         assert {queue.perm for queue in server.routes.route("T").queue_datas} == {6}

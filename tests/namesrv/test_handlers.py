@@ -21,7 +21,8 @@ from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.headers.namesrv import DeleteTopicRequest, KVPut, RegisterTopicRequest, RouteRequest
 from rmqkit.protocol.headers.registration import BrokerHeartbeat, BrokerIdentity, BrokerMemberGroupRequest
 from rmqkit.remoting.client import RemotingClient
-from tests.namesrv.running import CALL_TIMEOUT_MS, VirtualClock, register_header, registration_body, run, until
+from rmqkit.testing.clock import StandingClock
+from tests.namesrv.running import CALL_TIMEOUT_MS, register_header, registration_body, run, until
 
 IDENTITY = BrokerIdentity("broker-a", "127.0.0.1:21911", "DefaultCluster", 0)
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -66,7 +67,7 @@ def test_an_unknown_topic_gets_the_reference_s_remark(tmp_path):
 
 
 def test_routes_wait_for_brokers_after_the_start(tmp_path):
-    clock = VirtualClock()
+    clock = StandingClock(1000)
 
     async def scenario(ask, server):
         await ask.register()
@@ -226,8 +227,8 @@ def test_the_order_topics_come_with_the_answer(tmp_path):
 def test_topics_no_longer_sent_are_forgotten_when_configured(tmp_path):
     async def scenario(ask, server):
         await ask.register("T", "U")
-        await ask.register(body=registration_body("T", "X", counter=3))
-        assert server.routes.topics() == ["T", "X"]
+        await ask.register(body=registration_body("SELF_TEST_TOPIC", "T", "X", counter=3))
+        assert server.routes.topics() == ["SELF_TEST_TOPIC", "T", "X"]
 
     run(scenario, tmp_path, delete_topic_with_registration=True)
 
@@ -252,7 +253,7 @@ def test_a_data_version_is_compared(tmp_path):
 
 @pytest.mark.parametrize("code", [RequestCode.BROKER_HEARTBEAT, RequestCode.QUERY_DATA_VERSION, None])
 def test_a_sign_of_life_keeps_a_broker_and_silence_removes_it(tmp_path, code):
-    clock = VirtualClock()
+    clock = StandingClock(1000)
 
     async def scenario(ask, server):
         connection = await ask.client.connection(server.address)
@@ -286,7 +287,7 @@ def test_the_heartbeat_of_an_unknown_broker_is_answered(tmp_path):
 
 
 def test_the_scan_runs_by_itself(tmp_path):
-    clock = VirtualClock()
+    clock = StandingClock(1000)
 
     async def scenario(ask, server):
         await ask.register()

@@ -292,21 +292,24 @@ def test_a_closed_connection_names_its_brokers(routes):
 
 
 def test_topics_a_broker_no_longer_sends_are_forgotten_when_asked_for(routes):
-    routes.register(registration(topics("T", "U")))
-    routes.register(registration(topics("U", "V"), address="10.0.0.2:1", name="b"))
-    routes.register(registration(topics("T", "X", version=2)), forget_missing=True)
-    assert routes.topics() == ["T", "U", "V", "X"]
+    all_have = "SELF_TEST_TOPIC"
+    routes.register(registration(topics(all_have, "T", "U")))
+    routes.register(registration(topics(all_have, "U", "V"), address="10.0.0.2:1", name="b"))
+    routes.register(registration(topics(all_have, "T", "X", version=2)), forget_missing=True)
+    assert routes.topics() == [all_have, "T", "U", "V", "X"]
     assert queue_counts(routes, "U") == {"b": (4, 6)}
-    routes.register(registration(topics("X", "Y", version=3)), forget_missing=True)
-    assert routes.topics() == ["U", "V", "X", "Y"]
+    routes.register(registration(topics("Y", version=3)), forget_missing=True)  # only what changed
+    assert routes.topics() == [all_have, "T", "U", "V", "X", "Y"]
+    routes.register(registration(topics(all_have, "X", "Y", version=4)), forget_missing=True)
+    assert routes.topics() == [all_have, "U", "V", "X", "Y"]
 
 
 def test_a_broker_with_static_topics_forgets_nothing(routes):
     routes.register(registration(topics("T", "U")))
-    table = topics("T", "X", version=2)
+    table = topics("SELF_TEST_TOPIC", "T", "X", version=2)
     table.topic_queue_mapping_info_map = {"T": TopicQueueMappingInfo(topic="T", bname="a")}
     routes.register(registration(table), forget_missing=True)
-    assert routes.topics() == ["T", "U", "X"]
+    assert routes.topics() == ["SELF_TEST_TOPIC", "T", "U", "X"]
 
 
 def test_static_topics_are_carried_with_a_changed_version_and_go_with_the_queues(routes):

@@ -63,5 +63,5 @@ def test_the_command_takes_the_file(tmp_path):
 @pytest.mark.parametrize("key", ["clusterTest", "enableControllerInNamesrv"])
 def test_what_is_not_built_is_refused(tmp_path, key):
     done = print_config(tmp_path, f"{key}=true\n")
-    assert done.returncode == 1
-    assert done.stderr == f"rmq: {tmp_path}/namesrv.conf: {key}=true is not supported yet: use false\n"
+    assert done.returncode == 2
+    assert done.stderr == f"rmq: {tmp_path}/namesrv.conf:1: {key}=true is not supported yet: use false\n"

@@ -48,11 +48,7 @@ GROUP_ATTRIBUTES: Mapping[str, Attribute] = {"priority.factor": Attribute(range(
 
 
 def parse_changes(text: str) -> dict[str, str]:
-    """Signed name → value, from the text of a topic request.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Signed name → value, from the text of a topic request. Raises ValueError: it is malformed."""
     changes: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
@@ -70,10 +66,7 @@ def alter(
     current: Mapping[str, str], changes: Mapping[str, str], known: Mapping[str, Attribute], *, is_new: bool
 ) -> dict[str, str]:
     """The attributes after a change.
-
-    Raises:
-        ValueError: an unknown or fixed name, a value that is not allowed, a deletion of what is not there.
-    """
+    Raises ValueError: an unknown or fixed name, a value that is not allowed, a deletion of what is not there."""
     attributes = dict(current)
     for signed, value in changes.items():
         sign, name = signed[:1], signed[1:]

@@ -22,6 +22,9 @@ So the queue is read once, front to back, and what is still open stays ahead of 
 offsets of the group ``CID_RMQ_SYS_TRANS`` in both topics; they are saved when everything put before is as durable as
 the store promises. A crash may repeat a part of a round: a question asked twice, no message lost.
 
+An acting master asks nobody: what it would ask about, give up or put again is put *elsewhere*, as a half message of
+another broker, which asks then. One that cannot be put there ends the round.
+
 Work is done in small pieces between which the loop runs. Loop only. Source: store.md §19.5; behaviour.md §2.6, §9.1.
 """
 
@@ -32,8 +35,8 @@ import logging
 from dataclasses import dataclass
 
 from rmqkit.broker.copies import copy_of, with_changes
-from rmqkit.broker.durability import Outcome
 from rmqkit.broker.parts import Parts
+from rmqkit.broker.schedule import Elsewhere
 from rmqkit.broker.transaction import TRANSACTION_GROUP, immunity_ms, number, op_offsets, real_place
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import names
@@ -61,9 +64,11 @@ _log = logging.getLogger(__name__)
 
 
 class CheckBack:
-    """Asks producers about half messages; `round` has to be called every ``transactionCheckInterval``."""
+    """Asks producers about half messages, or with ``elsewhere`` moves them to other brokers.
+    `round` has to be called every ``transactionCheckInterval``."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, elsewhere: Elsewhere | None = None) -> None:
+        self._elsewhere = elsewhere
         self._settings = parts.settings
         self._store_settings = parts.store_settings
         self._store = parts.store
@@ -95,6 +100,8 @@ class CheckBack:
         ops.read(half_offset)
         ends_at_ms = self._clock.monotonic_ms() + _ROUND_MS_MAX
         while not self._is_stopping and self._clock.monotonic_ms() < ends_at_ms and self._step(walk):
+            if walk.moving is not None and not await self._move(walk, walk.moving):
+                break
             if walk.work >= _WORK_PER_TICK:
                 walk.work = 0
                 await self._save(walk)
@@ -116,11 +123,10 @@ class CheckBack:
 
     async def _settled(self) -> bool:
         end = self._store.max_physical_offset
-        if self._durability is None or self._store.durable_offset >= end:
+        if self._elsewhere is not None or self._durability is None or self._durability.is_on_disk(end):
             return True
-        self._store.request_flush()
-        outcome, _ = await self._durability.wait(end)
-        return outcome is Outcome.DURABLE
+        await self._durability.wait(end)
+        return self._durability.is_on_disk(end)
 
     def _step(self, walk: _Walk) -> bool:
         """Look at one half message; False when the round ends here."""
@@ -161,6 +167,9 @@ class CheckBack:
         if walk.ops.take(original) or self._ops.holds(walk.queue_id, original):
             walk.half_offset += 1
             return True
+        if self._elsewhere is not None:
+            walk.moving = half
+            return True
         checks = max(0, number(properties.get(property_names.TRANSACTION_CHECK_TIMES)))
         if (
             checks >= self._settings.transaction_checks_max
@@ -174,6 +183,14 @@ class CheckBack:
         changes[property_names.TRANSACTION_PREPARED_QUEUE_OFFSET] = str(first)
         changes[property_names.WAIT] = "false"
         return self._put_again(walk, half, changes, asks=False)
+
+    async def _move(self, walk: _Walk, half: Record) -> bool:
+        """Put a half message at another broker; False when that has to be tried again."""
+        assert self._elsewhere is not None, "only an acting master moves half messages"
+        walk.moving = None
+        is_moved = await self._elsewhere(copy_of(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id))
+        walk.half_offset += is_moved
+        return is_moved
 
     def _give_up(self, walk: _Walk, half: Record) -> bool:
         """Copy a half message to where people find those that were never decided."""
@@ -242,10 +259,8 @@ class CheckBack:
 
     def _pick_producer(self, group: str) -> Connection | None:
         """A producer of a group that takes what it is sent, in turn; None when the few tried do not.
-
         The reference sends also to one that does not keep up; here the question waits for the next round instead, so
-        that a producer that stands still costs no memory.
-        """
+        that a producer that stands still costs no memory."""
         producers = list(self._clients.producers(group))
         self._producer_turn += 1
         for step in range(min(_PRODUCERS_TRIED_MAX, len(producers))):
@@ -258,25 +273,20 @@ class CheckBack:
 @dataclass(slots=True)
 class _Walk:
     """One round in one half queue.
-
-    Attributes:
-        half_offset: the half message looked at; all before it are done.
-        work: what was done since the loop last ran, in units of some ten microseconds.
-    """
+    ``half_offset``: the half message looked at; all before it are done.
+    ``work``: what was done since the loop last ran, in units of some ten microseconds.
+    ``moving``: the half message looked at, when it has to be put elsewhere."""
 
     queue_id: int
     half_offset: int
     ops: _OpReader
     started_ms: int
     work: int = 0
+    moving: Record | None = None
 
 
 class _OpReader:
-    """The op messages of one queue, read as they are needed.
-
-    Attributes:
-        newest_born_ms: when the last one read was written.
-    """
+    """The op messages of one queue, read as they are needed. ``newest_born_ms``: when the last one read was written."""
 
     def __init__(self, store: MessageStore, queue_id: int, op_offset: int) -> None:
         self._store = store

@@ -62,7 +62,6 @@ class ConsumerGroup:
 
     @property
     def is_broadcasting(self) -> bool:
-        """Whether every member gets every message."""
         return self.message_model == BROADCASTING
 
     def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
@@ -83,10 +82,7 @@ class ConsumerGroup:
 
 class ClientTable:
     """Producer and consumer groups with members online.
-
-    Args:
-        filters: told of every group's subscriptions, and of its end.
-    """
+    ``filters``: told of every group's subscriptions, and of its end."""
 
     def __init__(self, settings: BrokerSettings, clock: Clock, filters: FilterTable) -> None:
         self._settings = settings
@@ -100,11 +96,9 @@ class ClientTable:
         self._untold: set[str] = set()
 
     def consumers(self, group: str) -> ConsumerGroup | None:
-        """A consumer group with members online, or None."""
         return self._consumers.get(group)
 
     def producers(self, group: str) -> dict[Connection, Member]:
-        """The producers of a group that are online."""
         return self._producers.get(group, {})
 
     def producer_connection(self, client_id: str) -> Connection | None:
@@ -112,8 +106,11 @@ class ClientTable:
         return self._producer_connections.get(client_id)
 
     @property
+    def all_consumers(self) -> Mapping[str, ConsumerGroup]:
+        return self._consumers
+
+    @property
     def all_producers(self) -> Mapping[str, Mapping[Connection, Member]]:
-        """Every producer group with members online."""
         return self._producers
 
     def subscribers(self, topic: str) -> set[str]:
@@ -121,17 +118,14 @@ class ClientTable:
         return {name for name, group in self._consumers.items() if topic in group.subscriptions}
 
     def consumer_connection(self, group_name: str, client_id: str) -> Connection | None:
-        """Where a member of a group is reached."""
         group = self._consumers.get(group_name)
         members = group.members.items() if group is not None else ()
         return next((connection for connection, member in members if member.client_id == client_id), None)
 
     def needs_topics(self, group_name: str, fingerprint: int, *, has_topics: bool) -> bool:
         """Whether a client has to send its subscriptions: their fingerprint is another one than that of the last time.
-
         Other than with 5.4.0 a group whose subscriptions are not here needs them, too: a client that was away for a
-        while does not know that it was forgotten.
-        """
+        while does not know that it was forgotten."""
         known = self._fingerprints.get(group_name)
         self._fingerprints[group_name] = fingerprint
         group = self._consumers.get(group_name)
@@ -142,10 +136,7 @@ class ClientTable:
         self, connection: Connection, member: Member, data: ConsumerData, *, notify: bool, keeps_topics: bool = False
     ) -> bool:
         """Take in one consumer of a heartbeat; True when members or topics of the group changed.
-
-        Args:
-            keeps_topics: the heartbeat came without subscriptions: those that are known stay.
-        """
+        ``keeps_topics``: the heartbeat came without subscriptions: those that are known stay."""
         group = self._consumers.get(data.group_name)
         if group is None:
             group = ConsumerGroup(data.group_name, data.consume_type, data.message_model, data.consume_from_where)
@@ -181,12 +172,10 @@ class ClientTable:
         return self._compensated.get((group_name, topic)) if subscribed is None else subscribed.data
 
     def register_producer(self, connection: Connection, member: Member, group: str) -> None:
-        """Take in one producer of a heartbeat."""
         self._producers.setdefault(group, {})[connection] = member
         self._producer_connections[member.client_id] = connection
 
     def unregister_consumer(self, connection: Connection, group_name: str, *, notify: bool = True) -> None:
-        """A consumer leaves a group; the others are told."""
         group = self._consumers.get(group_name)
         if group is None or group.members.pop(connection, None) is None:
             return
@@ -198,7 +187,6 @@ class ClientTable:
             self._notify(group)
 
     def unregister_producer(self, connection: Connection, group: str) -> None:
-        """A producer leaves a group."""
         members = self._producers.get(group, {})
         member = members.pop(connection, None)
         if member is None:

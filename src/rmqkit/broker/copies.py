@@ -29,11 +29,8 @@ def copy_of(
     prepared_transaction_offset: int = 0,
 ) -> PutMessage:
     """The message to put for a stored one.
-
-    Args:
-        changes: properties to set, or with None to remove; without changes the stored string is taken as it is.
-        sys_flag, reconsume_times, store_host: in place of the record's.
-    """
+    ``changes``: properties to set, or with None to remove; without changes the stored string is taken as it is.
+    ``sys_flag``, ``reconsume_times``, ``store_host``: in place of the record's."""
     properties = record.properties
     if changes or _PROPERTY_CRC in properties:
         properties = with_changes(properties, {PROPERTY_CRC: None, **(changes or {})})

@@ -1,8 +1,19 @@
-"""Answers that wait for the disk (``GroupCommitService``): nothing is acknowledged before its flush round.
+"""Answers that wait until their message is safe: on the disk (``GroupCommitService``), then at the slaves
+(``GroupTransferService``).
 
-Puts come in log order, so the waiting answers form a queue ordered by the physical end of what they wait for. A flush
-round wakes the loop once and releases the front of the queue. A round that failed releases everything with the error:
-a failed flush is never a success. Loop only, but for `flushed`. Source: store.md §13.1, §13.2.
+===========  ==============================================  ========================  =====================
+waits        until                                           at most                   then
+===========  ==============================================  ========================  =====================
+SYNC_FLUSH   a flush round covers the message                ``syncFlushTimeout``      FLUSH_DISK_TIMEOUT
+SYNC_MASTER  ``inSyncReplicas - 1`` slaves reported that     ``slaveTimeout``          FLUSH_SLAVE_TIMEOUT
+             they have it
+===========  ==============================================  ========================  =====================
+
+Both times count from the put; an answer leaves when neither is waited for any more, and where both ran out it tells of
+the slaves. A round that failed releases everything it should have covered with the error: a failed flush is never a
+success. Puts come in log order, so the waiting answers form one queue, and whatever releases one releases its front:
+once a flush round, once a read of slaves' reports, and one timer. Loop only, but for `flushed`.
+Source: store.md §13.1, §13.2, §14, §21.5; behaviour.md §10.3.
 """
 
 from __future__ import annotations
@@ -12,10 +23,12 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from rmqkit.clock import Clock
+from rmqkit.store.message_store import MessageStore
 
-__all__ = ["WAITING_MAX", "Durability", "Outcome"]
+__all__ = ["WAITING_MAX", "Copies", "Durability", "Outcome", "Release"]
 
 WAITING_MAX = 10_000
 """Answers that may wait at a time; beyond it sends are refused as busy (the send queue of behaviour.md §2.4)."""
@@ -24,43 +37,94 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(enum.Enum):
-    """How waiting for the disk ended."""
+    """How waiting ended; ``TIMED_OUT`` is the disk's."""
 
     DURABLE = "durable"
     TIMED_OUT = "timed out"
+    REPLICA_TIMED_OUT = "replica timed out"
     FAILED = "failed"
 
 
 Release = Callable[[Outcome, str], None]
 
 
+class Copies(Protocol):
+    """What is known of the slaves' copies (`rmqkit.broker.ha_master.HaMaster`)."""
+
+    def confirmed_offset(self) -> int:
+        """Physical offset up to which there are as many copies as answers wait for."""
+        ...
+
+    @property
+    def lacks_replicas(self) -> bool:
+        """Whether so few slaves are in sync that nothing that waits for them may be put."""
+        ...
+
+
 class Durability:
-    """The queue of answers that wait for a flush.
+    """The queue of answers that wait.
 
     Args:
-        timeout_ms: how long an answer may wait (``syncFlushTimeout``).
-        on_advance: called on the loop after each round, before its answers go out: a message may be read once it is
-            durable, so the dispatcher moves on then.
+        flush_timeout_ms: says how long an answer may wait for the disk; None: it waits for no flush (ASYNC_FLUSH).
+        copies: the copies that answers wait for; None: for none.
+        copies_timeout_ms: says how long for them.
     """
 
-    def __init__(self, clock: Clock, timeout_ms: int, on_advance: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        *,
+        flush_timeout_ms: Callable[[], int] | None,
+        copies: Copies | None = None,
+        copies_timeout_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._store = store
         self._clock = clock
-        self._timeout_ms = timeout_ms
-        self._on_advance = on_advance
+        self._flush_timeout_ms = flush_timeout_ms
+        self._copies = copies
+        self._copies_timeout_ms = copies_timeout_ms
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[int, float, Release]] = deque()
+        self._waiting: deque[tuple[int, float, Release, int]] = deque()
+        self._answers = 0
         self._expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting_count(self) -> int:
+        """Answers that wait."""
+        return self._answers
 
     @property
     def is_full(self) -> bool:
         """Whether no further answer may wait."""
-        return len(self._waiting) >= WAITING_MAX
+        return self._answers >= WAITING_MAX
 
-    def hold(self, end_offset: int, release: Release) -> None:
-        """Call ``release`` when the log is durable up to ``end_offset``, or when that failed or took too long."""
-        self._waiting.append((end_offset, self._clock.monotonic_ms() + self._timeout_ms, release))
+    @property
+    def lacks_replicas(self) -> bool:
+        """Whether what has to wait for copies must not be put at all (IN_SYNC_REPLICAS_NOT_ENOUGH)."""
+        return self._copies is not None and self._copies.lacks_replicas
+
+    def is_on_disk(self, end_offset: int) -> bool:
+        """Whether the disk has the log up to an offset, as far as it is waited for."""
+        return self._flush_timeout_ms is None or self._store.durable_offset >= end_offset
+
+    def has(self, end_offset: int) -> bool:
+        """Whether an answer for the log up to an offset need not wait."""
+        return self.is_on_disk(end_offset) and (self._copies is None or self._copies.confirmed_offset() >= end_offset)
+
+    def wake(self) -> None:
+        """Have what was put flushed soon, though its answer does not wait."""
+        if self._flush_timeout_ms is not None:
+            self._store.request_flush()
+
+    def hold(self, end_offset: int, release: Release, *, answers: int = 1) -> None:
+        """Call ``release`` when the log is safe up to ``end_offset``, or when that failed or took too long.
+        ``answers``: how many it gives then."""
+        self._waiting.append((end_offset, self._clock.monotonic_ms(), release, answers))
+        self._answers += answers
+        self.wake()
         if self._expiry is None:
-            self._expiry = self._loop.call_later(self._timeout_ms / 1000, self._expire)
+            self._expire_after(0)
 
     def wait(self, end_offset: int) -> asyncio.Future[tuple[Outcome, str]]:
         """Like `hold`, to be awaited: how it ended, and why it failed."""
@@ -76,25 +140,59 @@ class Durability:
     def flushed(self, durable_offset: int, error: OSError | None) -> None:
         """Take the end of a flush round; called from the flush thread, once a round."""
         try:
-            self._loop.call_soon_threadsafe(self._release, durable_offset, error)
+            self._loop.call_soon_threadsafe(self._flushed, durable_offset, error)
         except RuntimeError:
             _log.debug("flush round ended after the event loop")
 
-    def _release(self, durable_offset: int, error: OSError | None) -> None:
+    def replicated(self) -> None:
+        """Take it that there may be more copies."""
+        if self._waiting:
+            self._release(self._store.durable_offset)
+
+    # ---- inside
+
+    def _flushed(self, durable_offset: int, error: OSError | None) -> None:
         if error is None:
-            self._on_advance()
-        waiting = self._waiting
-        while waiting and waiting[0][0] <= durable_offset:
-            waiting.popleft()[2](Outcome.DURABLE, "")
+            self._store.dispatch()  # a message may be read, and sent to slaves, once it is durable
+        self._release(durable_offset)
         if error is not None:
-            while waiting:
-                waiting.popleft()[2](Outcome.FAILED, f"flush failed: errno {error.errno} {error.strerror}")
+            reason = f"flush failed: errno {error.errno} {error.strerror}"
+            lost: list[Release] = []
+            while self._waiting and self._waiting[-1][0] > durable_offset:
+                _, _, release, answers = self._waiting.pop()
+                self._answers -= answers
+                lost.append(release)
+            for release in reversed(lost):
+                release(Outcome.FAILED, reason)
+
+    def _release(self, durable_offset: int) -> None:
+        """Let the front of the queue go, as far as it waits for nothing more."""
+        waiting, now_ms = self._waiting, self._clock.monotonic_ms()
+        copied_offset = None if self._copies is None else self._copies.confirmed_offset()
+        flush_ms, copies_ms = self._flush_timeout_ms and self._flush_timeout_ms(), self._copies_timeout_ms()
+        while waiting:
+            end_offset, since_ms, release, answers = waiting[0]
+            waited_ms = now_ms - since_ms
+            is_durable = flush_ms is None or end_offset <= durable_offset
+            is_copied = copied_offset is None or end_offset <= copied_offset
+            if not (is_durable or waited_ms >= (flush_ms or 0)) or not (is_copied or waited_ms >= copies_ms):
+                return
+            waiting.popleft()
+            self._answers -= answers
+            if not is_copied:
+                release(Outcome.REPLICA_TIMED_OUT, "")
+            else:
+                release(Outcome.DURABLE if is_durable else Outcome.TIMED_OUT, "")
 
     def _expire(self) -> None:
         self._expiry = None
-        now_ms = self._clock.monotonic_ms()
-        waiting = self._waiting
-        while waiting and waiting[0][1] <= now_ms:
-            waiting.popleft()[2](Outcome.TIMED_OUT, "")
-        if waiting:
-            self._expiry = self._loop.call_later((waiting[0][1] - now_ms) / 1000, self._expire)
+        self._release(self._store.durable_offset)
+        if self._waiting:
+            self._expire_after(self._clock.monotonic_ms() - self._waiting[0][1])
+
+    def _expire_after(self, waited_ms: float) -> None:
+        """Look again when the next time of an answer that has waited so long runs out."""
+        flush_ms = 0 if self._flush_timeout_ms is None else self._flush_timeout_ms()
+        times_ms = [flush_ms, 0 if self._copies is None else self._copies_timeout_ms()]
+        next_ms = min((ms for ms in times_ms if ms > waited_ms), default=waited_ms)
+        self._expiry = self._loop.call_later((next_ms - waited_ms) / 1000, self._expire)

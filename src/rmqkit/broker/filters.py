@@ -120,10 +120,7 @@ def _by_properties(matches: Callable[[bytes], bool], accept_entry: EntryTest | N
 @functools.lru_cache(maxsize=_INLINE_MAX)
 def inline_filter(expression: str | None, expression_type: str | None) -> PullFilter:
     """The filter of a subscription that comes with the pull; the latest ones are remembered.
-
-    Raises:
-        ValueError: the expression cannot be read.
-    """
+    Raises ValueError: the expression cannot be read."""
     if is_tag_type(expression_type):
         return PullFilter(codes_of(subscription("", expression)))
     return _by_properties(_compiled(expression or "", expression_type).matches)
@@ -143,9 +140,7 @@ class FilterTable(LazyTable):
 
     def load(self) -> None:
         """Read the file; every filter in it is dead until its group comes back.
-
-        A file made for a Bloom filter of another size is ignored as a whole.
-        """
+        A file made for a Bloom filter of another size is ignored as a whole."""
         stored = self._file.load(FilterFile) or FilterFile()
         entries = [data for topic in stored.filter_data_by_topic.values() for data in topic.group_filter_data.values()]
         if not all(self._fits(data.bloom_filter_data) for data in entries):
@@ -188,7 +183,6 @@ class FilterTable(LazyTable):
     # ---- heartbeats
 
     def get(self, topic: str, group: str) -> GroupFilter | None:
-        """The registered filter of a group for a topic."""
         groups = self._topics.get(topic)
         return None if groups is None else groups.get(group)
 

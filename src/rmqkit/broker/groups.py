@@ -1,23 +1,29 @@
 """The broker's consumer groups (``SubscriptionGroupManager``), kept in ``config/subscriptionGroup.json``.
 
-A change is on the disk before anybody is told of it; a group that was made because it appeared is written with the
-others of that second (after a crash it appears again). Loop only. Source: behaviour.md §2.8; store.md §9.4.
+A change is on the disk before anybody is told of it, in one write with those that come together; a group that was
+made because it appeared is written with the others of that second, in a thread (after a crash it appears again).
+Loop only. Source: behaviour.md §2.8; store.md §9.4.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import threading
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.shared_write import SharedWrite
 from rmqkit.clock import Clock
+from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupTable
-from rmqkit.protocol.names import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, group_fault
-from rmqkit.store.json_files import JsonFile
+from rmqkit.protocol.names import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, group_fault, is_light
+from rmqkit.store.json_files import JsonFile, RowTexts
 
-__all__ = ["GroupTable"]
+__all__ = ["GroupTable", "request_modes_file"]
 
 _READ_FORBIDDEN = 1 << 2
 
@@ -25,21 +31,27 @@ V = TypeVar("V")
 
 
 class GroupTable:
-    """Consumer groups by name."""
+    """Consumer groups by name. ``has_light``: whether every ``%LMQ%…`` is a group, which no table holds."""
 
-    def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock, *, has_light: bool = False) -> None:
+        self._has_light = has_light
         self._file = JsonFile(folder / "subscriptionGroup.json")
         self._settings = settings
         self._clock = clock
         self._stored = SubscriptionGroupTable()
         self._has_new = False
+        self._rows = RowTexts()
+        self._numbers = itertools.count(1)
+        self._written_number = 0
+        self._writing = threading.Lock()
+        self._shared = SharedWrite(self._write_shared)
+        self._before_sharing: SubscriptionGroupTable | None = None
 
     def load(self) -> None:
         """Read the file and add the groups every broker has."""
         self._stored = self._file.load(SubscriptionGroupTable) or SubscriptionGroupTable()
+        _name_all(self._stored)
         table = self._stored.subscription_group_table
-        for name, config in table.items():
-            config.group_name = config.group_name or name
         for name in SYSTEM_GROUPS:
             if name not in table:
                 table[name] = SubscriptionGroupConfig(group_name=name)
@@ -47,6 +59,8 @@ class GroupTable:
     def get(self, group: str) -> SubscriptionGroupConfig | None:
         """A group; an unknown one with a legal name is created when the settings allow it."""
         config = self._stored.subscription_group_table.get(group)
+        if config is None and self._has_light and is_light(group):
+            return SubscriptionGroupConfig(group_name=group)
         if config is None and self._may_create(group):
             config = SubscriptionGroupConfig(group_name=group)
             self._stored = self._changed(self._stored.subscription_group_table | {group: config})
@@ -54,23 +68,44 @@ class GroupTable:
         return config
 
     def __contains__(self, group: str) -> bool:
-        return group in self._stored.subscription_group_table
+        return group in self._stored.subscription_group_table or (self._has_light and is_light(group))
 
     @property
     def stored(self) -> SubscriptionGroupTable:
         """The whole table, to be read only."""
         return self._stored
 
-    def put(self, *configs: SubscriptionGroupConfig) -> None:
-        """Create or change groups; they are on the disk when this returns, and unchanged when it raises."""
+    async def put_shared(self, *configs: SubscriptionGroupConfig) -> None:
+        """Create or change groups, in one write with all that is put in this turn of the loop; they are on the disk
+        when this returns, and all unchanged when it raises."""
+        self._before_sharing = self._before_sharing or self._stored
         changed = {config.group_name: config for config in configs}
-        self._save(self._changed(self._stored.subscription_group_table | changed))
+        self._stored = self._changed(self._stored.subscription_group_table | changed)
+        self._has_new = True
+        await self._shared.done()
+
+    def _write_shared(self) -> None:
+        before, self._before_sharing = self._before_sharing, None
+        try:
+            self.persist()
+        except StoreUnavailable:
+            self._stored, self._has_new = before or self._stored, True
+            raise
 
     def remove(self, group: str) -> None:
         """Forget a group and what is forbidden to it; an unknown one is fine."""
         if group in self or group in self._stored.forbidden_table:
             groups = _without(self._stored.subscription_group_table, group)
             self._save(self._changed(groups, _without(self._stored.forbidden_table, group)))
+
+    def take_over(self, copied: SubscriptionGroupTable) -> bool:
+        """Become the master's table unless its version is the own one; groups it does not have are gone.
+        Returns whether it was another; on the disk then. Source: behaviour.md §10.1."""
+        if copied.data_version == self._stored.data_version:
+            return False
+        _name_all(copied)
+        self._save(copied)
+        return True
 
     def forbid_reading(self, group: str, topic: str, *, is_forbidden: bool) -> None:
         """Close a topic to a group, or open it again; neither needs to exist."""
@@ -88,13 +123,18 @@ class GroupTable:
         return bool(forbidden) and bool(forbidden.get(group, {}).get(topic, 0) & _READ_FORBIDDEN)
 
     def persist(self) -> None:
-        """Write the table."""
         self._save(self._stored)
 
-    def write_new(self) -> None:
-        """Write the table if groups appeared since it was written; to be called every second."""
-        if self._has_new:
-            self.persist()
+    async def write_new(self) -> None:
+        """Write the table if groups appeared since it was written, in a thread; to be called every second."""
+        if not self._has_new:
+            return
+        self._has_new = False
+        try:
+            await asyncio.to_thread(self._write, next(self._numbers), self._content(self._stored))
+        except StoreUnavailable:
+            self._has_new = True
+            raise
 
     def _changed(
         self, groups: dict[str, SubscriptionGroupConfig], forbidden: dict[str, dict[str, int]] | None = None
@@ -105,12 +145,34 @@ class GroupTable:
         return SubscriptionGroupTable(version, self._stored.forbidden_table if forbidden is None else forbidden, groups)
 
     def _save(self, stored: SubscriptionGroupTable) -> None:
-        self._file.save(stored)
+        self._write(next(self._numbers), self._content(stored))
         self._stored, self._has_new = stored, False
+
+    def _content(self, stored: SubscriptionGroupTable) -> dict[str, Any]:
+        rows = self._rows.of(stored.subscription_group_table)
+        rest = {"dataVersion": stored.data_version, "forbiddenTable": stored.forbidden_table}
+        return {**rest, "subscriptionGroupTable": rows}
+
+    def _write(self, number: int, content: dict[str, Any]) -> None:
+        """Write a table unless a later one is written already; any thread."""
+        with self._writing:
+            if number > self._written_number:
+                self._file.save(content)
+                self._written_number = number
 
     def _may_create(self, group: str) -> bool:
         allowed = self._settings.auto_create_group or group.startswith(SYSTEM_GROUP_PREFIX)
         return allowed and group_fault(group) is None
+
+
+def request_modes_file(root: Path) -> JsonFile:
+    """Which groups pop which topics (`MessageRequestModes`), in a store directory: kept for brokers that need it."""
+    return JsonFile(root / "config" / "messageRequestMode.json")
+
+
+def _name_all(stored: SubscriptionGroupTable) -> None:
+    for name, config in stored.subscription_group_table.items():
+        config.group_name = config.group_name or name
 
 
 def _without(table: dict[str, V], name: str) -> dict[str, V]:

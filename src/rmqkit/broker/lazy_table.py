@@ -30,10 +30,7 @@ class LazyTable(ABC):
 
     def write(self, snapshot: Any) -> None:
         """Write a snapshot; may be called from another thread, one call at a time.
-
-        Raises:
-            StoreUnavailable: the file could not be written; the next snapshot is written in its place.
-        """
+        Raises StoreUnavailable: the file could not be written; the next snapshot is written in its place."""
         try:
             self._file.save(snapshot)
         except BaseException:
@@ -41,7 +38,6 @@ class LazyTable(ABC):
             raise
 
     def persist(self) -> None:
-        """Write the table."""
         self.write(self.snapshot())
 
     async def persist_round(self) -> None:

@@ -113,6 +113,11 @@ class LongPolling:
         for held in [held for held in self._queues.get((topic, queue_id), ()) if held.group == group]:
             self._answer(held)
 
+    def wake_all(self) -> None:
+        """Answer every client that waits: another broker serves it better now."""
+        for held in [held for several in self._connections.values() for held in several]:
+            self._answer(held)
+
     def close(self) -> None:
         """Answer everything that waits, as the broker stops."""
         for held in [held for waiting in self._queues.values() for held in waiting]:

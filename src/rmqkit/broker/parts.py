@@ -4,26 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from rmqkit.broker.access import AccessTable
 from rmqkit.broker.clients import ClientTable
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.filters import FilterTable
 from rmqkit.broker.groups import GroupTable
 from rmqkit.broker.long_polling import LongPolling
 from rmqkit.broker.offsets import OffsetTable
-from rmqkit.broker.own_address import OwnAddress
+from rmqkit.broker.pop import Pops
 from rmqkit.broker.queue_locks import QueueLocks
 from rmqkit.broker.schedule import Schedule
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
+from rmqkit.broker.timer import Timer
 from rmqkit.broker.topics import TopicTable
 from rmqkit.broker.transaction import OpMessages
 from rmqkit.clock import Clock
 from rmqkit.protocol.command import Command
+from rmqkit.settings import Configuration
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["Parts"]
+if TYPE_CHECKING:
+    from rmqkit.broker.counts import Counts
+
+__all__ = ["OwnAddress", "Parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAddress:
+    """A broker's own address. ``ip``: as remarks name it. ``store_host``: address and port packed as in records."""
+
+    ip: str
+    store_host: bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,17 +46,24 @@ class Parts:
     """The parts of one broker.
 
     Attributes:
+        configuration: all settings together, as operators see them.
         address: where clients reach it, as ``host:port``.
         durability: makes answers wait for the disk; None when the log is flushed behind the answers.
+        counts: what counts for metrics; None while nobody is told them.
+        may_serve: whether messages may be read from the log: not from a slave's that is not its master's.
         ask_namesakes: asks every other broker of this name; the answers of those that succeed within a second.
+        pops: what POP keeps; None at a slave, which does not pop.
+        timer: keeps messages until their second; None with ``timerWheelEnable=false``.
         told: waits until the name servers know of the topics that were changed, or do not answer.
     """
 
     settings: BrokerSettings
     store_settings: StoreSettings
+    configuration: Configuration
     address: str
     identity: OwnAddress
     clock: Clock
+    access: AccessTable
     store: MessageStore
     topics: TopicTable
     groups: GroupTable
@@ -56,8 +78,21 @@ class Parts:
     ops: OpMessages
     told: Callable[[], Awaitable[None]]
     ask_namesakes: Callable[[Callable[[], Command]], Awaitable[list[Command]]]
+    counts: Counts | None = None
+    pops: Pops | None = None
+    may_serve: Callable[[], bool] = lambda: True
+    timer: Timer | None = None
+
+    def persist_delivered(self) -> None:
+        """Note what was delivered, behind a store that was closed in order."""
+        try:
+            self.schedule.persist()
+        finally:
+            if self.timer is not None:
+                self.timer.persist()
 
     def persist(self) -> None:
-        """Write every table."""
+        if self.pops is not None:
+            self.pops.persist()
         for table in (self.topics, self.groups, self.offsets, self.filters):
             table.persist()

@@ -43,7 +43,6 @@ class QueueLocks:
         return granted
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give back the queues that the client holds."""
         locks = self._groups.get(group, {})
         for queue in queues:
             held = locks.get(queue)

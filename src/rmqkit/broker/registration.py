@@ -1,8 +1,12 @@
 """Telling the name servers who we are and which topics we have (``BrokerOuterAPI``).
 
 Every name server is told everything in parallel; one that fails is logged and never fails the others. A changed topic
-is sent at once with only that topic. Topics that the name servers list as ordered are marked so here, from the answers
-to full registrations. Source: behaviour.md §1.7, §2.3; remoting.md §10.1.
+is sent at once with only that topic, to a name server that has all the others: one that missed a change, or may have
+started anew, as it is reached over another connection, is sent everything. With the version of a later change it would
+never look at what it missed. Topics that the name servers list as ordered are marked so here, from the answers
+to full registrations. A slave learns from any answer where its master is. With slave-acting-master brokers send a sign
+of life every second, too, and are forgotten when it stays away for `brokerNotActiveTimeoutMillis`.
+Source: behaviour.md §1.3, §1.7, §2.3; remoting.md §10.1.
 """
 
 from __future__ import annotations
@@ -17,27 +21,31 @@ import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
-from rmqkit.errors import BodyError, PeerRefused, RemotingError, StoreError
-from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.namesrv import BrokerMemberGroupBody, KVTable, compress_registration
-from rmqkit.protocol.bodies.topics import Permission, RegisterBrokerBody, TopicConfig, TopicConfigTable
+from rmqkit.errors import BodyError, ConnectFailed, HeaderError, PeerRefused, RemotingError, StoreError
+from rmqkit.protocol import fastjson, names
+from rmqkit.protocol.bodies.namesrv import KVTable, compress_registration
+from rmqkit.protocol.bodies.topics import Permission, RegisterBrokerBody, TopicConfig, TopicConfigTable, TopicRoute
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
 from rmqkit.protocol.command import Command, decode_header_leniently, request
+from rmqkit.protocol.headers.namesrv import RouteRequest
 from rmqkit.protocol.headers.registration import (
+    BrokerHeartbeat,
     BrokerIdentity,
-    BrokerMemberGroupRequest,
     DataVersionResponse,
     RegisterBrokerRequest,
+    RegisterBrokerResponse,
 )
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.remoting.connection import Connection
 
 __all__ = ["Registration"]
 
 _MakeCommand = Callable[[], Command]
 
-_SETTLED_SECONDS = 3.0
+_SETTLED_SECONDS = 2.0
 _FIRST_REPEAT_SECONDS = 10.0
+_BEAT_SECONDS = 1.0
 _GOODBYE_TIMEOUT_MS = 3000
 _NAMESAKE_TIMEOUT_MS = 1000
 _CHANGED = {"changed": "true"}
@@ -48,46 +56,89 @@ _log = logging.getLogger(__name__)
 
 class Registration:
     """Keeps one broker registered; loop only.
-
-    Args:
-        address: where clients reach the broker.
-        ha_address: where slaves reach it.
+    ``address``: where clients reach the broker.
+    ``ha_address``: where slaves reach it.
+    ``on_master``: told, after every answer that names them, where a slave's master is: its address and its HA address.
     """
 
     def __init__(
-        self, settings: BrokerSettings, topics: TopicTable, client: RemotingClient, *, address: str, ha_address: str
+        self,
+        settings: BrokerSettings,
+        topics: TopicTable,
+        client: RemotingClient,
+        *,
+        address: str,
+        ha_address: str,
+        on_master: Callable[[str, str], object] | None = None,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._client = client
         self._address = address
         self._ha_address = ha_address
+        self._on_master = on_master
         self._name_servers = split_addresses(settings.namesrv_addr) if settings.namesrv_addr else []
+        self._up_to_date: dict[str, Connection] = {}
+        self._is_started = False
         self._repeat: asyncio.Task[None] | None = None
+        self._beat: asyncio.Task[None] | None = None
         self._changed: list[TopicConfig] = []
         self._single: set[asyncio.Task[int]] = set()
 
     async def start(self) -> int:
         """Register now and then regularly; returns how many name servers know us now."""
+        self._is_started = True
         reached = await self.register()
         if self._name_servers:
             self._repeat = asyncio.create_task(self._keep_registered(), name="registration")
+            if self._settings.acts_as_master:
+                self._beat = asyncio.create_task(self._keep_beating(), name="heartbeat to name servers")
         return reached
 
     async def stop(self) -> None:
-        """Say good-bye to every name server."""
+        """Say good-bye to every name server; they are told of no change from now on."""
+        self._is_started = False
         self._changed.clear()
-        for task in (self._repeat, *self._single):
+        for task in (self._repeat, self._beat, *self._single):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         await self._tell_all(lambda: request(RequestCode.UNREGISTER_BROKER, self._identity), _GOODBYE_TIMEOUT_MS)
 
-    async def register(self, topics: list[TopicConfig] | None = None) -> int:
-        """Send all topics, or some; returns how many name servers took them."""
-        table = self._with_broker_permission(self._topics.snapshot(topics))
-        content = RegisterBrokerBody(topic_config_serialize_wrapper=table)
+    async def register(self, changes: TopicConfigTable | None = None) -> int:
+        """Send all topics, or a snapshot of changes to who has the others; returns how many name servers took them."""
+        made: dict[bool, _MakeCommand] = {}
+        told = await asyncio.gather(*(self._register_at(server, changes, made) for server in self._name_servers))
+        answers = [answer for answer in told if answer is not None]
+        if changes is None and answers and answers[0].payload:
+            self._mark_ordered(answers[0])
+        if self._on_master is not None:
+            self._tell_master(answers)
+        return len(answers)
+
+    async def _register_at(
+        self, server: str, changes: TopicConfigTable | None, made: dict[bool, _MakeCommand]
+    ) -> Command | None:
+        """``made``: what registers all topics, and what the changes, once a name server needed it."""
+        try:
+            connection = await self._client.connection(server)
+        except ConnectFailed as error:
+            _log.warning("%s is told of no topics: %s", server, error)
+            return None
+        is_whole = changes is None or self._up_to_date.get(server) is not connection
+        if is_whole not in made:
+            made[is_whole] = self._registering(self._topics.snapshot() if is_whole or changes is None else changes)
+        answer = await self._ask(server, made[is_whole](), self._settings.register_timeout_ms, logging.WARNING)
+        if answer is None:
+            self._up_to_date.pop(server, None)
+        elif is_whole:
+            self._up_to_date[server] = connection
+        return answer
+
+    def _registering(self, table: TopicConfigTable) -> _MakeCommand:
+        """What makes the command that registers some topics."""
+        content = RegisterBrokerBody(topic_config_serialize_wrapper=self._with_broker_permission(table))
         is_compressed = self._settings.compressed_register
         body = (
             compress_registration(content, version=CURRENT_VERSION) if is_compressed else msgspec.json.encode(content)
@@ -95,15 +146,25 @@ class Registration:
         header = RegisterBrokerRequest(
             **msgspec.structs.asdict(self._identity),
             ha_server_addr=self._ha_address,
-            enable_acting_master=False,
+            heartbeat_timeout_millis=self._settings.not_active_ms_max if self._settings.acts_as_master else None,
+            enable_acting_master=self._settings.acts_as_master,
             compressed=is_compressed,
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
         )
-        timeout_ms = self._settings.register_timeout_ms
-        answers = await self._tell_all(lambda: request(RequestCode.REGISTER_BROKER, header, body), timeout_ms)
-        if topics is None and answers and answers[0].payload:
-            self._mark_ordered(answers[0])
-        return len(answers)
+        return lambda: request(RequestCode.REGISTER_BROKER, header, body)
+
+    def _tell_master(self, answers: list[Command]) -> None:
+        """Pass on the first master that is named; with none, nothing changes."""
+        assert self._on_master is not None
+        for answer in answers:
+            try:
+                named = decode_header_leniently(answer, RegisterBrokerResponse)
+            except HeaderError as error:
+                _log.warning("a name server's answer does not say where the master is: %s", error)
+                continue
+            if named.master_addr and named.ha_server_addr and named.master_addr != self._address:
+                self._on_master(named.master_addr, named.ha_server_addr)
+                return
 
     def _mark_ordered(self, answer: Command) -> None:
         try:
@@ -113,34 +174,49 @@ class Registration:
 
     def topics_changed(self, topics: list[TopicConfig]) -> None:
         """Tell the name servers of changed topics, soon: those of one tick go together."""
-        if self._name_servers and self._repeat is not None:
+        if self._name_servers and self._is_started:
             if not self._changed:
                 asyncio.get_running_loop().call_soon(self._tell_changes)
             self._changed += topics
 
     def _tell_changes(self) -> None:
+        """Told with the version of now: name servers take nothing new from two registrations of one version."""
         topics, self._changed = self._changed, []
         if topics:
-            task = asyncio.create_task(self.register(topics), name="registration of changed topics")
+            changes = self._topics.snapshot(topics)
+            task = asyncio.create_task(self.register(changes), name="registration of changed topics")
             self._single.add(task)
             task.add_done_callback(self._single.discard)
 
     async def settled(self) -> None:
-        """Wait until the name servers were told of every change so far, or for 3 s."""
+        """Wait until the name servers were told of every change so far, or for 2 s."""
         self._tell_changes()
         if self._single:
             await asyncio.wait(self._single, timeout=_SETTLED_SECONDS)
 
     async def ask_namesakes(self, command: _MakeCommand) -> list[Command]:
         """Ask the other brokers of this name, as the name servers know them; the answers of those that succeed."""
-        asked = BrokerMemberGroupRequest(self._settings.cluster_name, self._settings.broker_name)
-        addresses: set[str] = set()
-        for answer in await self._ask_all(
-            self._name_servers, lambda: request(RequestCode.GET_BROKER_MEMBER_GROUP, asked), _NAMESAKE_TIMEOUT_MS
-        ):
-            group = fastjson.decode_as(answer.payload, BrokerMemberGroupBody).broker_member_group
-            addresses.update(group.broker_addrs.values())
+        addresses = set((await self.members()).values())
         return await self._ask_all(addresses - {self._address}, command, _NAMESAKE_TIMEOUT_MS)
+
+    async def members(self) -> dict[int, str]:
+        """The addresses of the brokers of this name by true id, as all name servers together know them.
+        Empty when none answers; 4.9 name servers know no other request that tells them (remoting.md §9.7)."""
+        name = self._settings.broker_name
+        routes = await self.routes(names.SYNC_BROKER_MEMBER_PREFIX + name)
+        groups = [group for route in routes for group in route.broker_datas if group.broker_name == name]
+        return {broker_id: address for group in groups for broker_id, address in group.broker_addrs.items()}
+
+    async def routes(self, topic: str) -> list[TopicRoute]:
+        """What each name server that knows a topic says where it is, after a second at most."""
+        header = RouteRequest(topic, accept_standard_json_only=True)
+        answers = await self._ask_all(
+            self._name_servers,
+            lambda: request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header),
+            _NAMESAKE_TIMEOUT_MS,
+            logging.DEBUG,
+        )
+        return [fastjson.decode_as(answer.payload, TopicRoute) for answer in answers]
 
     @property
     def _identity(self) -> BrokerIdentity:
@@ -176,16 +252,36 @@ class Registration:
                 await self.register()
             await asyncio.sleep(self._settings.register_interval_ms / 1000)
 
+    async def _keep_beating(self) -> None:
+        """Tell every name server every second that the broker is there (behaviour.md §10.5)."""
+        while True:
+            await asyncio.gather(*map(self._beat_at, self._name_servers))
+            await asyncio.sleep(_BEAT_SECONDS)
+
+    async def _beat_at(self, server: str) -> None:
+        if self._settings.old_name_servers:
+            body = msgspec.json.encode(self._topics.data_version)
+            beat = request(RequestCode.QUERY_DATA_VERSION, self._identity, body, one_way=True)
+        else:
+            header = BrokerHeartbeat(self._settings.cluster_name, self._address, self._settings.broker_name)
+            beat = request(RequestCode.BROKER_HEARTBEAT, header, one_way=True)
+        try:
+            await self._client.send_one_way(server, beat, _NAMESAKE_TIMEOUT_MS)
+        except ConnectFailed as error:
+            _log.debug("no sign of life to %s: %s", server, error)
+
     async def _tell_all(self, command: _MakeCommand, timeout_ms: int) -> list[Command]:
         return await self._ask_all(self._name_servers, command, timeout_ms)
 
-    async def _ask_all(self, servers: Iterable[str], command: _MakeCommand, timeout_ms: int) -> list[Command]:
-        told = await asyncio.gather(*(self._ask(server, command(), timeout_ms) for server in servers))
+    async def _ask_all(
+        self, servers: Iterable[str], command: _MakeCommand, timeout_ms: int, level: int = logging.WARNING
+    ) -> list[Command]:
+        told = await asyncio.gather(*(self._ask(server, command(), timeout_ms, level) for server in servers))
         return [answer for answer in told if answer is not None]
 
-    async def _ask(self, server: str, command: Command, timeout_ms: int) -> Command | None:
+    async def _ask(self, server: str, command: Command, timeout_ms: int, level: int) -> Command | None:
         try:
             return expect_success(await self._client.call(server, command, timeout_ms), server)
         except (RemotingError, PeerRefused) as error:
-            _log.warning("%s did not take request %s: %s", server, command.code, error)
+            _log.log(level, "%s did not take request %s: %s", server, command.code, error)
             return None

@@ -16,6 +16,9 @@ anything unexpected                 that level again after 10 s
 message can never be stored         skipped and logged: the reference tries it for ever and holds up its level
 ==================================  ==========================================================================
 
+An acting master has no log to put messages into: those due are put *elsewhere*, at other brokers, a run of a level at a
+time; what fails is tried again after 100 ms, and the level waits for it.
+
 The delivered copy keeps DELAY, REAL_TOPIC and REAL_QID. Offsets are written every ``flushDelayOffsetInterval`` and at
 stop, and only when the copies before them are on the disk, so a crash repeats messages and loses none.
 Loop only. Source: behaviour.md §9.2; store.md §9.5, §18.1.
@@ -24,9 +27,11 @@ Loop only. Source: behaviour.md §9.2; store.md §9.5, §18.1.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,10 +45,14 @@ from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
+from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.json_files import JsonFile
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
-__all__ = ["TIMER_NAMES", "Schedule", "delay_level"]
+__all__ = ["TIMER_NAMES", "Elsewhere", "Schedule", "delay_level"]
+
+Elsewhere = Callable[[PutMessage], Awaitable[bool]]
+"""Puts a message at another broker; whether it is stored there."""
 
 TIMER_NAMES = (property_names.TIMER_DELAY_SECONDS, property_names.TIMER_DELAY_MS, property_names.TIMER_DELIVER_MS)
 """Properties that ask for a delivery time; a delay level wins over them."""
@@ -62,17 +71,16 @@ _WAIT_MS = 86_400_000.0
 _REAL_TOPIC = property_names.REAL_TOPIC.encode()
 _REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
+_Entry = tuple[int, int, int, int | None]
+"""What `MessageStore.entries` yields: the offset behind it, physical offset, size, time it is due."""
+
 _HOPELESS = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 
 _log = logging.getLogger(__name__)
 
 
 def delay_level(text: str | None) -> int:
-    """The number in property DELAY, 0 without one.
-
-    Raises:
-        HeaderError: it is not a 32-bit number.
-    """
+    """The number in property DELAY, 0 without one. Raises HeaderError: it is not a 32-bit number."""
     if text is None:
         return 0
     level = int(text) if _INTEGER.fullmatch(text) else 1 << 31
@@ -90,13 +98,15 @@ class _Level:
         offset: queue offset of the next message to deliver.
         look_at_ms: wall time at which its queue is looked at again.
         ahead: entries that were read and not delivered yet, the one at ``offset`` first.
+        is_away: whether the first of them are on their way elsewhere.
     """
 
     number: int
     delay_ms: int | None
     offset: int = 0
     look_at_ms: float = 0.0
-    ahead: deque[tuple[int, int, int, int | None]] = field(default_factory=deque)
+    ahead: deque[_Entry] = field(default_factory=deque)
+    is_away: bool = False
 
     @property
     def queue_id(self) -> int:
@@ -110,6 +120,7 @@ class Schedule:
         folder: where ``delayOffset.json`` lies.
         delays_ms: ``messageDelayLevel``, level 1 first.
         flushes: whether a message can only be read after a flush round (SYNC_FLUSH).
+        on_delivered: told of every message that was put where it belongs, and where it is.
     """
 
     def __init__(
@@ -121,7 +132,9 @@ class Schedule:
         clock: Clock,
         *,
         flushes: bool,
+        on_delivered: Callable[[PutMessage, PutResult], None] | None = None,
     ) -> None:
+        self._on_delivered = on_delivered
         self._file = JsonFile(folder / "delayOffset.json")
         self._store = store
         self._delays_ms = delays_ms
@@ -136,6 +149,8 @@ class Schedule:
         self._timer: asyncio.Handle | None = None
         self._timer_ms = _NEVER
         self._is_running = False
+        self._elsewhere: Elsewhere | None = None
+        self._away = Tasks()
 
     def defer(self, message: PutMessage, level: int) -> None:
         """Turn a message into the one that is stored until it is due; levels above the last count as the last."""
@@ -155,6 +170,7 @@ class Schedule:
         """Read the offsets; the store is asked for its own only when delivery starts."""
         stored = self._file.load(DelayOffsets) or DelayOffsets()
         self._data_version = stored.data_version or DataVersion()
+        self._levels.clear()
         self._written = {level: offset for level, offset in stored.offset_table.items() if level > 0}
         count = max(_LEVEL_COUNT_MIN, len(self._delays_ms))
         for number in sorted({*range(1, count + 1), *self._written}):
@@ -164,6 +180,22 @@ class Schedule:
     def offsets(self) -> DelayOffsets:
         """How far each level is delivered, as it is stored and as slaves ask for it."""
         return DelayOffsets(self._data_version, self._offsets())
+
+    def take_over(self, copied: DelayOffsets) -> None:
+        """Put the master's offsets in the place of the file and read it; not while this broker delivers itself.
+        Source: behaviour.md §10.1."""
+        if not self._is_running and copied.offset_table != self._offsets():
+            self._file.save(copied)
+            self.load()
+
+    def take_further(self, copied: DelayOffsets) -> None:
+        """Take over the offsets that are further in a member's table, unless it is older than this one.
+        Source: behaviour.md §10.5."""
+        version = copied.data_version or DataVersion()
+        if version.timestamp >= self._data_version.timestamp:
+            own = self._offsets()
+            further = {level: max(offset, own.get(level, 0)) for level, offset in copied.offset_table.items()}
+            self.take_over(DelayOffsets(version, own | further))
 
     def _offsets(self) -> dict[int, int]:
         known = self._written
@@ -190,18 +222,25 @@ class Schedule:
 
     # ---- delivery
 
-    def start(self) -> None:
-        """Deliver from now on, what became due while the broker was down first."""
-        self._is_running = True
+    def start(self, elsewhere: Elsewhere | None = None) -> None:
+        """Deliver from now on, what became due before first; into the own log, or ``elsewhere``."""
+        self._is_running, self._elsewhere = True, elsewhere
         for level in self._levels.values():
             self._clamp(level)
+            level.look_at_ms = 0.0
+            level.ahead.clear()
         self._look_at(self._clock.now_ms())
 
     def stop(self) -> None:
-        """Deliver nothing more."""
         self._is_running = False
         if self._timer is not None:
             self._timer.cancel()
+        self._timer, self._timer_ms = None, _NEVER
+
+    async def stop_elsewhere(self) -> None:
+        """`stop`, and wait for what is on its way: the offsets say then what was delivered."""
+        self.stop()
+        await self._away.finish()
 
     def _look_at(self, at_ms: float) -> None:
         """Have a round at a time, not later than in a second: the wall clock may be set."""
@@ -236,26 +275,72 @@ class Schedule:
 
     def _deliver_run(self, level: _Level, now_ms: int) -> bool:
         """Deliver a level's next messages; whether more may be due. Otherwise it says when to look again."""
+        level.look_at_ms = _NEVER
+        if level.is_away:
+            return False
         if not level.ahead:
             level.ahead.extend(self._store.entries(SCHEDULE_TOPIC, level.queue_id, level.offset, count_max=_RUN))
         if not level.ahead:
             return self._find_next(level)
+        if self._elsewhere is not None:
+            return self._send_run(level, now_ms, self._elsewhere)
         while level.ahead:
-            following, physical_offset, size, due_ms = level.ahead[0]
-            record = None
-            if due_ms is None:  # the extension unit that holds it is missing
-                record = self._record(physical_offset, size)
-                due_ms = 0 if record is None else record.store_timestamp + (level.delay_ms or 0)
-            if now_ms < due_ms and (level.delay_ms is None or due_ms <= now_ms + level.delay_ms):
+            following, physical_offset, size, _ = entry = level.ahead[0]
+            due_ms = self._due_ms(level, entry, now_ms)
+            if now_ms < due_ms:
                 level.look_at_ms = due_ms
                 return False
-            record = record or self._record(physical_offset, size)
-            if record is not None and not self._deliver(record):
+            message = self._message(physical_offset, size)
+            if message is not None and not self._deliver(message, physical_offset):
                 level.look_at_ms = now_ms + _RETRY_MS
                 return False
             level.offset = following
             level.ahead.popleft()
         return True
+
+    def _due_ms(self, level: _Level, entry: _Entry, now_ms: int) -> int:
+        """When an entry is due; 0 when it says a time that is further away than its level's delay."""
+        _, physical_offset, size, due_ms = entry
+        if due_ms is None:  # the extension unit that holds it is missing
+            record = self._record(physical_offset, size)
+            due_ms = 0 if record is None else record.store_timestamp + (level.delay_ms or 0)
+        return 0 if level.delay_ms is not None and due_ms > now_ms + level.delay_ms else due_ms
+
+    def _send_run(self, level: _Level, now_ms: int, put: Elsewhere) -> bool:
+        """Have the due ones of the entries read put elsewhere; the level says when to look again."""
+        due = list(itertools.takewhile(lambda entry: self._due_ms(level, entry, now_ms) <= now_ms, level.ahead))
+        if due:
+            level.is_away = True
+            self._away.start(self._send(level, due, put), f"delay level {level.number}")
+        else:
+            level.look_at_ms = self._due_ms(level, level.ahead[0], now_ms)
+        return False
+
+    async def _send(self, level: _Level, due: list[_Entry], put: Elsewhere) -> None:
+        """Put messages elsewhere until all are stored or delivery stops; the offset moves past those that are."""
+        messages = ((index, self._message(at, size)) for index, (_, at, size, _) in enumerate(due))
+        waiting = {index: message for index, message in messages if message is not None}
+        passed, pause_ms = 0, 0
+        try:
+            while passed < len(due) and (self._is_running or not pause_ms):
+                await asyncio.sleep(pause_ms / 1000)
+                stored = await asyncio.gather(*map(put, waiting.values()))
+                waiting = {
+                    index: waiting[index]
+                    for index, is_stored in zip(list(waiting), stored, strict=True)
+                    if not is_stored
+                }
+                while passed < min(waiting, default=len(due)):
+                    level.offset = level.ahead.popleft()[0]
+                    passed += 1
+                pause_ms = _RETRY_MS
+            level.look_at_ms = 0.0
+        except Exception:  # noqa: BLE001 - the outer edge of a level's work: told, and tried again later
+            _log.exception("delay level %d: entry %d cannot be put elsewhere", level.number, level.offset)
+            level.look_at_ms = self._clock.now_ms() + _BROKEN_MS
+        finally:
+            level.is_away = False
+            self._look_at(level.look_at_ms)
 
     def _record(self, physical_offset: int, size: int) -> Record | None:
         stored = self._store.copy_record(physical_offset, size)
@@ -265,20 +350,27 @@ class Schedule:
             _log.error("delayed message at %d is skipped: %s", physical_offset, error)
             return None
 
-    def _deliver(self, record: Record) -> bool:
-        """Put a message where it belongs; False when that has to be tried again."""
-        topic, queue_id = (
-            find_property(record.properties, _REAL_TOPIC),
-            find_property(record.properties, _REAL_QUEUE_ID),
-        )
+    def _message(self, physical_offset: int, size: int) -> PutMessage | None:
+        """The message to put for a delayed one; None when it is gone or does not say where it belongs."""
+        record = self._record(physical_offset, size)
+        if record is None:
+            return None
+        topic = find_property(record.properties, _REAL_TOPIC)
+        queue_id = find_property(record.properties, _REAL_QUEUE_ID)
         if topic is None or queue_id is None or not queue_id.isdigit() or topic == HALF_TOPIC.encode():
-            _log.error("delayed message at %d is dropped: it is for %s-%s", record.physical_offset, topic, queue_id)
-            return True
-        put = self._store.put(copy_of(record, topic=topic.decode("utf-8", "replace"), queue_id=int(queue_id)))
+            _log.error("delayed message at %d is dropped: it is for %s-%s", physical_offset, topic, queue_id)
+            return None
+        return copy_of(record, topic=topic.decode("utf-8", "replace"), queue_id=int(queue_id))
+
+    def _deliver(self, message: PutMessage, physical_offset: int) -> bool:
+        """Put a message where it belongs; False when that has to be tried again."""
+        put = self._store.put(message)
         if put.status is PutStatus.OK:
             self._end_offset = put.end_offset
+            if self._on_delivered is not None:
+                self._on_delivered(message, put)
         elif put.status in _HOPELESS:
-            _log.error("delayed message at %d is dropped: %s, %s", record.physical_offset, put.status.name, put.reason)
+            _log.error("delayed message at %d is dropped: %s, %s", physical_offset, put.status.name, put.reason)
         return put.status is PutStatus.OK or put.status in _HOPELESS
 
     def _clamp(self, level: _Level) -> int:

@@ -7,26 +7,36 @@ listening, answer held pulls, write the tables, close the store last. Source: be
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
+import itertools
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rmqkit.broker.access import AccessTable
 from rmqkit.broker.check_back import CheckBack
 from rmqkit.broker.clients import ClientTable
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.filters import FilterTable
 from rmqkit.broker.groups import GroupTable
+from rmqkit.broker.ha_master import HaMaster, waits_for_copies
+from rmqkit.broker.handlers.access import AccessHandlers
 from rmqkit.broker.handlers.clients import ClientHandlers
+from rmqkit.broker.handlers.config import ConfigHandlers
 from rmqkit.broker.handlers.connections import ConnectionHandlers
 from rmqkit.broker.handlers.groups import GroupHandlers
 from rmqkit.broker.handlers.offsets import OffsetHandlers
+from rmqkit.broker.handlers.pop import PopHandlers
+from rmqkit.broker.handlers.pop_acks import PopAckHandlers
+from rmqkit.broker.handlers.pop_assignment import PopAssignmentHandlers
 from rmqkit.broker.handlers.progress import ProgressHandlers
 from rmqkit.broker.handlers.pull import PullHandlers
 from rmqkit.broker.handlers.query import QueryHandlers
+from rmqkit.broker.handlers.recall import RecallHandlers
+from rmqkit.broker.handlers.refusals import RefusalHandlers
 from rmqkit.broker.handlers.reply import ReplyHandlers
 from rmqkit.broker.handlers.resets import ResetHandlers
 from rmqkit.broker.handlers.runtime_info import RuntimeInfoHandlers
@@ -34,18 +44,24 @@ from rmqkit.broker.handlers.send import SendHandlers
 from rmqkit.broker.handlers.send_back import SendBackHandlers
 from rmqkit.broker.handlers.topics import TopicHandlers
 from rmqkit.broker.handlers.transactions import TransactionHandlers
+from rmqkit.broker.handlers.unsupported import UnsupportedHandlers
 from rmqkit.broker.long_polling import LongPolling
 from rmqkit.broker.offsets import OffsetTable
-from rmqkit.broker.own_address import OwnAddress
-from rmqkit.broker.parts import Parts
+from rmqkit.broker.parts import OwnAddress, Parts
+from rmqkit.broker.pop import Pops
 from rmqkit.broker.queue_locks import QueueLocks
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.schedule import Schedule
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
+from rmqkit.broker.sides import SlaveSide, check_address, check_role, handlers_of, meet_members
+from rmqkit.broker.slow_consumers import ROUND_SECONDS as SLOW_ROUND_SECONDS
+from rmqkit.broker.slow_consumers import stop_slow_groups
 from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
+from rmqkit.broker.timer import Timer
 from rmqkit.broker.topics import TopicTable
 from rmqkit.broker.transaction import OpMessages
 from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.metrics.settings import ExporterType
 from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import pack_host
@@ -55,10 +71,16 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
+from rmqkit.remoting.tasks import repeat
 from rmqkit.remoting.tls import ClientTls, ServerTls
+from rmqkit.settings import Configuration
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.message_store import MessageStore
+from rmqkit.store.message_store import Arrival, MessageStore, PutMessage, PutResult
 from rmqkit.store.settings import FlushDiskType, StoreSettings
+
+if TYPE_CHECKING:
+    from rmqkit.broker.counts import Counts
+    from rmqkit.remoting.exporter import Exporter
 
 __all__ = ["Broker"]
 
@@ -67,25 +89,27 @@ _FILTER_PERSIST_SECONDS = 10.0
 _TELL_CHANGES_SECONDS = 15.0
 _WRITE_NEW_SECONDS = 1.0
 _FIRST_RETENTION_SECONDS = 60.0
+_REVIVE_SECONDS = 0.25
 _VIP_BELOW = 2
 _GRACE_MS = 30_000
+_DISPATCHES_PER_SAMPLE = 64
+_LOG_STOPS = 3
+"""What is stopped after the HA port has closed: the tables, the store, the delay offsets."""
 
 _HANDLERS = (
-    *(
-        SendHandlers,
-        SendBackHandlers,
-        ReplyHandlers,
-        TransactionHandlers,
-        OffsetHandlers,
-        QueryHandlers,
-        ClientHandlers,
-    ),
-    *(TopicHandlers, GroupHandlers, ConnectionHandlers, ResetHandlers, ProgressHandlers, RuntimeInfoHandlers),
+    *(ReplyHandlers, TransactionHandlers, OffsetHandlers, QueryHandlers, ClientHandlers, TopicHandlers),
+    *(GroupHandlers, ConnectionHandlers, ResetHandlers, ProgressHandlers, RuntimeInfoHandlers, ConfigHandlers),
+    *(AccessHandlers, RecallHandlers),
 )
 """What every port answers; pulls are answered by one port only."""
 
+_MESSAGE_HANDLERS = (SendHandlers, SendBackHandlers)
+"""What a master answers to messages; a slave takes none."""
+
 _Work = Callable[[], object]
 """A function or a coroutine function."""
+
+_MakeDispatch = Callable[[Callable[[Command], str | None] | None], Dispatch]
 
 _log = logging.getLogger(__name__)
 
@@ -100,9 +124,12 @@ class Broker:
         tls: what the ports do about TLS; None means disabled.
         client_tls: used towards name servers; None means plain.
         authentication: whose requests are taken, and how the broker signs its own.
+        configuration: the settings, as operators are shown them and may change them; None: until it stops.
+        dispatch: makes what answers requests, one for each port; tests put faults there.
 
     Attributes:
         address: where clients reach it, as ``host:port``; set by `start`.
+        metrics_address: where Prometheus reads its metrics, if it may; set by `start`.
     """
 
     def __init__(
@@ -115,6 +142,8 @@ class Broker:
         tls: ServerTls | None = None,
         client_tls: ClientTls | None = None,
         authentication: AuthenticationSettings | None = None,
+        configuration: Configuration | None = None,
+        dispatch: _MakeDispatch = Dispatch,
     ) -> None:
         self._settings = settings
         self._store_settings = store_settings
@@ -123,17 +152,26 @@ class Broker:
         self._tls = tls
         self._client_tls = client_tls
         self._authentication = authentication or AuthenticationSettings()
+        self._configuration = configuration or Configuration([settings, store_settings, self._authentication])
+        self._dispatch = dispatch
         self._stops: list[_Work] = []
         self._parts: Parts | None = None
         self._registration: Registration | None = None
+        self._master: HaMaster | None = None
+        self._slave: SlaveSide | None = None
+        self._counts: Counts | None = None
         self.address = ""
+        self.metrics_address = ""
+
+    @property
+    def parts(self) -> Parts:
+        """What it is made of, for inspection on its loop; it has to be started."""
+        assert self._parts is not None, "the broker is started"
+        return self._parts
 
     async def start(self) -> None:
         """Open the store, listen and register.
-
-        Raises:
-            StoreError, ListenFailed: nothing was started or everything was stopped again.
-        """
+        Raises StoreError, ListenFailed: nothing was started or everything was stopped again."""
         try:
             await self._start()
         except BaseException:
@@ -157,148 +195,319 @@ class Broker:
         settings = self._settings
         settings.broker_name = settings.broker_name or socket.gethostname()
         settings.broker_ip1 = settings.broker_ip1 or advertised_ip(settings.bind_address)
+        check_address(settings)
+        check_role(settings)
         authentication = Authentication.of(self._authentication)
         refusal = authentication.refusal if authentication is not None else None
-        dispatch, vip_dispatch = Dispatch(refusal), Dispatch(refusal)
+        dispatch, vip_dispatch = self._dispatch(refusal), self._dispatch(refusal)
+        exporter = await self._bind_exporter()
         servers = [self._server(dispatch)]
         port = await self._bind(servers[0], settings.listen_port)  # a port in use is found before anything is written
         if settings.listen_port > _VIP_BELOW:
             servers.append(self._server(vip_dispatch))
             await self._bind(servers[1], settings.listen_port - _VIP_BELOW)
         self.address = join_address(settings.broker_ip1, port)
-        parts = self._parts = self._open(port)
-        # After the ports have closed; delay offsets come last, when the copies before them are on the disk.
-        self._stops[:0] = [parts.schedule.persist, parts.store.close, parts.persist]
-        self._stops.append(parts.long_polling.close)
-        self._add_handlers(parts, dispatch, vip_dispatch)
-        if settings.broker_role is not BrokerRole.SLAVE:
-            self._start_check_back(parts)
+        client = RemotingClient(
+            clock=self._clock, tls=self._client_tls, credentials=inner_credentials(self._authentication)
+        )
+        parts = self._parts = self._open(port, client)
+        # After the ports have closed; what was delivered comes last, when the copies before it are on the disk.
+        self._stops[:0] = [parts.persist_delivered, parts.store.close, parts.persist]
+        self._stops += [client.close, parts.long_polling.close]
+        ha_address = await self._listen_for_slaves(port)
+        registration = self._registration = self._registration_of(parts, client, ha_address)
+        self._add_handlers(parts, ha_address, dispatch, vip_dispatch)
         dispatch.together = vip_dispatch.together = parts.store.together
+        self._configuration.listeners.append(self._settings_changed)
+        if authentication is not None:
+            parts.access.add(authentication.initial)
+            authentication.users = lambda: parts.access.users
         parts.persist()
         parts.statistics.sample()
         for server in servers:
             await server.serve()
-        if settings.graceful_shutdown:
-            self._stops += [partial(server.drain, _GRACE_MS) for server in servers]
-        await self._register(parts, port)
+        self._stops.append(partial(self._drain, servers))
+        await meet_members(parts, registration, client, ha_address)
+        self._stops.append(registration.stop)
+        await registration.start()
+        if self._slave is None:
+            self._start_services(parts)
+        else:
+            self._start_following(self._slave)
+        if exporter is not None:
+            await self._serve_metrics(exporter, parts, dispatch, servers)
         self._run("new topics", parts.topics.write_new, _WRITE_NEW_SECONDS)
         self._run("new groups", parts.groups.write_new, _WRITE_NEW_SECONDS)
         self._run("filter table", parts.filters.persist_round, _FILTER_PERSIST_SECONDS)
         self._run("offset table", parts.offsets.persist_round, settings.offset_persist_interval_ms / 1000)
         self._run("delay offsets", parts.schedule.persist_round, settings.delay_offset_persist_interval_ms / 1000)
-        if settings.broker_role is not BrokerRole.SLAVE:
-            parts.schedule.start()
-            self._stops.append(parts.schedule.stop)
         self._run("silent clients", parts.clients.close_silent, _CLIENT_SWEEP_SECONDS)
         self._run("consumer changes", parts.clients.tell_changes, _TELL_CHANGES_SECONDS)
         self._run("expired queue locks", parts.queue_locks.drop_expired, _CLIENT_SWEEP_SECONDS)
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
         self._run("statistics", parts.statistics.sample, SAMPLE_SECONDS)
+        self._run("slow groups", partial(stop_slow_groups, parts), SLOW_ROUND_SECONDS, SLOW_ROUND_SECONDS)
         self._run("retention", parts.store.retention_round, retention_seconds, _FIRST_RETENTION_SECONDS)
 
     def _server(self, dispatch: Dispatch) -> RemotingServer:
         return RemotingServer(
             dispatch,
             clock=self._clock,
+            on_open=self._connection_opened,
             on_close=self._connection_closed,
             tls=self._tls,
             accepts_proxy=self._settings.proxy_protocol,
+            connection=Connection if self._counts is None else self._counts.connection,
         )
+
+    async def _bind_exporter(self) -> Exporter | None:
+        """Take the port that Prometheus reads, and count from now on; None where metrics are not wanted."""
+        settings = self._settings
+        if settings.exporter_type is ExporterType.DISABLE:
+            return None
+        from rmqkit.broker.counts import Counts
+        from rmqkit.remoting.exporter import Exporter
+
+        exporter, self._counts = Exporter(), Counts(self._clock)
+        self._stops.append(exporter.close)
+        await exporter.bind(settings.exporter_host or settings.bind_address, settings.exporter_port)
+        self.metrics_address = exporter.address
+        return exporter
+
+    async def _serve_metrics(
+        self, exporter: Exporter, parts: Parts, dispatch: Dispatch, servers: list[RemotingServer]
+    ) -> None:
+        from rmqkit.broker.metrics import BrokerMetrics
+
+        assert self._counts is not None, "an exporter has something to tell"
+        metrics = BrokerMetrics(self._counts, parts, self._master, dispatch, servers)
+        await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
 
     async def _bind(self, server: RemotingServer, port: int) -> int:
         self._stops.append(server.close)
         return await server.bind(self._settings.bind_address, port)
 
+    def _connection_opened(self) -> None:
+        if self._parts is not None:
+            self._parts.statistics.add("CHANNEL_ACTIVITY", "CONNECT")
+
     def _connection_closed(self, connection: Connection) -> None:
         if self._parts is not None:
+            self._parts.statistics.add("CHANNEL_ACTIVITY", "CLOSE")
             self._parts.clients.connection_closed(connection)
             self._parts.long_polling.connection_closed(connection)
+            if self._parts.pops is not None:
+                self._parts.pops.connection_closed(connection)
 
-    def _open(self, port: int) -> Parts:
+    def _open(self, port: int, client: RemotingClient) -> Parts:
         """Read the tables and recover the store; nothing is written when that fails."""
         settings, store_settings, clock = self._settings, self._store_settings, self._clock
         folder = self._store_root / "config"
         is_sync = store_settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        is_slave = settings.broker_role is BrokerRole.SLAVE
         loop = asyncio.get_running_loop()
-        durability = (
-            Durability(clock, store_settings.sync_flush_timeout_ms, lambda: store.dispatch()) if is_sync else None
-        )
         long_polling = LongPolling(clock)
-        topics = TopicTable(folder, settings, clock, self._topics_changed)
+        waiting: list[Callable[[list[Arrival]], object]] = [long_polling.arrived]
+        has_light = store_settings.enable_light_queues
+        topics = TopicTable(folder, settings, clock, self._topics_changed, has_light=has_light)
         filters = FilterTable(folder, settings, clock)
+
+        def arrived(arrivals: list[Arrival]) -> None:
+            for tell in waiting:
+                tell(arrivals)
+
+        counts = self._counts
+        is_late = is_sync or store_settings.transient_store_pool
+        unsampled = itertools.cycle(range(1 if is_late else _DISPATCHES_PER_SAMPLE)).__next__
+
+        def counted(arrivals: list[Arrival]) -> None:
+            if counts is not None and not unsampled():  # readable at once: some show whether that holds
+                counts.dispatched(arrivals)
+            for tell in waiting:
+                tell(arrivals)
+
+        def flushed(durable_offset: int, error: OSError | None) -> None:
+            (durability if self._slave is None else self._slave.log).flushed(durable_offset, error)
+
         store = MessageStore(
             self._store_root,
             store_settings,
             clock=clock,
-            is_batch_topic=topics.is_batch_topic,
-            on_arrival=long_polling.arrived,
-            on_durable=durability.flushed if durability is not None else None,
+            is_batch_topic=lambda topic: (topics if self._slave is None else self._slave.tables).is_batch_topic(topic),
+            on_arrival=arrived if counts is None else counted,
+            on_durable=flushed if is_sync else None,
             on_committed=lambda: loop.call_soon_threadsafe(store.dispatch),
+            on_flushed=None if counts is None else counts.flush_ms.observe,
             bitmap_of=filters.bitmap_of if settings.filter_bitmaps else None,
+            is_replica=is_slave,
+        )
+        master = self._master = (
+            None if is_slave else HaMaster(store, settings, clock, on_acked=lambda: durability.replicated())
+        )
+        has_copies = waits_for_copies(settings)
+        durability = Durability(
+            store,
+            clock,
+            flush_timeout_ms=(lambda: store_settings.sync_flush_timeout_ms) if is_sync else None,
+            copies=master if has_copies else None,
+            copies_timeout_ms=lambda: settings.slave_timeout_ms,
         )
         identity = OwnAddress(settings.broker_ip1, pack_host(settings.broker_ip1, port))
+        groups = GroupTable(folder, settings, clock, has_light=has_light)
+        offsets = OffsetTable(folder, clock, has_light=has_light)
+        pops: Pops | None = None
+        if master is not None:
+            pops = Pops(folder, store, topics, groups, offsets, settings, clock, identity.store_host)
+            advanced = master.advanced
+            waiting += [pops.arrived, lambda arrivals: advanced()]
         delays_ms = parse_delay_levels(store_settings.message_delay_level)
+        statistics = Statistics(store, settings.cluster_name, clock, topics.is_system)
+
+        def on_level(message: PutMessage, put: PutResult) -> None:
+            statistics.delivered(message, put)
+            if counts is not None:
+                counts.delivered(message, put)
+
+        timer = Timer(
+            store,
+            store_settings,
+            long_polling,
+            clock,
+            flushes=is_sync,
+            on_delivered=statistics.moved,
+            copied_offset=lambda: -1 if master is None else master.replicated_offset(2),
+        )
+        timer.state.is_measured = counts is not None
         parts = Parts(
             settings=settings,
             store_settings=store_settings,
+            configuration=self._configuration,
             address=self.address,
             identity=identity,
             clock=clock,
+            access=AccessTable(folder, identity.ip),
             store=store,
             topics=topics,
-            groups=GroupTable(folder, settings, clock),
-            offsets=OffsetTable(folder, clock),
+            groups=groups,
+            offsets=offsets,
             clients=ClientTable(settings, clock, filters),
             filters=filters,
             long_polling=long_polling,
-            durability=durability,
+            durability=durability if is_sync or has_copies else None,
             queue_locks=QueueLocks(clock),
-            schedule=Schedule(folder, store, delays_ms, long_polling, clock, flushes=is_sync),
-            statistics=Statistics(store, settings.cluster_name, clock),
+            schedule=Schedule(
+                folder,
+                store,
+                delays_ms,
+                long_polling,
+                clock,
+                flushes=is_sync,
+                on_delivered=on_level,
+            ),
+            statistics=statistics,
+            counts=counts,
+            timer=timer if store_settings.timer_wheel_enable else None,
+            pops=pops,
             ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
             told=self._told,
             ask_namesakes=self._ask_namesakes,
+            may_serve=lambda: self._slave is None or self._slave.may_serve,
         )
-        for table in (parts.topics, parts.groups, parts.offsets, parts.filters, parts.schedule):
-            table.load()
-        store.open()
+        if is_slave:
+            self._slave = SlaveSide(parts, client, self._store_root, flushes=is_sync)
+        _load(parts)
         return parts
 
-    def _add_handlers(self, parts: Parts, dispatch: Dispatch, vip_dispatch: Dispatch) -> None:
+    async def _listen_for_slaves(self, port: int) -> str:
+        """Open the HA port of a master; returns what a broker registers as its HA address."""
+        settings = self._settings
+        ha_port = settings.ha_listen_port or (port + 1 if settings.listen_port else 0)
+        if self._master is not None:
+            self._stops.insert(_LOG_STOPS, self._master.close)
+            ha_port = await self._master.start(settings.bind_address, ha_port)
+        return join_address(settings.broker_ip2 or settings.broker_ip1, ha_port)
+
+    def _registration_of(self, parts: Parts, client: RemotingClient, ha_address: str) -> Registration:
+        if not self._settings.namesrv_addr:
+            _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
+        registration = Registration(
+            self._settings,
+            parts.topics,
+            client,
+            address=self.address,
+            ha_address=ha_address,
+            on_master=None if self._slave is None else self._slave.follow,
+        )
+        if self._slave is not None:
+            self._slave.may_act(registration)
+        return registration
+
+    def _add_handlers(self, parts: Parts, ha_address: str, dispatch: Dispatch, vip_dispatch: Dispatch) -> None:
         """The VIP port serves everything but pulls."""
-        for handlers in (kind(parts) for kind in _HANDLERS):
+        message_handlers = _MESSAGE_HANDLERS if self._slave is None else (RefusalHandlers,)
+        for handlers in (kind(parts) for kind in (*message_handlers, *_HANDLERS)):
             handlers.register(dispatch)
             handlers.register(vip_dispatch)
         PullHandlers(parts).register(dispatch)
+        if parts.pops is not None:
+            PopHandlers(parts).register(dispatch)
+            for each in (dispatch, vip_dispatch):
+                PopAckHandlers(parts).register(each)
+        assert self._registration is not None, "made before"
+        assignments = PopAssignmentHandlers(parts, self._registration.routes)
+        for each in (dispatch, vip_dispatch):
+            assignments.register(each)
+        side = self._slave or self._master
+        assert side is not None, "a broker is on one side"
+        handlers_of(parts, side, ha_address, dispatch, vip_dispatch)
+        unsupported = UnsupportedHandlers(parts)
+        for port in (dispatch, vip_dispatch):
+            unsupported.register(port)
 
-    def _start_check_back(self, parts: Parts) -> None:
-        """Write down what is decided, and ask about what is not."""
+    def _start_services(self, parts: Parts) -> None:
+        """Deliver what is delayed, write down what is decided about half messages, and ask about what is not."""
         settings = self._settings
         check_back = CheckBack(parts)
         self._stops.insert(2, parts.ops.write)  # after the ports have closed, before the store does
         self._run("op messages", parts.ops.write, settings.transaction_op_interval_ms / 1000)
         self._run("transaction check", check_back.round, settings.transaction_check_interval_ms / 1000)
-        self._stops.append(check_back.stop)
+        parts.schedule.start()
+        if parts.timer is not None:
+            parts.timer.start()
+            self._flush_timer(parts.timer)
+        assert parts.pops is not None, "a master pops"
+        self._stops.append(parts.pops.close)
+        self._run("pop revive", parts.pops.revive.round, _REVIVE_SECONDS)
+        self._run("ordered pops", parts.pops.orders.persist_round, _FILTER_PERSIST_SECONDS)
+        self._stops += [check_back.stop, parts.schedule.stop]
 
-    async def _register(self, parts: Parts, port: int) -> None:
-        settings = self._settings
-        if not settings.namesrv_addr:
-            _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
-            return
-        client = RemotingClient(
-            clock=self._clock, tls=self._client_tls, credentials=inner_credentials(self._authentication)
-        )
-        self._stops.append(client.close)
-        ha_ip = settings.broker_ip2 or settings.broker_ip1
-        self._registration = Registration(
-            settings,
-            parts.topics,
-            client,
-            address=self.address,
-            ha_address=join_address(ha_ip, settings.ha_listen_port or port + 1),
-        )
-        self._stops.append(self._registration.stop)
-        await self._registration.start()
+    def _flush_timer(self, timer: Timer) -> None:
+        self._run("timer flush", timer.flush_round, self._store_settings.timer_flush_interval_ms / 1000)
+        self._stops.append(timer.stop)
+
+    def _start_following(self, slave: SlaveSide) -> None:
+        if self.parts.timer is not None:
+            self.parts.timer.follow()
+            self._flush_timer(self.parts.timer)
+        self._stops.append(slave.close)
+        if self._settings.ha_master_address:
+            slave.follow(slave.tables.master, None)
+        slave.is_registered = True
+        if slave.acting is not None:
+            self._stops.append(slave.acting.close)
+            slave.acting.start()
+
+    async def _drain(self, servers: list[RemotingServer]) -> None:
+        if self._settings.graceful_shutdown:
+            for server in reversed(servers):
+                await server.drain(_GRACE_MS)
+
+    def _settings_changed(self, keys: Sequence[str]) -> None:
+        """Tell the name servers what they have to know anew; an unchanged version they would not look at."""
+        if self._parts is not None and "brokerPermission" in keys:
+            self._parts.topics.tell_all()
+        if self._parts is not None and "autoCreateTopicEnable" in keys:
+            self._parts.topics.add_system_topics()
 
     def _topics_changed(self, topics: list[TopicConfig]) -> None:
         if self._registration is not None:
@@ -314,7 +523,8 @@ class Broker:
     def _run(self, name: str, work: _Work, seconds: float, first_seconds: float | None = None) -> None:
         """Do some work regularly, first after ``first_seconds``; the broker's stop lets a round under way end."""
         stopping = asyncio.Event()
-        task = asyncio.create_task(_repeat(name, work, seconds, first_seconds, stopping), name=name)
+        working = repeat(work, name=name, seconds=seconds, end=stopping, first_seconds=first_seconds)
+        task = asyncio.create_task(working, name=name)
 
         async def stop() -> None:
             stopping.set()
@@ -323,17 +533,17 @@ class Broker:
         self._stops.append(stop)
 
 
-async def _repeat(name: str, work: _Work, seconds: float, first_seconds: float | None, stopping: asyncio.Event) -> None:
-    pause_seconds = seconds if first_seconds is None else first_seconds
-    while not stopping.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), pause_seconds)
-            return
-        pause_seconds = seconds
-        try:
-            await _do(work)
-        except Exception:  # noqa: BLE001 - the outer edge of a periodic task: told once, tried again next time
-            _log.exception("%s: a round failed", name)
+def _load(parts: Parts) -> None:
+    """Read the tables and open the store; then what needs it open."""
+    for table in (parts.topics, parts.groups, parts.offsets, parts.filters, parts.schedule, parts.access):
+        table.load()
+    if parts.timer is not None:
+        parts.timer.load()
+    parts.store.open()
+    if parts.timer is not None:
+        parts.timer.recover()
+    if parts.pops is not None:
+        parts.pops.load()
 
 
 async def _do(work: _Work) -> None:

@@ -1,35 +1,59 @@
 """How much came and went in the last minute, hour and day (``BrokerStatsManager``).
 
-=================  =============  ===================================================
-name               key            counts
-=================  =============  ===================================================
-TOPIC_PUT_NUMS     topic          messages that its queues got
-BROKER_PUT_NUMS    cluster        the same over all topics
-GROUP_GET_NUMS     topic@group    messages a group was given
-BROKER_GET_NUMS    cluster        messages given to any group
-SNDBCK_PUT_NUMS    topic@group    messages a group gave back
-=================  =============  ===================================================
+============================================  ====================  ==============================================
+name                                          key                   counts; times, by which averages are taken
+============================================  ====================  ==============================================
+TOPIC_PUT_NUMS, _SIZE                         topic                 messages its queues got, bytes; puts
+TOPIC_PUT_LATENCY                             queue@topic           ms that sends took; sends
+GROUP_GET_NUMS, _SIZE                         topic@group           messages a group was given, bytes; pulls
+GROUP_GET_LATENCY                             queue@topic@group     ms these pulls took; pulls
+GROUP_CK_NUMS, GROUP_ACK_NUMS                 topic@group           check points of pops; acks
+QUEUE_PUT_NUMS, _SIZE                         delay topic@queue     messages with a delay level
+QUEUE_GET_NUMS, _SIZE; GROUP_GET_…            …@SCHEDULE_CONSUMER   those that were delivered
+SNDBCK_PUT_NUMS                               topic@group           messages a group gave back
+SNDBCK2DLQ_TIMES                              owner@topic@group@…   those that were dead letters then
+BROKER_PUT/GET/CK/ACK_NUMS                    cluster               over all topics; none
+BROKER_PUT/GET_NUMS_WITHOUT_SYSTEM_TOPIC      cluster               over the users' topics; none
+PRODUCER_REGISTER_TIME, CONSUMER_…            cluster               ms that heartbeats took; groups in them
+CHANNEL_ACTIVITY                              CONNECT, CLOSE        connections that came and went
+============================================  ====================  ==============================================
 
-Nothing is done when a message is put and next to nothing for a pull: every 10 s the growth of the queues is read and
-what pulls gave is entered. A counter keeps its values at the samples before which it had changed, with 10 s from one to
-the next for the minute, 10 min for the hour, 1 h for the day (a span is that much longer at the most); so it costs
-nothing while it rests. Loop only.
+Next to nothing is done when a message is put or pulled: every 10 s the growth of the queues is read and what was noted
+since is entered. The time of a topic's sends is shared out over its queues by their messages. A counter keeps its
+values at the samples before which it had changed, with 10 s from one to the next for the minute, 10 min for the hour,
+1 h for the day (a span is that much longer at the most); so it costs nothing while it rests. What is told is up to
+now; the reference tells the last sample, so its hour begins after 10 minutes. Loop only.
 Source: behaviour.md §9.10; remoting.md §6.7.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
+from datetime import date
 
+from rmqkit.broker.put_times import PutTimes
+from rmqkit.broker.schedule import delay_level
 from rmqkit.clock import Clock
+from rmqkit.protocol import names
 from rmqkit.protocol.bodies.stats import BrokerStatsData, StatsItem
-from rmqkit.store.message_store import MessageStore
+from rmqkit.protocol.properties import DELAY, decode_properties
+from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
 __all__ = ["SAMPLE_SECONDS", "Statistics"]
 
 SAMPLE_SECONDS = 10.0
 _SPANS = ((60_000, 1), (3_600_000, 60), (86_400_000, 360))
 """Milliseconds of minute, hour and day, and the samples from one that is kept to the next."""
+
+_ROUNDS_A_MINUTE = 6
+_BROKER = "BROKER_"
+_WITHOUT_SYSTEM = "_WITHOUT_SYSTEM_TOPIC"
+_PUTS, _FOUND, _MISSED = "puts", "found", "missed"
+"""What is counted for the runtime information alone."""
+
+_QUEUE_FIRST = ("TOPIC_PUT_LATENCY", "GROUP_GET_LATENCY", "SNDBCK2DLQ_TIMES")
+"""Names whose keys begin with something else than the topic."""
 
 _Samples = deque[tuple[float, int, int]]
 """Monotonic ms, sum and times."""
@@ -51,27 +75,115 @@ class _Counter:
 
 
 class Statistics:
-    """The counters of a broker; `sample` has to be called every `SAMPLE_SECONDS`, first when the store is open."""
+    """The counters of a broker; `sample` has to be called every `SAMPLE_SECONDS`, first when the store is open.
+    ``is_system``: whether a topic is the broker's own.
 
-    def __init__(self, store: MessageStore, cluster: str, clock: Clock) -> None:
+    Attributes:
+        put_times: how long puts took.
+        puts_failed: those that the store refused.
+        get_ms_max: the longest time a pull took that found messages.
+        pulls_missed: pulls that found none.
+    """
+
+    def __init__(self, store: MessageStore, cluster: str, clock: Clock, is_system: Callable[[str], bool]) -> None:
         self._store = store
         self._cluster = cluster
         self._clock = clock
+        self._is_system = is_system
         self._started_ms = clock.monotonic_ms()
         self._kept_ms = [self._started_ms for _ in _SPANS]
         self._ends: dict[tuple[str, int], int] | None = None
-        self._given: dict[tuple[str, str], list[int]] = {}
+        self._log_start = 0
+        self._put: dict[str, list[float]] = {}
+        self._together: Counter[tuple[str, int]] = Counter()
+        self._inner: Counter[tuple[str, int]] = Counter()
+        self._dead: Counter[tuple[str, int]] = Counter()
+        self._given: dict[tuple[str, int, str], list[float]] = {}
+        self._popped: Counter[tuple[str, str, str]] = Counter()
         self._counters: dict[tuple[str, str], _Counter] = {}
         self._changed: list[set[_Counter]] = [set() for _ in _SPANS]
         self._rounds = 0
+        self._today = self._date()
+        self._mornings: dict[tuple[str, str], tuple[int, int]] = {}
+        self.put_times = PutTimes()
+        self.puts_failed = self.pulls_missed = 0
+        self.get_ms_max = 0.0
 
-    def given(self, topic: str, group: str, count: int) -> None:
-        """Count the messages of one pull."""
-        given = self._given.get((topic, group))
+    # ---- what happens
+
+    def sent(self, topic: str, size: int, ms: float, count: int = 1) -> None:
+        """Note sends of one topic that were stored together, by their bytes and the ms it took."""
+        put = self._put.get(topic)
+        if put is None:
+            put = self._put[topic] = [0, 0.0]
+        put[0] += size
+        if ms >= 1:
+            put[1] += int(ms) * count
+        self.put_times.add(ms, count)
+
+    def sent_one(self, message: PutMessage, put: PutResult, ms: float, count: int = 1) -> None:
+        """`sent` for what one request brought. ``count``: its messages, where it is a batch."""
+        if put.status is not PutStatus.OK:
+            self.puts_failed += 1
+            return
+        self.sent(message.topic, self._size(message, put), ms)
+        if count > 1:
+            self._together[message.topic, message.queue_id] += count - 1
+
+    def moved(self, message: PutMessage, put: PutResult) -> None:
+        """Note a message that the broker put where it belongs: nobody waited for it."""
+        if put.status is PutStatus.OK:
+            self.sent(message.topic, self._size(message, put), 0.0)
+            self._inner[message.topic, message.queue_id] += 1
+
+    def delivered(self, message: PutMessage, put: PutResult) -> None:
+        """`moved` for one that had a delay level."""
+        self.moved(message, put)
+        level = delay_level(decode_properties(message.properties).get(DELAY))
+        for key, of in (("", "GROUP"), (f"@{level - 1}", "QUEUE")):
+            key = f"{names.SCHEDULE_TOPIC}{key}@SCHEDULE_CONSUMER"
+            self.add(f"{of}_GET_NUMS", key)
+            self.add(f"{of}_GET_SIZE", key, put.end_offset - put.physical_offset)
+
+    def sent_back(self, message: PutMessage, put: PutResult, *, topic: str, group: str, owner: str) -> None:
+        """Note a message that a group gave back; where it is a dead letter now, its topic's puts do not count it."""
+        self.add("SNDBCK_PUT_NUMS", f"{topic}@{group}")
+        if not message.topic.startswith(names.DLQ_PREFIX):
+            self.moved(message, put)
+            self.add(f"{_BROKER}PUT_NUMS", self._cluster, -1, 0)  # as the reference, which leaves these out there
+            return
+        self.add("SNDBCK2DLQ_TIMES", f"{owner}@{topic}@{group}@SEND_BACK_TO_DLQ")
+        self._dead[message.topic, message.queue_id] += 1
+
+    def _size(self, message: PutMessage, put: PutResult) -> int:
+        """The bytes of a message that was put; queues of the delay topic are counted one by one."""
+        size = put.end_offset - put.physical_offset
+        if message.topic == names.SCHEDULE_TOPIC:
+            key = f"{message.topic}@{message.queue_id}"
+            self.add("QUEUE_PUT_NUMS", key)
+            self.add("QUEUE_PUT_SIZE", key, size)
+        return size
+
+    def given(self, topic: str, group: str, queue_id: int, count: int, size: int, ms: float) -> None:
+        """Note the messages of one pull and the ms it took."""
+        given = self._given.get((topic, queue_id, group))
         if given is None:
-            given = self._given[topic, group] = [0, 0]
+            given = self._given[topic, queue_id, group] = [0, 0, 0, 0]
         given[0] += count
         given[1] += 1
+        given[2] += size
+        if ms >= 1:
+            given[3] += int(ms)
+            self.get_ms_max = max(self.get_ms_max, ms)
+
+    def popped(self, topic: str, group: str, name: str, count: int = 1) -> None:
+        """Note check points (``name``: CK) or acks (ACK)."""
+        self._popped[topic, group, name] += count
+
+    def registered(self, kind: str, ms: float, groups: int) -> None:
+        """Note the groups of one heartbeat."""
+        if groups:
+            self.add(f"{kind}_REGISTER_TIME", self._cluster, int(ms), groups)
 
     def add(self, name: str, key: str, count: int = 1, times: int = 1) -> None:
         """Count something that came in several pieces."""
@@ -86,43 +198,138 @@ class Statistics:
     def get(self, name: str, key: str) -> BrokerStatsData | None:
         """A counter's last minute, hour and day, up to now; None when nothing was ever counted."""
         self._take_in()
-        return self._read(name, key)
+        found = self._read(name, key)
+        if found is not None and name.startswith(_BROKER):
+            for item in (found.stats_minute, found.stats_hour, found.stats_day):
+                item.avgpt = 0.0
+        return found
+
+    @property
+    def put_count(self) -> int:
+        """Records put since the start, the broker's own among them."""
+        self._take_in()
+        counter = self._counters.get((_PUTS, self._cluster))
+        return 0 if counter is None else counter.sum
+
+    @property
+    def put_bytes(self) -> int:
+        """How far the log has grown since the start."""
+        return self._store.max_physical_offset - self._log_start
 
     def per_second(self, name: str, key: str) -> float:
         """The rate of the last minute, up to the last sample."""
         found = self._read(name, key)
         return 0.0 if found is None else found.stats_minute.tps
 
+    def totals(self, name: str) -> dict[tuple[str, str], int]:
+        """What was ever counted under a name whose keys are ``topic@group``, up to now."""
+        self._take_in()
+        found = {key.partition("@"): one.sum for (of, key), one in self._counters.items() if of == name}
+        return {(topic, group): total for (topic, _, group), total in found.items()}
+
+    def rates(self, name: str) -> tuple[float, float, float]:
+        """Per second in the last 10 s, minute and 10 minutes, of a name whose key is the cluster, or of all ``puts``,
+        of the pulls that ``found`` messages and of those that ``missed``."""
+        self._take_in()
+        counter = self._counters.get((name, self._cluster))
+        if counter is None:
+            return 0.0, 0.0, 0.0
+        ten_s, minute, ten_minutes = (self._over(counter, *at).tps for at in ((0, 10_000), (0, 60_000), (1, 600_000)))
+        return ten_s, minute, ten_minutes
+
+    def days(self, name: str) -> tuple[int, int, int]:
+        """What was counted since the start under a name whose key is the cluster: by yesterday's midnight, by today's,
+        and up to now."""
+        self._take_in()
+        self._note_midnight()
+        counter = self._counters.get((name, self._cluster))
+        return (*self._mornings.get((name, self._cluster), (0, 0)), 0 if counter is None else counter.sum)
+
+    def _note_midnight(self) -> None:
+        if self._date() != self._today:
+            self._today = self._date()
+            last = self._mornings
+            self._mornings = {key: (last.get(key, (0, 0))[1], one.sum) for key, one in self._counters.items()}
+
+    def _date(self) -> date:
+        return date.fromtimestamp(self._clock.now_ms() / 1000)
+
     def _read(self, name: str, key: str) -> BrokerStatsData | None:
         counter = self._counters.get((name, key))
         if counter is None:
             return None
-        now_ms, items = self._clock.monotonic_ms(), []
-        for samples, kept_ms, (span_ms, _) in zip(counter.samples, self._kept_ms, _SPANS, strict=True):
-            since_ms = kept_ms - span_ms
-            items.append(
-                counter.over(samples, since_ms, max(1000 * SAMPLE_SECONDS, now_ms - max(since_ms, self._started_ms)))
-            )
-        return BrokerStatsData(*items)
+        return BrokerStatsData(*(self._over(counter, number, span_ms) for number, (span_ms, _) in enumerate(_SPANS)))
+
+    def _over(self, counter: _Counter, number: int, span_ms: int) -> StatsItem:
+        """What was counted in a span, by the samples that are kept for one of `_SPANS`."""
+        since_ms = self._kept_ms[number] - span_ms
+        passed_ms = self._clock.monotonic_ms() - max(since_ms, self._started_ms)
+        return counter.over(counter.samples[number], since_ms, max(1000 * SAMPLE_SECONDS, passed_ms))
 
     def _take_in(self) -> None:
         """Enter what came and went since the last time."""
         ends = self._store.queue_ends()
-        for place, end in ends.items() if self._ends is not None else ():
-            grown = end - (self._ends or {}).get(place, 0)
-            if grown > 0:
-                self.add("TOPIC_PUT_NUMS", place[0], grown, grown)
-                self.add("BROKER_PUT_NUMS", self._cluster, grown, grown)
+        if self._ends is None:
+            self._log_start = self._store.max_physical_offset
+        else:
+            self._take_in_puts(
+                {place: grown for place, end in ends.items() if (grown := end - self._ends.get(place, 0)) > 0}
+            )
         self._ends = ends
-        for (topic, group), (count, pulls) in self._given.items():
-            self.add("GROUP_GET_NUMS", f"{topic}@{group}", count, pulls)
-            self.add("BROKER_GET_NUMS", self._cluster, count, pulls)
+        for (topic, queue_id, group), (count, pulls, size, ms) in self._given.items():
+            self.add("GROUP_GET_NUMS", f"{topic}@{group}", int(count), int(pulls))
+            self.add("GROUP_GET_SIZE", f"{topic}@{group}", int(size), int(pulls))
+            self.add("GROUP_GET_LATENCY", f"{queue_id}@{topic}@{group}", int(ms), int(pulls))
+            self._add_for_broker("GET", topic, int(count))
+            self.add(_FOUND, self._cluster, int(pulls))
         self._given.clear()
+        for (topic, group, name), count in self._popped.items():
+            self.add(f"GROUP_{name}_NUMS", f"{topic}@{group}", count, count)
+            self.add(f"{_BROKER}{name}_NUMS", self._cluster, count)
+        self._popped.clear()
+        if self.pulls_missed:
+            self.add(_MISSED, self._cluster, self.pulls_missed)
+            self.pulls_missed = 0
+
+    def _take_in_puts(self, grown: dict[tuple[str, int], int]) -> None:
+        """Enter by how much queues have grown, and what was noted of their topics' puts."""
+        of_topics: dict[str, list[int]] = {}
+        sends: list[tuple[str, int, int]] = []
+        for (topic, queue_id), count in grown.items():
+            place = topic, queue_id
+            self.add(_PUTS, self._cluster, count)
+            count -= _taken(self._dead, place, count)
+            puts = count - _taken(self._together, place, count - 1)
+            sent = puts - _taken(self._inner, place, puts)
+            sends.append((topic, queue_id, sent))
+            of_topic = of_topics.setdefault(topic, [0, 0, 0])
+            for number, added in enumerate((count, puts, sent)):
+                of_topic[number] += added
+        shares: dict[str, float] = {}
+        for topic, (count, puts, sent) in of_topics.items():
+            size, ms = self._put.pop(topic, (0, 0.0))
+            if count:
+                self.add("TOPIC_PUT_NUMS", topic, count, puts)
+                self._add_for_broker("PUT", topic, count)
+            if size:
+                self.add("TOPIC_PUT_SIZE", topic, int(size), puts)
+                shares[topic] = ms / sent if sent else 0.0
+        for topic, queue_id, sent in sends:
+            if sent and topic in shares:
+                self.add("TOPIC_PUT_LATENCY", f"{queue_id}@{topic}", round(shares[topic] * sent), sent)
+
+    def _add_for_broker(self, way: str, topic: str, count: int) -> None:
+        self.add(f"{_BROKER}{way}_NUMS", self._cluster, count, 0)
+        if not self._is_system(topic):
+            self.add(f"{_BROKER}{way}_NUMS{_WITHOUT_SYSTEM}", self._cluster, count, 0)
 
     def sample(self) -> None:
         """Keep the counters that changed since the last sample."""
         self._take_in()
+        self._note_midnight()
         self._rounds += 1
+        if self._rounds % _ROUNDS_A_MINUTE == 0:
+            self.put_times.end_minute()
         for number, (_, rounds) in enumerate(_SPANS):
             if self._rounds % rounds == 0:
                 self._kept_ms[number] = now_ms = self._clock.monotonic_ms()
@@ -134,7 +341,17 @@ class Statistics:
         """Drop the counters of a topic or group that was deleted."""
         self._take_in()
         for name, key in list(self._counters):
-            if key == topic or (topic and key.startswith(f"{topic}@")) or (group and key.endswith(f"@{group}")):
+            of_topic, _, rest = (key.partition("@")[2] if name in _QUEUE_FIRST else key).partition("@")
+            if (topic and of_topic == topic) or (group and rest.partition("@")[0] == group):
                 counter = self._counters.pop((name, key))
                 for changed in self._changed:
                     changed.discard(counter)
+
+
+def _taken(noted: Counter[tuple[str, int]], place: tuple[str, int], limit: int) -> int:
+    """Take back what was noted of a queue, as much as it has grown."""
+    count = min(noted[place], limit) if place in noted else 0
+    noted.subtract({place: count} if count else {})
+    if place in noted and not noted[place]:
+        del noted[place]
+    return count

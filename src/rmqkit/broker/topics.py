@@ -1,8 +1,9 @@
 """The broker's topic table (``TopicConfigManager``), kept in ``config/topics.json``.
 
-A change is written to disk before anybody is told of it; then the broker registers it with the name servers. Only the
-retry topic that a group gets with its first heartbeat is written with the others of that second: after a crash the next
-heartbeat makes it again. Loop only. Source: behaviour.md §2.8, §3.2; store.md §9.2.
+A change is written to disk before anybody is told of it; then the broker registers it with the name servers. Changes
+that come together share one write, and a row's text is made once. Only the retry topic that a group gets with its first
+heartbeat is written with the others of that second: after a crash the next heartbeat makes it again. Loop only.
+Source: behaviour.md §2.8, §3.2; store.md §9.2.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from pathlib import Path
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.shared_write import SharedWrite
+from rmqkit.broker.static_topics import StaticTopics
 from rmqkit.clock import Clock
+from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol import names
 from rmqkit.protocol.bodies.topics import DataVersion, Permission, TopicConfig, TopicConfigTable
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.json_files import JsonFile, RowTexts
 
 __all__ = ["TopicTable"]
 
@@ -25,15 +29,19 @@ _TEMPLATE = _ALL | Permission.INHERIT
 
 
 class TopicTable:
-    """Topics by name.
-
-    Args:
-        on_change: told the topics that were created or changed, after they are on disk.
-    """
+    """Topics by name. ``on_change``: told the topics that were created or changed, after they are on disk.
+    ``has_light``: whether every name of a light queue is a topic with one queue, which no table holds."""
 
     def __init__(
-        self, folder: Path, settings: BrokerSettings, clock: Clock, on_change: Callable[[list[TopicConfig]], None]
+        self,
+        folder: Path,
+        settings: BrokerSettings,
+        clock: Clock,
+        on_change: Callable[[list[TopicConfig]], None],
+        *,
+        has_light: bool = False,
     ) -> None:
+        self._has_light = has_light
         self._file = JsonFile(folder / "topics.json")
         self._settings = settings
         self._clock = clock
@@ -41,36 +49,64 @@ class TopicTable:
         self._table: dict[str, TopicConfig] = {}
         self._own: frozenset[str] = frozenset()
         self._has_new = False
+        self._rows = RowTexts()
+        self._shared = SharedWrite(self._write_shared)
+        self._sharing: list[TopicConfig] = []
+        self.static = StaticTopics(folder, settings, clock)
         self.data_version = DataVersion()
+        self._before_sharing: dict[str, TopicConfig | None] = {}
 
     def load(self) -> None:
         """Read the file and add the system topics that are missing."""
+        self.static.load()
         stored = self._file.load(TopicConfigTable)
         if stored is not None:
             self._table = stored.topic_config_table
             self.data_version = stored.data_version
-        for name, config in self._table.items():
-            config.topic_name = config.topic_name or name
-        system = _system_topics(self._settings)
-        self._own = frozenset(config.topic_name for config in system)
-        missing = [config for config in system if config.topic_name not in self._table]
+        _name_all(self._table)
+        missing = self._missing_system_topics()
         if missing:
             self._table.update((config.topic_name, config) for config in missing)
             self.data_version.advance(self._clock.now_ms())
 
+    def add_system_topics(self) -> None:
+        """Create the system topics that the settings ask for by now."""
+        if missing := self._missing_system_topics():
+            self.put(*missing)
+
+    def tell_all(self) -> None:
+        """Have all topics told anew, as those that were changed."""
+        self.put(*self._table.values())
+
+    def _missing_system_topics(self) -> list[TopicConfig]:
+        system = _system_topics(self._settings)
+        self._own = frozenset(config.topic_name for config in system)
+        return [config for config in system if config.topic_name not in self._table]
+
+    def __len__(self) -> int:
+        return len(self._table)
+
     def get(self, topic: str) -> TopicConfig | None:
-        """A topic's configuration, or None."""
-        return self._table.get(topic)
+        config = self._table.get(topic)
+        if config is None and self._has_light and names.is_light(topic):
+            return TopicConfig(topic, 1, 1, _ALL)
+        return config
 
     def is_batch_topic(self, topic: str) -> bool:
-        """Whether a topic's queues are BatchConsumeQueues."""
         config = self._table.get(topic)
         return config is not None and config.is_batch_queue
 
     def snapshot(self, topics: list[TopicConfig] | None = None) -> TopicConfigTable:
-        """All topics, or some, with the version of the table, as it is registered."""
-        table = self._table if topics is None else {config.topic_name: config for config in topics}
-        return TopicConfigTable(data_version=self.data_version, topic_config_table=dict(table))
+        """All topics, or some as they are now, with the version of the table, as it is registered."""
+        table = self._table
+        if topics is not None:
+            names_of = dict.fromkeys(config.topic_name for config in topics)
+            table = {name: table[name] for name in names_of if name in table}
+        told = TopicConfigTable(data_version=self.data_version, topic_config_table=dict(table))
+        if self.static.local:
+            told.mapping_data_version = self.static.data_version
+            told.topic_queue_mapping_info_map = self.static.infos(None if topics is None else list(table))
+        return told
 
     def is_system(self, topic: str) -> bool:
         """Whether a topic is the broker's own: clients neither create nor delete it."""
@@ -86,25 +122,57 @@ class TopicTable:
         self._replace(self._table | {config.topic_name: config for config in configs})
         self._on_change(list(configs))
 
+    async def put_shared(self, *configs: TopicConfig) -> None:
+        """Like `put`, in one write with all that is put so in this turn of the loop: all of it fails when that does."""
+        for config in configs:
+            self._before_sharing.setdefault(config.topic_name, self._table.get(config.topic_name))
+        self._sharing += configs
+        self._table = self._table | {config.topic_name: config for config in configs}
+        await self._shared.done()
+
+    def _write_shared(self) -> None:
+        """The version is a new one only now: what is told of other changes meanwhile must not use it up."""
+        changed, self._sharing = self._sharing, []
+        before, self._before_sharing = self._before_sharing, {}
+        try:
+            self._replace(self._table)
+        except StoreUnavailable:  # what others changed meanwhile is on the disk
+            self._table = {name: config for name, config in (self._table | before).items() if config is not None}
+            raise
+        self._on_change(changed)
+
     def remove(self, topic: str) -> None:
         """Forget a topic; an unknown one is fine. Name servers keep it until they are told otherwise."""
+        self.static.remove(topic)
         if topic in self._table:
             self._replace({name: config for name, config in self._table.items() if name != topic})
 
+    def take_over(self, copied: TopicConfigTable) -> bool:
+        """Become the master's table unless its version is the own one; topics it does not have are gone.
+        Returns whether it was another; on the disk then. Source: behaviour.md §10.1.
+        Raises StoreMismatch: static topics are not copied, as one of them is not supported."""
+        is_other = copied.data_version != self.data_version
+        if is_other:
+            _name_all(copied.topic_config_table)
+            self._save(copied)
+            self._table, self.data_version, self._has_new = copied.topic_config_table, copied.data_version, False
+        return self.static.take_over(copied) or is_other
+
     def mark_ordered(self, topics: Iterable[str]) -> None:
         """Mark those of some topics as ordered that the broker has.
-
-        A mark stays when the name servers no longer list the topic, as with 5.x brokers (checked with 5.4.0).
-        """
+        A mark stays when the name servers no longer list the topic, as with 5.x brokers (checked with 5.4.0)."""
         known = filter(None, map(self._table.get, topics))
         changed = [msgspec.structs.replace(config, order=True) for config in known if not config.order]
         if changed:
             self.put(*changed)
 
     def persist(self) -> None:
-        """Write the table."""
-        self._file.save(self.snapshot())
+        self._save(self.snapshot())
         self._has_new = False
+
+    def _save(self, table: TopicConfigTable) -> None:
+        rows = self._rows.of(table.topic_config_table)
+        self._file.save({"dataVersion": table.data_version, "topicConfigTable": rows})
 
     def write_new(self) -> None:
         """Write the table if it was changed without that; to be called every second."""
@@ -115,15 +183,12 @@ class TopicTable:
         version = msgspec.structs.replace(self.data_version)
         version.advance(self._clock.now_ms())
         if not soon:
-            self._file.save(TopicConfigTable(data_version=version, topic_config_table=table))
+            self._save(TopicConfigTable(data_version=version, topic_config_table=table))
         self._table, self.data_version, self._has_new = table, version, soon
 
     def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
         """The topic a message is sent to, made from the template topic the producer names if that lets it.
-
-        Returns:
-            None when the topic does not exist and must not be created.
-        """
+        Returns None when the topic does not exist and must not be created."""
         known = self._table.get(topic)
         if known is not None:
             return known
@@ -156,6 +221,11 @@ class TopicTable:
         return created
 
 
+def _name_all(table: dict[str, TopicConfig]) -> None:
+    for name, config in table.items():
+        config.topic_name = config.topic_name or name
+
+
 def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
     """The topics a broker has from the start."""
     cluster, broker = settings.cluster_name, settings.broker_name
@@ -167,8 +237,8 @@ def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
         _system(names.OFFSET_MOVED_EVENT, 1),
         _system(names.SCHEDULE_TOPIC, 18),
         _system(f"{cluster}_REPLY_TOPIC", 1),
-        _system(f"rmq_sys_REVIVE_LOG_{cluster}", 8),
-        _system(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, Permission.INHERIT),
+        _system(f"rmq_sys_REVIVE_LOG_{cluster}", settings.revive_queue_count),
+        _system(names.SYNC_BROKER_MEMBER_PREFIX + broker, 1, Permission.INHERIT),
         _system(names.HALF_TOPIC, 1),
         _system(names.OP_HALF_TOPIC, 1),
         _system(names.TIMER_TOPIC, 1),

@@ -136,13 +136,9 @@ def op_offsets(op: Record) -> list[int]:
 
 class OpMessages:
     """Collects the offsets of decided half messages and writes them down, many at a time.
-
     `write` has to be called every ``transactionOpBatchInterval``.
-
-    Args:
-        store_host: the broker's own address, packed as in records.
-        body_bytes_max: collected text beyond which it is written at once (``transactionOpMsgMaxSize``).
-    """
+    ``store_host``: the broker's own address, packed as in records.
+    ``body_bytes_max``: collected text beyond which it is written at once (``transactionOpMsgMaxSize``)."""
 
     def __init__(self, store: MessageStore, store_host: bytes, clock: Clock, *, body_bytes_max: int) -> None:
         self._store = store

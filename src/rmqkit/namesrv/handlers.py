@@ -43,31 +43,35 @@ from rmqkit.protocol.headers.registration import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from rmqkit.remoting.answers import Answering, answers
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
 
-__all__ = ["BrokerHandlers", "RouteHandlers"]
+__all__ = ["BrokerHandlers", "RouteHandlers", "TableHandlers"]
 
 _STRICT_JSON_SINCE = version_number(4, 9, 4)
 
 
-class RouteHandlers:
+class TableHandlers(Answering):
+    """Methods that work with the tables."""
+
+    def __init__(self, settings: NamesrvSettings, routes: RouteTable, kv: KeyValues) -> None:
+        super().__init__(settings.admin_addresses)
+        self._settings = settings
+        self._routes = routes
+        self._kv = kv
+
+
+class RouteHandlers(TableHandlers):
     """Answers clients; ``is_ready`` says whether brokers had time to register since the start."""
 
     def __init__(
         self, settings: NamesrvSettings, routes: RouteTable, kv: KeyValues, is_ready: Callable[[], bool]
     ) -> None:
-        self._settings = settings
-        self._routes = routes
-        self._kv = kv
+        super().__init__(settings, routes, kv)
         self._is_ready = is_ready
 
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the codes of clients."""
-        dispatch.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self.route)
-
+    @answers(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     def route(self, connection: Connection, command: Command) -> Command:
-        """Where a topic's queues are."""
         header = decode_header(command, RouteRequest)
         if not self._is_ready():
             return reply(command, ResponseCode.SYSTEM_ERROR, "name server not ready")
@@ -90,7 +94,7 @@ class RouteHandlers:
         return route
 
 
-class BrokerHandlers:
+class BrokerHandlers(TableHandlers):
     """Answers brokers; ``on_change`` is told of each group that a lower id joined."""
 
     def __init__(
@@ -101,22 +105,11 @@ class BrokerHandlers:
         unregistration: Unregistration,
         on_change: Callable[[MemberChange], None],
     ) -> None:
-        self._settings = settings
-        self._routes = routes
-        self._kv = kv
+        super().__init__(settings, routes, kv)
         self._unregistration = unregistration
         self._on_change = on_change
 
-    def register(self, dispatch: Dispatch) -> None:
-        """Answer the codes of brokers."""
-        dispatch.register(RequestCode.REGISTER_BROKER, self.register_broker)
-        dispatch.register(RequestCode.UNREGISTER_BROKER, self.unregister_broker)
-        dispatch.register(RequestCode.QUERY_DATA_VERSION, self.data_version)
-        dispatch.register(RequestCode.BROKER_HEARTBEAT, self.heartbeat)
-        dispatch.register(RequestCode.GET_BROKER_MEMBER_GROUP, self.member_group)
-        dispatch.register(RequestCode.GET_BROKER_CLUSTER_INFO, self.cluster_info)
-        dispatch.register(RequestCode.REGISTER_TOPIC_IN_NAMESRV, self.register_topic)
-
+    @answers(RequestCode.REGISTER_BROKER)
     def register_broker(self, connection: Connection, command: Command) -> Command:
         """Take in a broker, in full or with the topics that changed."""
         header = decode_header(command, RegisterBrokerRequest)
@@ -137,6 +130,7 @@ class BrokerHandlers:
         answer = RegisterBrokerResponse(ha_server_addr=ha_address, master_addr=master_address)
         return reply(command, header=answer, body=self._order_topics())
 
+    @answers(RequestCode.UNREGISTER_BROKER)
     def unregister_broker(self, connection: Connection, command: Command) -> Command:
         """Forget a broker that says good-bye, soon."""
         header = decode_header(command, BrokerIdentity)
@@ -144,6 +138,7 @@ class BrokerHandlers:
         is_queued = self._unregistration.submit(departure)
         return reply(command, ResponseCode.SUCCESS if is_queued else ResponseCode.SYSTEM_ERROR)
 
+    @answers(RequestCode.QUERY_DATA_VERSION)
     def data_version(self, connection: Connection, command: Command) -> Command:
         """Whether a broker has something new to register; it is alive, too."""
         header = decode_header(command, BrokerIdentity)
@@ -152,12 +147,14 @@ class BrokerHandlers:
         body = b"" if stored is None else msgspec.json.encode(stored)
         return reply(command, header=DataVersionResponse(changed=stored != asked), body=body)
 
+    @answers(RequestCode.BROKER_HEARTBEAT)
     def heartbeat(self, connection: Connection, command: Command) -> Command:
         """A broker is alive; one that is not known is told nothing."""
         header = decode_header(command, BrokerHeartbeat)
         self._routes.refresh((header.cluster_name, header.broker_addr))
         return reply(command)
 
+    @answers(RequestCode.GET_BROKER_MEMBER_GROUP)
     def member_group(self, connection: Connection, command: Command) -> Command:
         """The brokers of one name, with their true ids."""
         header = decode_header(command, BrokerMemberGroupRequest)
@@ -165,10 +162,12 @@ class BrokerHandlers:
         group = BrokerMemberGroup(members, header.broker_name, header.cluster_name)
         return reply(command, body=fastjson.dumps(BrokerMemberGroupBody(group)))
 
+    @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster_info(self, connection: Connection, command: Command) -> Command:
         """All clusters and brokers, always in the dialect."""
         return reply(command, body=fastjson.dumps(self._routes.clusters()))
 
+    @answers(RequestCode.REGISTER_TOPIC_IN_NAMESRV)
     def register_topic(self, connection: Connection, command: Command) -> Command:
         """Merge the queues of one topic."""
         header = decode_header(command, RegisterTopicRequest)

@@ -48,7 +48,6 @@ class KeyValues:
         self._table = stored.config_table if stored is not None else {}
 
     def get(self, namespace: str, key: str) -> str | None:
-        """One value, or None."""
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> Mapping[str, str] | None:

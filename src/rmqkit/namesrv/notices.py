@@ -7,7 +7,6 @@ Source: behaviour.md §1.8; remoting.md §4.4.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from rmqkit.errors import ConnectFailed
@@ -16,6 +15,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.headers.registration import MinBrokerIdChange
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["NOTICE_TIMEOUT_MS", "Notices", "receivers"]
 
@@ -37,7 +37,7 @@ class Notices:
 
     def __init__(self, client: RemotingClient) -> None:
         self._client = client
-        self._sending: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def tell(self, change: MemberChange) -> None:
         """Tell the members of a group, soon."""
@@ -50,15 +50,10 @@ class Notices:
             ha_broker_addr=change.ha_address,
         )
         for address in receivers(change):
-            task = asyncio.create_task(self._send(address, header), name=f"notice to {address}")
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._tasks.start(self._send(address, header), f"notice to {address}")
 
     async def stop(self) -> None:
-        """End what is under way and close the connections."""
-        for task in list(self._sending):
-            task.cancel()
-        await asyncio.gather(*self._sending, return_exceptions=True)
+        await self._tasks.close()
         await self._client.close()
 
     async def _send(self, address: str, header: MinBrokerIdChange) -> None:

@@ -15,10 +15,9 @@ import msgspec
 
 from rmqkit.namesrv.routes import MASTER_ID
 from rmqkit.protocol.bodies.topics import BrokerData, Permission, TopicRoute
+from rmqkit.protocol.names import SYNC_BROKER_MEMBER_PREFIX
 
-__all__ = ["SYNC_BROKER_MEMBER_PREFIX", "in_zone", "with_acting_masters"]
-
-SYNC_BROKER_MEMBER_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
+__all__ = ["in_zone", "with_acting_masters"]
 
 
 def with_acting_masters(topic: str, route: TopicRoute) -> TopicRoute:

@@ -41,6 +41,7 @@ from rmqkit.protocol.bodies.topics import (
     TopicQueueMappingInfo,
     TopicRoute,
 )
+from rmqkit.protocol.names import SELF_TEST_TOPIC
 
 __all__ = [
     "BROKER_TIMEOUT_MS",
@@ -77,9 +78,8 @@ class LiveBroker:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One REGISTER_BROKER.
-    None stands for the usual ``timeout_ms``, for ``enable_acting_master`` from a broker too old to know of it, and for
-    ``filter_servers`` that stay as they are."""
+    """One REGISTER_BROKER. None stands for the usual ``timeout_ms``, for ``enable_acting_master`` from a broker too old
+    to know of it, and for ``filter_servers`` that stay as they are."""
 
     cluster: str
     address: str
@@ -155,10 +155,10 @@ class RouteTable:
 
     def register(self, registration: Registration, *, forget_missing: bool = False) -> Registered:
         """Take in a broker and, from a master or prime slave, its topics.
-
-        A table of one topic from a broker id that is not known yet is refused: an increment needs the whole first.
-        So is, silently, an id that a living broker with a newer state version holds. With ``forget_missing`` topics
-        that the broker had and no longer sends are removed."""
+        A table of one topic from a broker id that is not known yet is refused: an increment needs the whole first. So
+        is, silently, an id that a living broker with a newer state version holds. With ``forget_missing`` topics that
+        the broker had and no longer sends are removed, by a whole table only: every broker has SELF_TEST_TOPIC, and an
+        increment has not. (Apache's forgets with any, so its brokers need ``enableSingleTopicRegister`` then.)"""
         if self._is_increment_without_base(registration):
             return Registered(is_accepted=False)
         self._leave_former_name(registration)
@@ -250,7 +250,6 @@ class RouteTable:
         )
 
     def clusters(self) -> ClusterInfo:
-        """All clusters and brokers."""
         return ClusterInfo(
             broker_addr_table=dict(self._brokers),
             cluster_addr_table={cluster: sorted(names) for cluster, names in self._clusters.items()},
@@ -262,7 +261,6 @@ class RouteTable:
         return broker.broker_addrs if broker is not None else {}
 
     def topics(self) -> list[str]:
-        """All topics known."""
         return sorted(self._queues)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
@@ -324,7 +322,7 @@ class RouteTable:
     def _take_topics(self, registration: Registration, *, is_first: bool, forget_missing: bool) -> None:
         name, table = registration.broker_name, registration.topics.topic_config_table
         mappings = registration.topics.topic_queue_mapping_info_map or {}
-        if forget_missing and not mappings:
+        if forget_missing and not mappings and SELF_TEST_TOPIC in table:
             for topic in [topic for topic, queues in self._queues.items() if name in queues and topic not in table]:
                 self._drop_queues(topic, {name})
         known = self._live.get(registration.key)

@@ -7,11 +7,12 @@ waits to be forgotten, the connections for notices. Source: behaviour.md §1.1, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.metrics.settings import ExporterType
 from rmqkit.namesrv.admin_handlers import AdminHandlers
 from rmqkit.namesrv.handlers import BrokerHandlers, RouteHandlers
 from rmqkit.namesrv.kv import KeyValues
@@ -24,7 +25,12 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
+from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ClientTls, ServerTls
+from rmqkit.settings import Configuration
+
+if TYPE_CHECKING:
+    from rmqkit.namesrv.metrics import NameServerMetrics
 
 __all__ = ["KV_FILE", "NameServer"]
 
@@ -40,6 +46,7 @@ class NameServer:
         tls: what the port does about TLS; None means disabled.
         client_tls: how brokers are reached; None means plain.
         settings: ``kv_config_path`` is filled in when empty, and ``listen_port`` when 0.
+        configuration: what of the settings is shown and changed by requests; None: all, until it stops.
 
     Attributes:
         address: where it listens, as ``host:port`` others can use; set by `start`.
@@ -53,13 +60,14 @@ class NameServer:
         *,
         tls: ServerTls | None = None,
         client_tls: ClientTls | None = None,
+        configuration: Configuration | None = None,
     ) -> None:
         settings.kv_config_path = settings.kv_config_path or str(Path.home() / "namesrv" / KV_FILE)
         self._settings = settings
         self._clock = clock
         self._started_ms = clock.monotonic_ms()
         self._kv = KeyValues(Path(settings.kv_config_path).expanduser())
-        self._scan: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._notices: Notices | None = None
         self.routes = RouteTable(clock.monotonic_ms)
         self._unregistration = Unregistration(
@@ -70,10 +78,27 @@ class NameServer:
         BrokerHandlers(settings, self.routes, self._kv, self._unregistration, self._lowest_id_changed).register(
             dispatch
         )
-        AdminHandlers(settings, self.routes, self._kv).register(dispatch)
-        self._server = RemotingServer(dispatch, clock=clock, on_close=self._connection_closed, tls=tls)
+        configuration = configuration or Configuration([settings])
+        AdminHandlers(settings, self.routes, self._kv, configuration).register(dispatch)
+        self._metrics: NameServerMetrics | None = None
+        if settings.exporter_type is ExporterType.PROM:
+            from rmqkit.namesrv.metrics import NameServerMetrics
+
+            self._metrics = NameServerMetrics(settings, self.routes, dispatch, clock)
+        self._server = RemotingServer(
+            dispatch,
+            clock=clock,
+            on_close=self._connection_closed,
+            tls=tls,
+            connection=Connection if self._metrics is None else self._metrics.connection,
+        )
         self._client_tls = client_tls
         self.address = ""
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus reads its metrics, if it may."""
+        return "" if self._metrics is None else self._metrics.address
 
     async def start(self) -> None:
         """Listen.
@@ -84,20 +109,23 @@ class NameServer:
         self._started_ms = self._clock.monotonic_ms()
         self._unregistration.start()
         try:
+            if self._metrics is not None:
+                await self._metrics.bind()
             port = await self._server.listen(self._settings.bind_address, self._settings.listen_port)
         except BaseException:
             await self.stop()
             raise
         self._settings.listen_port = port
         self.address = join_address(advertised_ip(self._settings.bind_address), port)
-        self._scan = asyncio.create_task(self._keep_scanning(), name="silent brokers")
+        if self._metrics is not None:
+            await self._metrics.serve(self._server, self.address)
+        self._tasks.start(self._keep_scanning(), "silent brokers")
 
     async def stop(self) -> None:
         """Close every connection and the port."""
-        if self._scan is not None:
-            self._scan.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._scan
+        await self._tasks.close()
+        if self._metrics is not None:
+            await self._metrics.close()
         await self._server.close()
         await self._unregistration.stop()
         if self._notices is not None:

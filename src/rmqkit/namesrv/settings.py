@@ -1,21 +1,22 @@
 """Settings of the name server (``namesrv.conf``). Source: behaviour.md §1.1.
 
-UPDATE_NAMESRV_CONFIG may change the ones marked hot; a change lasts until the process ends, the file stays as it is.
+UPDATE_NAMESRV_CONFIG may change the ones marked hot; a change is kept in the file.
 """
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import field
 
+from rmqkit.metrics.settings import EXPORTER_PROMISES, EXPORTERS_WITHOUT_EFFECT, ExporterSettings
 from rmqkit.remoting.admission import AdminAddresses
 from rmqkit.settings import Setting
 
 __all__ = ["PROMISES", "WITHOUT_EFFECT", "NamesrvSettings"]
 
 
-class NamesrvSettings(Struct, kw_only=True):
+class NamesrvSettings(ExporterSettings, kw_only=True):
     """What a ``namesrv.conf`` may say."""
 
     listen_port: Annotated[int, Setting("listenPort", "port to listen on, 0 for a free one", low=0, high=65535)] = 9876
@@ -59,7 +60,7 @@ class NamesrvSettings(Struct, kw_only=True):
     ] = "configBlackList;configStorePath;kvConfigPath"
 
 
-WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = EXPORTERS_WITHOUT_EFFECT | frozenset(
     """
     rocketmqHome configStorePath productEnvName defaultThreadPoolNums clientRequestThreadPoolNums
     defaultThreadPoolQueueCapacity clientRequestThreadPoolQueueCapacity serverWorkerThreads
@@ -69,5 +70,5 @@ WITHOUT_EFFECT = frozenset(
 )
 """Keys of Java's configuration about threads, buffers and the JVM: accepted, with one note, and without effect."""
 
-PROMISES = {"clusterTest": ("false",), "enableControllerInNamesrv": ("false",)}
+PROMISES = EXPORTER_PROMISES | {"clusterTest": ("false",), "enableControllerInNamesrv": ("false",)}
 """Keys that promise something, and the values whose promise is kept."""

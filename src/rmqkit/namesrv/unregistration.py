@@ -8,11 +8,11 @@ not fit is refused (a good-bye) or dropped (the others: the next scan finds them
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
 from rmqkit.namesrv.routes import Departure, MemberChange, RouteTable
+from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["Unregistration"]
 
@@ -27,7 +27,7 @@ class Unregistration:
         self._routes = routes
         self._on_change = on_change
         self._waiting: asyncio.Queue[Departure] = asyncio.Queue(capacity)
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def submit(self, departure: Departure) -> bool:
         """Have a broker forgotten soon; False when the queue is full."""
@@ -39,15 +39,11 @@ class Unregistration:
         return True
 
     def start(self) -> None:
-        """Begin to take departures."""
-        self._task = asyncio.create_task(self._run(), name="unregistration")
+        self._tasks.start(self._run(), "unregistration")
 
     async def stop(self) -> None:
         """Take what still waits, and end."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await self._tasks.close()
         self._take(self._drained())
 
     async def _run(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from rmqkit.broker.durability import Durability, Outcome
 from rmqkit.protocol.bodies.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request
@@ -16,6 +17,7 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.store.settings import FlushDiskType
+from tests.waiting import SECONDS
 
 TOPIC = "DefaultCluster_REPLY_TOPIC"
 TO_ME = "REPLY_TO_CLIENT\x01me@1\x02CORRELATION_ID\x01cc\x02MSG_TYPE\x01reply\x02"
@@ -142,7 +144,7 @@ def test_a_requester_that_left_is_not_found_and_one_that_came_back_is(run):
             assert (await send_reply(cluster)).remark == remark
             await requester.register("requesters")
             assert (await send_reply(cluster)).code == 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(SECONDS):
             while (await send_reply(cluster)).remark != remark:  # until the broker has seen that it closed
                 await asyncio.sleep(0.01)
 
@@ -176,11 +178,26 @@ def test_a_one_way_reply_is_pushed_and_not_answered(run):
             command = request(RequestCode.SEND_REPLY_MESSAGE_V2, body=b"x", one_way=True)
             command.fields = fields
             await cluster.client.send_one_way(cluster.standalone.broker_address, command, 1000)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(SECONDS):
                 while not requester.pushed:
                     await asyncio.sleep(0.002)
 
     run(scenario)
+
+
+def test_a_reply_whose_flush_failed_counts_as_not_stored(run, monkeypatch):
+    async def failed():
+        return Outcome.FAILED, "flush failed"
+
+    async def scenario(cluster):
+        async with Requester(cluster) as requester:
+            monkeypatch.setattr(Durability, "has", lambda it, end: False)
+            monkeypatch.setattr(Durability, "wait", lambda it, end: failed())
+            answer = await send_reply(cluster)
+            assert (answer.code, len(requester.pushed)) == (0, 1)  # it was pushed all the same
+            assert decode_header(answer, SendMessageResponse).msg_id == "0"
+
+    run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
 
 
 def test_under_sync_flush_a_stored_reply_is_on_disk_when_it_is_answered(run):

@@ -22,8 +22,14 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import FAQ, ILLEGAL
+from tests.waiting import SECONDS
 
 BATCH = encode_batch([BatchEntry(b"one", b"UNIQ_KEY\x01K1\x02"), BatchEntry(b"two", b"UNIQ_KEY\x01K2\x02")])
+
+TOO_FAR = (
+    "timer message illegal, the delay time should not be bigger than the max delay 259200000ms; "
+    "or if set del msg, the delay time should be bigger than the current time"
+)
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
@@ -138,9 +144,9 @@ def test_a_batch_is_stored_as_consecutive_messages_with_their_own_properties(run
             ILLEGAL,
         ),
         (
-            {"properties": "TIMER_DELAY_SEC\x015\x02"},
-            ResponseCode.SYSTEM_ERROR,
-            "accurate timer message is not enabled, timerWheelEnable is false",
+            {"properties": "TIMER_DELAY_SEC\x01260000\x02"},
+            ResponseCode.MESSAGE_ILLEGAL,
+            TOO_FAR,
         ),
         (
             {"topic": "%RETRY%g", "code": RequestCode.SEND_BATCH_MESSAGE, "batch": True},
@@ -434,7 +440,7 @@ def test_a_full_disk_refuses_sends_until_the_next_round_finds_room(run, monkeypa
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((1, 1, 100, *[free_blocks] * 2, 0, 0, 0, 0, 255)))
 
     async def answer_with(cluster, code):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(SECONDS):
             while (answer := await cluster.send()).code != code:
                 await asyncio.sleep(0.01)
         return answer

@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
+import threading
+import time
 
 import msgspec
 import pytest
 
+from rmqkit.broker.durability import Durability, Outcome
 from rmqkit.broker.topics import TopicTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_command, decode_fields, encode_command, header_fields
 from rmqkit.protocol.frame import FrameSplitter
 from rmqkit.protocol.headers.send import SendMessageV2Request
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.store.stores import read_all
+from tests.waiting import SECONDS
 
 
 def frame(number, properties=None, body=b"hello", code=RequestCode.SEND_MESSAGE_V2, one_way=False, **fields):
@@ -44,7 +51,7 @@ class Peer:
         """The answers to some requests written at once, by opaque."""
         self.writer.write(b"".join(frames))
         answers = {}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             while len(answers) < len(frames):
                 for each in self.splitter.feed(await self.reader.read(1 << 16)):
                     answer = decode_command(each)
@@ -94,12 +101,13 @@ async def stored(cluster):
     return [(m.queue_id, m.queue_offset, m.body, m.properties, m.born_timestamp, m.flag) for m in messages]
 
 
+LATER_MS = (int(time.time()) + 10_000) * 1000
 ODD = {
     "batch": {"code": RequestCode.SEND_BATCH_MESSAGE, "body": b"no batch", "batch": True},
     "no body": {"body": b""},
     "no key": {"properties": "TAGS\x01t\x02"},
     "delayed": {"properties": "UNIQ_KEY\x01D\x02DELAY\x013\x02"},
-    "timed": {"properties": "UNIQ_KEY\x01D\x02TIMER_DELAY_SEC\x013\x02"},
+    "timed": {"properties": f"UNIQ_KEY\x01D\x02TIMER_DELIVER_MS\x01{LATER_MS}\x02"},
     "unknown queue": {"queue_id": 9},
     "any queue": {"queue_id": -1},
     "flag": {"flag": 7},
@@ -136,6 +144,48 @@ def test_sends_of_one_read_are_answered_and_stored_as_one_by_one(tmp_path, runs,
     assert together == single
 
 
+TIMED = [
+    f"TIMER_DELIVER_MS\x01{LATER_MS}\x02",
+    f"TIMER_DELIVER_MS\x01{LATER_MS + 1}\x02TAGS\x01t\x02",
+    f"TIMER_DELIVER_MS\x01{LATER_MS + 999}\x02WAIT\x01false\x02a%b\x01%\x02TIMER_ROLL_TIMES\x017\x02",
+]
+TIMED_ODD = [
+    "TIMER_DELIVER_MS\x011\x02",
+    "TIMER_DELIVER_MS\x01-5\x02",
+    f"TIMER_DELIVER_MS\x01{LATER_MS * 2}\x02",
+    f"TIMER_DELIVER_MS\x01{LATER_MS}\x02TIMER_DEL_UNIQKEY\x01K1\x02",
+    f"TIMER_DELIVER_MS\x01{LATER_MS}\x02TIMER_OUT_MS\x015\x02",
+    f"TIMER_DELIVER_MS\x01{LATER_MS}\x02REAL_TOPIC\x01X\x02",
+    f"TIMER_DELIVER_MS\x01{LATER_MS}\x02DELAY\x013\x02",
+]
+
+
+@pytest.mark.parametrize("flush", FlushDiskType)
+def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, flush):
+    def timed(number, properties):
+        return frame(number, f"UNIQ_KEY\x01K{number}\x02{properties}")
+
+    frames = [timed(number, one) for number, one in enumerate([*TIMED, *TIMED_ODD, *TIMED], 10)] + [frame(30)]
+
+    async def outcome(name, reads):
+        async with Cluster(tmp_path / name, store={"flush_disk_type": flush}) as cluster, warm(cluster) as peer:
+            await peer.ask(
+                *(timed(number, one) for number, one in enumerate(TIMED * 40, 100))
+            )  # the shapes are learned
+            runs.clear()
+            answers = {}
+            for requests in reads:
+                answers |= await peer.ask(*requests)
+            store = cluster.standalone._broker.parts.store
+            kept = [(one.body, one.properties, one.sys_flag) for one in read_all(store, TIMER_TOPIC)]
+            return {opaque: told(answer) for opaque, answer in answers.items()}, kept, await stored(cluster), [*runs]
+
+    *together, run_sizes = asyncio.run(outcome("together", [frames]))
+    *single, _ = asyncio.run(outcome("single", [[one] for one in frames]))
+    assert max(run_sizes) >= 2, "those in a row were stored together"
+    assert together == single
+
+
 def test_a_run_that_cannot_be_put_fails_exactly_the_sends_that_fail(run, runs, monkeypatch):
     async def scenario(cluster):
         async with warm(cluster) as peer:
@@ -166,12 +216,85 @@ def test_one_way_sends_are_stored_without_an_answer(run):
     run(scenario)
 
 
-def test_under_sync_flush_every_send_waits_for_the_disk(run, runs):
+NO_WAIT = "UNIQ_KEY\x01K9\x02WAIT\x01false\x02TAGS\x01t1\x02"
+
+
+def test_under_sync_flush_a_run_waits_for_the_disk_as_one(run, runs, monkeypatch):
+    may_flush, fdatasync = threading.Event(), os.fdatasync
+    may_flush.set()
+    monkeypatch.setattr(os, "fdatasync", lambda fd: may_flush.wait(10) and fdatasync(fd))
+
     async def scenario(cluster):
         async with warm(cluster) as peer:
-            answers = await peer.ask(*(frame(number) for number in range(4, 12)))
+            runs.clear()
+            may_flush.clear()
+            waiting = asyncio.create_task(peer.ask(*(frame(number) for number in range(4, 12))))
+            others = await Peer.of(cluster)
+            at_once = await others.ask(frame(20, NO_WAIT))
+            assert (at_once[20].code, waiting.done(), runs) == (0, False, [8])
+            may_flush.set()
+            answers = await waiting
+            assert sorted(answers) == list(range(4, 12))
             assert {answer.code for answer in answers.values()} == {0}
-            assert runs == []
+            others.writer.close()
+            await others.writer.wait_closed()
+
+    run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+
+
+def test_under_sync_flush_sends_of_one_read_are_answered_as_one_by_one(tmp_path, runs):
+    frames = [frame(number, NO_WAIT if number == 9 else None) for number in range(4, 12)]
+
+    async def outcome(name, reads):
+        async with (
+            Cluster(tmp_path / name, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster,
+            warm(cluster) as peer,
+        ):
+            answered = {}
+            for requests in reads:
+                answered |= await peer.ask(*requests)
+            return {opaque: told(answer) for opaque, answer in answered.items()}, await stored(cluster)
+
+    together = asyncio.run(outcome("together", [frames]))
+    assert max(runs) > 1
+    assert together == asyncio.run(outcome("single", [[one] for one in frames]))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "remark"),
+    [
+        (Outcome.DURABLE, ResponseCode.SUCCESS, None),
+        (Outcome.TIMED_OUT, ResponseCode.FLUSH_DISK_TIMEOUT, None),
+        (Outcome.REPLICA_TIMED_OUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, None),
+        (Outcome.FAILED, ResponseCode.SYSTEM_ERROR, "the disk"),
+    ],
+)
+def test_a_run_that_waited_is_answered_like_single_sends(tmp_path, runs, monkeypatch, outcome, code, remark):
+    async def answers_of(name, reads):
+        async with (
+            Cluster(tmp_path / name, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster,
+            warm(cluster) as peer,
+        ):
+            monkeypatch.setattr(Durability, "hold", lambda it, end, release, answers=1: release(outcome, remark or ""))
+            answered = {}
+            for requests in reads:
+                answered |= await peer.ask(*requests)
+            monkeypatch.undo()
+            return {opaque: told(answer) for opaque, answer in answered.items()}
+
+    frames = [frame(number) for number in range(4, 8)]
+    together = asyncio.run(answers_of("together", [frames]))
+    assert together == asyncio.run(answers_of("single", [[one] for one in frames]))
+    assert {(one[0], one[1]) for one in together.values()} == {(code, remark)}
+
+
+def test_runs_are_refused_while_too_many_answers_wait(run, runs, monkeypatch):
+    async def scenario(cluster):
+        async with warm(cluster) as peer:
+            runs.clear()
+            monkeypatch.setattr(Durability, "is_full", True)
+            answers = await peer.ask(*(frame(number) for number in range(4, 8)))
+            assert ({one.code for one in answers.values()}, runs) == ({ResponseCode.SYSTEM_BUSY}, [])
 
     run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
 

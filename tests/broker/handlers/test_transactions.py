@@ -23,6 +23,7 @@ from rmqkit.protocol.record import iter_records, pack_host
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.waiting import SECONDS
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02"
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -71,8 +72,8 @@ async def stored(cluster, topic="T", queue_id=0):
     return list(iter_records(answer.payload)) if answer.code == 0 else []
 
 
-async def until(condition, *, seconds=20):
-    async with asyncio.timeout(seconds):
+async def until(condition):
+    async with asyncio.timeout(SECONDS):
         while not (found := await condition()):
             await asyncio.sleep(0.01)
         return found

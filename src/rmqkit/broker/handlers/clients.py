@@ -35,12 +35,15 @@ class ClientHandlers(Handlers):
     """Keeps the client table and the queue locks."""
 
     @answers(RequestCode.HEART_BEAT)
-    def heartbeat(self, connection: Connection, command: Command) -> Command:
-        """Take in a client's groups; a group that may not be created is skipped silently."""
+    def heartbeat(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
+        """Take in a client's groups; a group that may not be created is skipped silently.
+        Where a retry topic was made the answer waits until the name servers know it: the client may ask them next."""
         data = decode_as(command.payload, HeartbeatData)
         member = Member(data.clientID, command.language, command.version, self._clock.monotonic_ms())
         fingerprint = data.heartbeatFingerprint
         keeps_topics = bool(fingerprint) and data.withoutSub
+        topic_count = len(self._topics)
+        started_ms = self._clock.monotonic_ms()
         must_resend = not fingerprint  # a client of before the fingerprints always sends everything
         for consumer in data.consumerDataSet:
             if self._settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
@@ -53,14 +56,17 @@ class ClientHandlers(Handlers):
             self._ensure_retry_topic(consumer, config)
             notify = config.notify_consumer_ids_changed_enable
             self._clients.register_consumer(connection, member, consumer, notify=notify, keeps_topics=keeps_topics)
+        consumers_ms = self._clock.monotonic_ms()
         for producer in data.producerDataSet:
             self._clients.register_producer(connection, member, producer.group_name)
+        self._statistics.registered("CONSUMER", consumers_ms - started_ms, len(data.consumerDataSet))
+        self._statistics.registered("PRODUCER", self._clock.monotonic_ms() - consumers_ms, len(data.producerDataSet))
         changed = "true" if must_resend else "false"
-        return reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
+        answer = reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
+        return answer if len(self._topics) == topic_count else self._when_told(answer)
 
     @answers(RequestCode.UNREGISTER_CLIENT)
     def unregister(self, connection: Connection, command: Command) -> Command:
-        """A client says good-bye to its groups."""
         header = decode_header_leniently(command, UnregisterClientRequest, missing={"clientID": ""})
         if header.producerGroup:
             self._clients.unregister_producer(connection, header.producerGroup)
@@ -72,7 +78,6 @@ class ClientHandlers(Handlers):
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_list(self, connection: Connection, command: Command) -> Command:
-        """The client ids of a group's members online."""
         header = decode_header(command, ConsumerGroupRequest)
         group = self._clients.consumers(header.consumer_group)
         if group is None:
@@ -92,7 +97,6 @@ class ClientHandlers(Handlers):
 
     @answers(RequestCode.UNLOCK_BATCH_MQ)
     def unlock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Give back queues that a client holds."""
         body = decode_as(command.payload, LockBody)
         self._queue_locks.unlock(body.consumer_group, body.client_id, body.queues)
         return self._unlock_with_namesakes(command, body) if self._needs_namesakes(body) else reply(command)

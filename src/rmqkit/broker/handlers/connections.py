@@ -65,7 +65,6 @@ class ConnectionHandlers(Handlers):
 
     @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producers(self, connection: Connection, command: Command) -> Command:
-        """The members of a producer group."""
         name = decode_header(command, ProducerGroupRequest).producer_group
         members = self._clients.producers(name)
         if not members:
@@ -74,7 +73,6 @@ class ConnectionHandlers(Handlers):
 
     @answers(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, connection: Connection, command: Command) -> Command:
-        """The members of every producer group."""
         since_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         table = {
             group: [
@@ -110,7 +108,6 @@ class ConnectionHandlers(Handlers):
 
     @answers(RequestCode.GET_CONSUMER_RUNNING_INFO, lane="relays")
     async def running_info(self, connection: Connection, command: Command) -> Command:
-        """What a consumer tells about itself."""
         header = decode_header_leniently(command, RunningInfoRequest, missing=_NULL)
         return await self._relay(command, header.consumer_group, header.client_id, decode_fields(command), b"")
 

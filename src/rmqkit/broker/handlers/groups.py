@@ -1,4 +1,4 @@
-"""Consumer groups: codes 200, 201, 207, 225, 300, 343, 345, 352, 353 (``AdminBrokerProcessor``).
+"""Consumer groups: codes 200, 201, 207, 225, 300, 343, 345, 352, 353, 402 (``AdminBrokerProcessor``).
 
 Source: remoting.md §4.4; behaviour.md §9.9.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import msgspec
 
 from rmqkit.broker.attributes import GROUP_ATTRIBUTES, alter
+from rmqkit.broker.groups import request_modes_file
 from rmqkit.broker.handlers.answers import Handlers, answers
-from rmqkit.broker.parts import Parts
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
 from rmqkit.protocol.bodies.groups import GroupConfigList, GroupForbidden, GroupList, GroupSubscription
 from rmqkit.protocol.bodies.namesrv import TopicList
+from rmqkit.protocol.bodies.pop import MessageRequestModes
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.fastjson import decode_as
@@ -34,21 +35,16 @@ __all__ = ["GroupHandlers"]
 class GroupHandlers(Handlers):
     """Creates, changes, deletes and shows consumer groups."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._address = parts.address
-
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, admins_only=True)
-    def create(self, connection: Connection, command: Command) -> Command:
-        """Create or change a group."""
+    async def create(self, connection: Connection, command: Command) -> Command:
         if not command.payload:
             return reply(command)
-        return self._put(command, [decode_as(command.payload, SubscriptionGroupConfig)])
+        return await self._put(command, [decode_as(command.payload, SubscriptionGroupConfig)])
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, admins_only=True)
-    def create_several(self, connection: Connection, command: Command) -> Command:
+    async def create_several(self, connection: Connection, command: Command) -> Command:
         """Create or change several groups: all, or none when one of them is refused."""
-        return self._put(command, decode_as(command.payload, GroupConfigList).group_config_list)
+        return await self._put(command, decode_as(command.payload, GroupConfigList).group_config_list)
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
@@ -77,6 +73,12 @@ class GroupHandlers(Handlers):
         header = GroupConfigsResponse(len(stored.subscription_group_table))
         return reply(command, header=header, body=fastjson.dumps(stored))
 
+    @answers(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+    def request_modes(self, connection: Connection, command: Command) -> Command:
+        """Which groups pop: what ``messageRequestMode.json`` says; slaves copy it."""
+        modes = request_modes_file(self._store.root).load(MessageRequestModes) or MessageRequestModes()
+        return reply(command, body=msgspec.json.encode(modes))
+
     @answers(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def group(self, connection: Connection, command: Command) -> Command:
         """One group; an unknown one is created when the settings allow it."""
@@ -94,19 +96,17 @@ class GroupHandlers(Handlers):
 
     @answers(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def topics_of_group(self, connection: Connection, command: Command) -> Command:
-        """The topics on which a group has offsets."""
         topics = self._offsets.topics(decode_header(command, GroupRequest).group)
         return reply(command, body=msgspec.json.encode(TopicList(topics, self._address)))
 
     @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, connection: Connection, command: Command) -> Command:
-        """What a group wants of a topic."""
         header = decode_header(command, GroupTopicRequest)
         subscribed = self._clients.subscription(header.group, header.topic or "")
         body = GroupSubscription(group=header.group, topic=header.topic, subscription_data=subscribed)
         return reply(command, body=fastjson.dumps(body))
 
-    def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:
+    async def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:
         """Create or change groups; the attributes of what is wanted are signed changes."""
         table = self._groups.stored.subscription_group_table
         for config in wanted:
@@ -120,5 +120,5 @@ class GroupHandlers(Handlers):
             except ValueError as error:
                 return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
         if wanted:
-            self._groups.put(*wanted)
+            await self._groups.put_shared(*wanted)
         return reply(command)

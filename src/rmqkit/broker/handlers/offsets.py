@@ -1,4 +1,4 @@
-"""Offsets of groups and bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 202.
+"""Offsets of groups and delay levels, bounds of queues: codes 14, 15, 29, 30, 31, 32, 43, 45, 60, 61, 202.
 
 Source: remoting.md §4.3.3, §4.4, §6.4.9; behaviour.md §5.2, §9.9.
 """
@@ -6,6 +6,7 @@ Source: remoting.md §4.3.3, §4.4, §6.4.9; behaviour.md §5.2, §9.9.
 from __future__ import annotations
 
 from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.handlers.static_topics import by_global_number
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.stats import TopicOffsets, TopicStatsTable
@@ -29,6 +30,7 @@ class OffsetHandlers(Handlers):
     """Answers where groups are and what queues hold."""
 
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
+    @by_global_number
     def query(self, connection: Connection, command: Command) -> Command:
         """The committed offset; without one, 0 where the queue still begins at 0 and that is in memory."""
         header = decode_header_leniently(command, QueryConsumerOffsetRequest, drops_unreadable=False)
@@ -45,6 +47,7 @@ class OffsetHandlers(Handlers):
         return reply(command, ResponseCode.QUERY_NOT_FOUND, remark)
 
     @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
+    @by_global_number
     def update(self, connection: Connection, command: Command) -> Command:
         """Commit an offset; after a reset by an operator what clients commit is void until their next pull."""
         header = decode_header_leniently(command, UpdateConsumerOffsetRequest)
@@ -63,28 +66,28 @@ class OffsetHandlers(Handlers):
         return reply(command)
 
     @answers(RequestCode.GET_MAX_OFFSET)
+    @by_global_number
     def max_offset(self, connection: Connection, command: Command) -> Command:
-        """One past the last message of a queue."""
         header = decode_header(command, QueueRequest)
         return reply(command, header=OffsetResponse(self._store.max_offset(header.topic, header.queue_id)))
 
     @answers(RequestCode.GET_MIN_OFFSET)
+    @by_global_number
     def min_offset(self, connection: Connection, command: Command) -> Command:
-        """The first message of a queue that is still stored."""
         header = decode_header(command, QueueRequest)
         return reply(command, header=OffsetResponse(self._store.min_offset(header.topic, header.queue_id)))
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
+    @by_global_number
     def search(self, connection: Connection, command: Command) -> Command:
-        """The offset at a store time."""
         header = decode_header(command, SearchOffsetRequest)
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
         return reply(command, header=OffsetResponse(offset))
 
     @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
+    @by_global_number
     def earliest_store_time(self, connection: Connection, command: Command) -> Command:
-        """The store time of a queue's first message."""
         header = decode_header(command, QueueRequest)
         timestamp = self._store.earliest_store_time(header.topic, header.queue_id)
         return reply(command, header=StoreTimeResponse(timestamp))
@@ -93,6 +96,25 @@ class OffsetHandlers(Handlers):
     def all_offsets(self, connection: Connection, command: Command) -> Command:
         """The offsets of every group; slaves copy them."""
         return reply(command, body=fastjson.dumps(self._offsets.contents))
+
+    @answers(RequestCode.GET_ALL_DELAY_OFFSET)
+    def delay_offsets(self, connection: Connection, command: Command) -> Command:
+        """How far each delay level is delivered; slaves copy it."""
+        return reply(command, body=fastjson.dumps(self._schedule.offsets()))
+
+    @answers(RequestCode.GET_TIMER_CHECK_POINT)
+    def timer_checkpoint(self, connection: Connection, command: Command) -> Command:
+        """How far the timer has come; slaves copy it."""
+        if self._timer is not None:
+            return reply(command, body=self._timer.checkpoint())
+        return reply(command, ResponseCode.SYSTEM_ERROR, "The checkpoint is null")
+
+    @answers(RequestCode.GET_TIMER_METRICS)
+    def timer_metrics(self, connection: Connection, command: Command) -> Command:
+        """The messages that wait for their time, by topic; slaves copy it."""
+        if self._timer is not None:
+            return reply(command, body=fastjson.dumps(self._timer.metrics))
+        return reply(command, ResponseCode.SYSTEM_ERROR, "The timer message store is null")
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)
     def topic_bounds(self, connection: Connection, command: Command) -> Command:

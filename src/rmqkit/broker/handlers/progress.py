@@ -11,7 +11,6 @@ from datetime import datetime
 import msgspec
 
 from rmqkit.broker.handlers.answers import Handlers, answers
-from rmqkit.broker.parts import Parts
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.queues import CorrectionOffsets
@@ -42,10 +41,6 @@ _NOTHING = (1 << 63) - 1
 
 class ProgressHandlers(Handlers):
     """Compares the offsets of groups with their queues."""
-
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._address = parts.address
 
     @answers(RequestCode.GET_CONSUME_STATS)
     def of_group(self, connection: Connection, command: Command) -> Command:
@@ -90,9 +85,7 @@ class ProgressHandlers(Handlers):
     @answers(RequestCode.QUERY_CORRECTION_OFFSET)
     def corrections(self, connection: Connection, command: Command) -> Command:
         """Per queue the offset of the group that is furthest behind; for a group that is behind that, none.
-
-        Apache's broker also forgets the offsets of the groups to leave out; here they are only left out.
-        """
+        Apache's broker also forgets the offsets of the groups to leave out; here they are only left out."""
         header = decode_header_leniently(command, CorrectionOffsetRequest, missing={"compareGroup": ""})
         left_out = (header.filter_groups or "").split(",")
         lowest: dict[int, int] = {}
@@ -107,7 +100,6 @@ class ProgressHandlers(Handlers):
 
     @answers(RequestCode.VIEW_BROKER_STATS_DATA)
     def counter(self, connection: Connection, command: Command) -> Command:
-        """One counter of the statistics."""
         header = decode_header_leniently(command, StatsDataRequest, missing={"statsName": "null", "statsKey": "null"})
         found = self._statistics.get(header.stats_name, header.stats_key)
         if found is None:

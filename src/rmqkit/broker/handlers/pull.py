@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from rmqkit.broker.clients import CONSUME_ACTIVELY
 from rmqkit.broker.filters import PullFilter, inline_filter
 from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.handlers.static_topics import by_global_number
 from rmqkit.broker.long_polling import Held
-from rmqkit.broker.parts import Parts
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.errors import HeaderError
 from rmqkit.filter.subscription import is_tag_type
@@ -43,6 +43,10 @@ _CODES: Mapping[GetStatus, ResponseCode] = {
 }
 """Store status → response code; the two "nothing in the queue" statuses depend on the offset (`_code_of`)."""
 
+_READ, _COMMIT = Permission.READ.value, PullFlag.COMMIT_OFFSET.value
+_SUSPEND, _SUBSCRIPTION = PullFlag.SUSPEND.value, PullFlag.SUBSCRIPTION.value
+"""As plain numbers: ``&`` of an enumeration's members is a call of a microsecond, and every pull had five."""
+
 _MAY_MISS = {"commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
 _NO_GROUP_INFO = f"the consumer's group info not exist{FAQ}"
 
@@ -60,16 +64,11 @@ class _Refused(Exception):
 class PullHandlers(Handlers):
     """Hands out messages."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._filters = parts.filters
-
     @answers(RequestCode.PULL_MESSAGE)
     @answers(RequestCode.LITE_PULL_MESSAGE)
+    @by_global_number
     def pull(self, connection: Connection, command: Command) -> Command | None:
         """Read, and hold the request when nothing is there and it says so."""
-        if self._is_slave and not self._settings.slave_read:
-            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         try:
             header = decode_header(command, PullMessageRequest)
         except HeaderError:
@@ -85,6 +84,8 @@ class PullHandlers(Handlers):
     def _pull(
         self, connection: Connection, command: Command, header: PullMessageRequest, *, may_hold: bool
     ) -> Command | None:
+        if self._is_slave and not (self._settings.slave_read and self._may_serve()):
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         try:
             config = self._check_group(command.code, group)
@@ -106,10 +107,15 @@ class PullHandlers(Handlers):
             accept_entry=wanted.accept_entry,
         )
         self._offsets.pulled(group, topic, queue_id, found.next_begin_offset)
+        if found.records:
+            ms = self._clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
+            self._statistics.given(topic, group, queue_id, len(found.records), found.size, ms)
+        else:
+            self._statistics.pulls_missed += 1
         if may_hold:
-            if header.sys_flag & PullFlag.COMMIT_OFFSET:
+            if header.sys_flag & _COMMIT:
                 self._offsets.commit(group, topic, queue_id, header.commit_offset)
-            if header.sys_flag & PullFlag.SUSPEND and _code_of(found, header) == ResponseCode.PULL_NOT_FOUND:
+            if header.sys_flag & _SUSPEND and _code_of(found, header) == ResponseCode.PULL_NOT_FOUND:
                 return self._hold(connection, command, header, wanted)
         return self._answer(command, header, found, topic_config, config)
 
@@ -139,8 +145,6 @@ class PullHandlers(Handlers):
         group: SubscriptionGroupConfig,
     ) -> Command:
         code, following, broker_id = _code_of(found, header), found.next_begin_offset, 0
-        if found.records:
-            self._statistics.given(header.topic, header.consumer_group, len(found.records))
         if self._settings.slave_read:
             broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
         if self._is_slave and code == ResponseCode.PULL_OFFSET_MOVED and not self._settings.offset_check_in_slave:
@@ -153,6 +157,7 @@ class PullHandlers(Handlers):
             max_offset=found.max_offset,
             topic_sys_flag=topic.topic_sys_flag,
             group_sys_flag=group.group_sys_flag,
+            offset_delta=self._offset_delta(header.topic),
         )
         return reply(command, code, found.status.name, header=answer, body=[*found.records])
 
@@ -160,12 +165,16 @@ class PullHandlers(Handlers):
         """The answer that carries out a reset; what the client had to commit is void."""
         low = self._store.min_offset(header.topic, header.queue_id)
         high = self._store.max_offset(header.topic, header.queue_id)
-        answer = PullMessageResponse(0, offset, low, high)
+        answer = PullMessageResponse(0, offset, low, high, offset_delta=self._offset_delta(header.topic))
         return reply(command, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", header=answer)
+
+    def _offset_delta(self, topic: str) -> int | None:
+        """What a client adds to offsets of a static topic: nothing, as its queues were never elsewhere."""
+        return 0 if topic in self._topics.static.local else None
 
     def _check_group(self, code: int, name: str) -> SubscriptionGroupConfig:
         settings = self._settings
-        if not settings.broker_permission & Permission.READ:
+        if not settings.broker_permission & _READ:
             remark = f"the broker[{self._identity.ip}] pulling message is forbidden"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROKER)
         if code == RequestCode.LITE_PULL_MESSAGE and not settings.lite_pull:
@@ -186,7 +195,7 @@ class PullHandlers(Handlers):
         if topic is None:
             remark = f"topic[{header.topic}] not exist, apply first please! {FAQ}"
             raise _Refused(ResponseCode.TOPIC_NOT_EXIST, remark)
-        if not topic.perm & Permission.READ:
+        if not topic.perm & _READ:
             remark = f"the topic[{header.topic}] pulling message is forbidden"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.TOPIC)
         if not 0 <= header.queue_id < topic.read_queue_nums:
@@ -198,7 +207,7 @@ class PullHandlers(Handlers):
         return topic
 
     def _wanted(self, connection: Connection, header: PullMessageRequest, group: SubscriptionGroupConfig) -> PullFilter:
-        if header.sys_flag & PullFlag.SUBSCRIPTION:
+        if header.sys_flag & _SUBSCRIPTION:
             wanted = self._inline(header)
         else:
             wanted = self._registered(header, group)

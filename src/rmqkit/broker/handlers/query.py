@@ -13,6 +13,7 @@ import msgspec
 
 from rmqkit.broker.filters import EVERYTHING, inline_filter
 from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.handlers.pull import REJECTED
 from rmqkit.broker.parts import Parts
 from rmqkit.filter.subscription import is_tag_type
 from rmqkit.protocol import fastjson
@@ -40,12 +41,13 @@ class QueryHandlers(Handlers):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._filters = parts.filters
         self._has_units = parts.store_settings.enable_consume_queue_ext
 
     @answers(RequestCode.QUERY_MESSAGE)
     def query(self, connection: Connection, command: Command) -> Command:
         """The records that may have a key, in the order of the log."""
+        if not self._may_serve():
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         header = decode_header_leniently(
             command, QueryMessageRequest, missing={"topic": "", "key": ""}, drops_unreadable=False
         )
@@ -70,6 +72,8 @@ class QueryHandlers(Handlers):
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     def view(self, connection: Connection, command: Command) -> Command:
         """The record at a physical offset, which is a part of an offset message id."""
+        if not self._may_serve():
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         offset = decode_header(command, ViewMessageRequest).offset
         record = self._store.record_at(offset) if offset >= 0 else None
         if record is None:
@@ -79,9 +83,7 @@ class QueryHandlers(Handlers):
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     def queue_entries(self, connection: Connection, command: Command) -> Command:
         """Entries of a queue from an offset on, within one of its files.
-
-        What a group's filter says to an entry is told of entries with an extension unit only, as at the reference.
-        """
+        What a group's filter says to an entry is told of entries with an extension unit only, as at the reference."""
         header = decode_header_leniently(command, QueryConsumeQueueRequest)
         topic, queue_id, group = header.topic, header.queue_id, header.consumer_group
         if topic is None:

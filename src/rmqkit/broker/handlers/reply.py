@@ -10,9 +10,12 @@ from __future__ import annotations
 import random
 
 from rmqkit.broker.copies import with_changes
+from rmqkit.broker.durability import Outcome
 from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.handlers.pull import REJECTED
 from rmqkit.broker.handlers.send_checks import NO_BODY, SendChecks, decode_v1, decode_v2, stamps_of
 from rmqkit.broker.parts import Parts
+from rmqkit.broker.settings import BrokerRole
 from rmqkit.errors import PeerRefused, RemotingError
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.topics import TopicConfig
@@ -49,6 +52,8 @@ class ReplyHandlers(Handlers):
         return await self._reply(connection, command, decode_v2(command, b=""))
 
     async def _reply(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command:
+        if self._settings.broker_role is BrokerRole.SLAVE and not self._settings.acts_as_master:
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         if not command.body:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, NO_BODY, self._identity.ip)
         topic = self._checks.topic_of(connection, header)
@@ -115,7 +120,11 @@ class ReplyHandlers(Handlers):
         put = self._store.put(message)
         if put.status is not PutStatus.OK:
             return None
-        if self._durability is not None and self._store.durable_offset < put.end_offset:
-            self._store.request_flush()
-            await self._durability.wait(put.end_offset)
+        self._statistics.sent_one(message, put, 0.0)
+        if self._counts is not None:
+            self._counts.put(message, put)
+        if self._durability is not None and not self._durability.has(put.end_offset):
+            outcome, _ = await self._durability.wait(put.end_offset)
+            if outcome is Outcome.FAILED:
+                return None
         return SendMessageResponse(offset_id(message.store_host, put.physical_offset), queue_id, put.queue_offset)

@@ -39,9 +39,7 @@ class ResetHandlers(Handlers):
     @answers(RequestCode.CLONE_GROUP_OFFSET, admins_only=True)
     def clone(self, connection: Connection, command: Command) -> Command:
         """Give a group the offsets of another one, on one topic or on all.
-
-        Unknown topics are left out; so is, unless the source is taken as offline, what it is online without.
-        """
+        Unknown topics are left out; so is, unless the source is taken as offline, what it is online without."""
         header = decode_header_leniently(command, CloneGroupOffsetRequest)
         group = self._clients.consumers(header.src_group)
         online = group.subscriptions if group is not None and not header.offline else None
@@ -73,6 +71,8 @@ class ResetHandlers(Handlers):
         for queue_id, offset in targets.items():
             self._offsets.reset(header.group, header.topic, queue_id, offset)
             self._long_polling.wake(header.topic, queue_id, header.group)
+            if self._pops is not None:
+                self._pops.waiting.wake(header.topic, header.group, queue_id)
         return reply(command, body=fastjson.dumps(self._body(header, targets)))
 
     def _reset_by_clients(self, command: Command, header: ResetOffsetRequest) -> Command:

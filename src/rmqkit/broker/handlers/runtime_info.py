@@ -1,56 +1,50 @@
 """GET_BROKER_RUNTIME_INFO (28): what ``mqadmin clusterList`` and ``brokerStatus`` show. Every value is a text.
 
-Measured here: version, times since the start, the log's bounds, what waits to be dispatched and flushed, the disks.
-Requests are handled as they come, no queue stands before them, so queue sizes and waits are 0. What this broker does
-not count is told as a broker that has done nothing yet tells it (`NOT_COUNTED`): the tools cannot do without.
+Requests are handled as they come, no thread pool's queue stands before them: a queue's size is the requests whose
+answers wait, for disk and slaves or for messages (``CAPACITIES``: how many may), and no request waits at its head. No
+lock keeps a put from the page cache, and what is dispatched is not buffered (`ALWAYS`).
 Source: remoting.md §6.6.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
+from rmqkit.broker.durability import WAITING_MAX
 from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.broker.long_polling import HELD_MAX
 from rmqkit.broker.parts import Parts
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.bodies.namesrv import KVTable
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, version_name
 from rmqkit.protocol.command import Command, reply
+from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import decode_record
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.commit_log import log_directories
+from rmqkit.store.message_store import MessageStore
 from rmqkit.store.retention import used_percent
 
-__all__ = ["NOT_COUNTED", "RuntimeInfoHandlers", "bytes_text", "disk_ratio", "run_time_text"]
+__all__ = ["ALWAYS", "RuntimeInfoHandlers", "bytes_text", "disk_ratio", "earliest_store_time", "run_time_text"]
 
-_NO_RATES = "0.0 0.0 0.0"
-_POOLS = ("send", "pull", "litePull", "query", "ack")
+CAPACITIES = {"pull": HELD_MAX, "litePull": HELD_MAX, "send": WAITING_MAX, "query": WAITING_MAX, "ack": WAITING_MAX}
 
-NOT_COUNTED = {
-    **dict.fromkeys(
-        (
-            *("msgPutTotalYesterdayMorning", "msgPutTotalTodayMorning", "msgPutTotalTodayNow"),
-            *("msgGetTotalYesterdayMorning", "msgGetTotalTodayMorning", "msgGetTotalTodayNow"),
-            *("putMessageEntireTimeMax", "putMessageFailedTimes", "putMessageSizeTotal", "putMessageTimesTotal"),
-            *("getMessageEntireTimeMax", "pageCacheLockTimeMills", "startAcceptSendRequestTimeStamp"),
-            *("timerReadBehind", "timerOffsetBehind", "timerCongestNum"),
-        ),
-        "0",
-    ),
-    **dict.fromkeys(("putTps", "getFoundTps", "getMissTps", "getTotalTps", "getTransferredTps"), _NO_RATES),
-    **dict.fromkeys(("timerEnqueueTps", "timerDequeueTps", "putMessageAverageSize"), "0.0"),
-    **dict.fromkeys(("putLatency99", "putLatency999"), "0.00"),
+ALWAYS = {
+    **{f"{pool}ThreadPoolQueueCapacity": str(count) for pool, count in CAPACITIES.items()},
+    **{f"{pool}ThreadPoolQueueSize": "0" for pool in CAPACITIES},
+    **{f"{pool}ThreadPoolQueueHeadWaitTimeMills": "0" for pool in CAPACITIES},
+    "EndTransactionThreadPoolQueueCapacity": str(WAITING_MAX),
+    **dict.fromkeys(("EndTransactionQueueSize", "pageCacheLockTimeMills", "dispatchMaxBuffer"), "0"),
+    "remainTransientStoreBufferNumbs": str((1 << 31) - 1),
 }
-"""Counters and rates of Java's broker that this one does not keep, with the values of a fresh Java broker."""
+"""What is so unless another value is known."""
 
-_NO_QUEUES = {
-    **{f"{pool}ThreadPoolQueueSize": "0" for pool in _POOLS},
-    **{f"{pool}ThreadPoolQueueHeadWaitTimeMills": "0" for pool in _POOLS},
-    "EndTransactionQueueSize": "0",
-}
+_MORNINGS = ("YesterdayMorning", "TodayMorning", "TodayNow")
+_RATES = {"putTps": "puts", "getFoundTps": "found", "getMissTps": "missed", "getTransferredTps": "BROKER_GET_NUMS"}
 
 
 class RuntimeInfoHandlers(Handlers):
@@ -60,12 +54,12 @@ class RuntimeInfoHandlers(Handlers):
         super().__init__(parts)
         self._log_directories = log_directories(self._store.root, parts.store_settings)[0]
         self._boot_ms = self._clock.now_ms()
-        self._started_ms = self._clock.monotonic_ms()
 
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, connection: Connection, command: Command) -> Command:
-        """Everything, in one table."""
-        table = NOT_COUNTED | _NO_QUEUES | self._process() | self._log() | self._disks()
+        table = (
+            ALWAYS | self._process() | self._counted() | self._puts() | self._delayed() | self._log() | self._disks()
+        )
         return reply(command, body=msgspec.json.encode(KVTable(dict(sorted(table.items())))))
 
     def _process(self) -> dict[str, str]:
@@ -74,30 +68,73 @@ class RuntimeInfoHandlers(Handlers):
             "brokerVersion": str(CURRENT_VERSION),
             "brokerActive": "true" if self._store.is_writable else "false",
             "bootTimestamp": str(self._boot_ms),
-            "runtime": run_time_text(self._clock.monotonic_ms() - self._started_ms),
+            "runtime": run_time_text(max(0, self._clock.now_ms() - self._boot_ms)),
+        }
+
+    def _counted(self) -> dict[str, str]:
+        """Messages that came and went; totals are since the start and without the broker's own topics."""
+        statistics, told = self._statistics, dict[str, str]()
+        for way in ("Put", "Get"):
+            days = statistics.days(f"BROKER_{way.upper()}_NUMS_WITHOUT_SYSTEM_TOPIC")
+            told |= {f"msg{way}Total{when}": str(total) for when, total in zip(_MORNINGS, days, strict=True)}
+        rates = {key: statistics.rates(name) for key, name in _RATES.items()}
+        asked = [sum(both) for both in zip(rates["getFoundTps"], rates["getMissTps"], strict=True)]
+        told["getTotalTps"] = _rates_text(asked)
+        return told | {key: _rates_text(several) for key, several in rates.items()}
+
+    def _puts(self) -> dict[str, str]:
+        """Records that were put since the start, the broker's own among them, and how long it took."""
+        statistics, settings = self._statistics, self._settings
+        times, count, size = statistics.put_times, statistics.put_count, statistics.put_bytes
+        waiting = 0 if self._durability is None else self._durability.waiting_count
+        return {
+            "putMessageTimesTotal": str(count),
+            "putMessageSizeTotal": str(size),
+            "putMessageAverageSize": str(round(size / count, 2) if count else 0.0),
+            "putMessageFailedTimes": str(statistics.puts_failed),
+            "putMessageEntireTimeMax": str(times.longest_ms),
+            "putMessageDistributeTime": str(times),
+            "putLatency99": f"{times.percentile(0.99):.2f}",
+            "putLatency999": f"{times.percentile(0.999):.2f}",
+            "getMessageEntireTimeMax": str(int(statistics.get_ms_max)),
+            "startAcceptSendRequestTimeStamp": str(settings.accept_sends_from_ms),
+            "sendThreadPoolQueueSize": str(waiting),
+        }
+
+    def _delayed(self) -> dict[str, str]:
+        timer, levels = self._timer, self._schedule.offsets().offset_table
+        ends = {level: self._store.max_offset(SCHEDULE_TOPIC, level - 1) for level in levels}
+        return {
+            **{f"scheduleMessageOffset_{level}": f"{offset},{ends[level]}" for level, offset in levels.items()},
+            "timerReadBehind": str(0 if timer is None else timer.read_behind_ms // 1000),
+            "timerOffsetBehind": str(0 if timer is None else timer.offset_behind),
+            "timerCongestNum": str(0 if timer is None else timer.pending),
+            "timerEnqueueTps": str(0.0 if timer is None else round(timer.rates[0], 3)),
+            "timerDequeueTps": str(0.0 if timer is None else round(timer.rates[1], 3)),
         }
 
     def _log(self) -> dict[str, str]:
-        store = self._store
-        return {
+        store, pool = self._store, self._store.transient_pool
+        uncommitted = 0 if pool is None else max(0, store.max_physical_offset - pool.committed_offset)
+        buffers = (
+            {}
+            if pool is None
+            else {
+                "remainTransientStoreBufferNumbs": str(pool.free_count),
+                "remainHowManyDataToCommit": bytes_text(uncommitted),
+            }
+        )
+        return buffers | {
             "commitLogMinOffset": str(store.min_physical_offset),
             "commitLogMaxOffset": str(store.max_physical_offset),
             "dispatchBehindBytes": str(max(0, store.max_physical_offset - store.dispatched_offset)),
             "remainHowManyDataToFlush": bytes_text(max(0, store.max_physical_offset - store.durable_offset)),
-            "earliestMessageTimeStamp": str(self._earliest_store_time()),
+            "earliestMessageTimeStamp": str(earliest_store_time(store)),
         }
 
-    def _earliest_store_time(self) -> int:
-        """When the oldest message was stored, -1 without one."""
-        offset = self._store.min_physical_offset
-        record = self._store.record_at(offset) if offset >= 0 else None
-        try:
-            return -1 if record is None else decode_record(record).store_timestamp
-        except RecordCorrupt:
-            return -1
-
     def _disks(self) -> dict[str, str]:
-        disk = os.statvfs(self._log_directories[0])
+        first = self._log_directories[0]  # which a slave that was sent nothing yet does not have
+        disk = os.statvfs(first if first.exists() else self._store.root)
         total, free = disk.f_blocks * disk.f_frsize, disk.f_bfree * disk.f_frsize
         ratios = {path: disk_ratio(path) for path in self._log_directories}
         return {
@@ -106,6 +143,20 @@ class RuntimeInfoHandlers(Handlers):
             "consumeQueueDiskRatio": str(disk_ratio(self._store.root)),
             **{f"commitLogDiskRatio_{path}": str(ratio) for path, ratio in ratios.items()},
         }
+
+
+def _rates_text(rates: Iterable[float]) -> str:
+    return " ".join(str(round(rate, 3)) for rate in rates)
+
+
+def earliest_store_time(store: MessageStore) -> int:
+    """When the oldest message was stored, -1 without one."""
+    offset = store.min_physical_offset
+    record = store.record_at(offset) if offset >= 0 else None
+    try:
+        return -1 if record is None else decode_record(record).store_timestamp
+    except RecordCorrupt:
+        return -1
 
 
 def disk_ratio(path: Path) -> float:

@@ -2,9 +2,8 @@
 
 The checks come in the reference's order with its codes and remarks. The stored properties are the producer's with
 CLUSTER, MSG_REGION and TRACE_ON added (a batch's members are stored as they came). A message with a delay level goes to
-the delay topic, a retried one that was tried too often to its group's dead letters. Under SYNC_FLUSH the answer waits
-for the flush round that covers the message. Timed messages, which this broker cannot keep its word for, are refused,
-never stored as something else.
+the delay topic, one for a time to the timer topic, a retried one that was tried too often to its group's dead letters.
+The answer waits until the message is on the disk under SYNC_FLUSH, and at the slaves under SYNC_MASTER.
 Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 """
 
@@ -12,13 +11,17 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rmqkit.broker.copies import with_changes
 from rmqkit.broker.durability import Outcome
 from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.broker.handlers.send_checks import (
+    CODES,
     NO_BODY,
+    NOT_ENOUGH_REPLICAS,
     Refusal,
     SendChecks,
     decode_v1,
@@ -27,9 +30,11 @@ from rmqkit.broker.handlers.send_checks import (
     stamps_of,
     tries_max,
 )
-from rmqkit.broker.handlers.send_run import SendRun
+from rmqkit.broker.handlers.send_run import NO_WAIT, SendRun
+from rmqkit.broker.handlers.static_topics import by_global_number
 from rmqkit.broker.parts import Parts
-from rmqkit.broker.schedule import TIMER_NAMES, delay_level
+from rmqkit.broker.schedule import delay_level
+from rmqkit.broker.timer import put_aside
 from rmqkit.broker.transaction import is_half, to_half
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import names
@@ -40,6 +45,7 @@ from rmqkit.protocol.command import Command, header_fields, reply
 from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageResponse
 from rmqkit.protocol.ids import UniqueKeys, offset_id, offset_ids
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_property, in_stored_order
+from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
 from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
@@ -47,12 +53,12 @@ from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
 
 __all__ = ["SendHandlers"]
 
-_NO_WAIT = b"WAIT\x01false\x02"
 _TRANSACTION = b"TRAN_MSG\x01"
 _KEYS = property_names.KEYS.encode()
 _UNIQ_KEY = property_names.UNIQ_KEY.encode()
+_PUT_ASIDE = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)
+_TIMED = b"TIMER_OUT_MS\x01"
 _NO_KEYS = "Required message key is missing"
-_NO_TIMER = "accurate timer message is not enabled, timerWheelEnable is false"
 
 
 class SendHandlers(Handlers):
@@ -62,33 +68,52 @@ class SendHandlers(Handlers):
         super().__init__(parts)
         self._is_orderly = parts.queue_locks.is_any_held
         self._unique_keys = UniqueKeys(self._identity.store_host[:-4], os.getpid(), random.getrandbits(32))
-        self._body_bytes_max = parts.store_settings.message_bytes_max
+        self._store_settings = parts.store_settings
         self._checks = SendChecks(self._settings, self._identity, self._topics, self._clock)
         self._stamp_bytes, self._answer_fields = stamps_of(self._settings)
         self._run = SendRun(
-            self._store, self._checks, self._identity.store_host, self._stamp_bytes, self._answer_fields
+            self._store,
+            self._checks,
+            self._identity.store_host,
+            self._stamp_bytes,
+            self._answer_fields,
+            self._durability,
+            self._statistics,
+            self._counts,
+            self._clock,
+            self._timer,
+            self._settings.broker_name,
         )
 
     @answers(RequestCode.SEND_MESSAGE)
-    def send(self, connection: Connection, command: Command) -> Command | None:
+    @by_global_number
+    def send(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
         """SEND_MESSAGE: long header names."""
         return self._send(connection, command, decode_v1(command))
 
     @answers(RequestCode.SEND_MESSAGE_V2)
     @answers(RequestCode.SEND_BATCH_MESSAGE)
-    def send_v2(self, connection: Connection, command: Command) -> Command | None:
+    @by_global_number
+    def send_v2(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
         """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names; one of them says whether the body is a batch."""
         return self._send(connection, command, decode_v2(command))
 
     def register(self, dispatch: Dispatch) -> None:
-        """Answer sends from a port, plain ones of one read all at once where answers do not wait for the disk."""
+        """Answer sends from a port, plain ones of one read all at once."""
         super().register(dispatch)
-        if self._durability is None:
-            dispatch.rest = self._run.rest
+        dispatch.rest = self._run.rest
 
     # -- inside
 
-    def _send(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command | None:
+    def _send(
+        self, connection: Connection, command: Command, header: SendMessageRequest
+    ) -> Command | Awaitable[Command] | None:
+        """The answer to a send. With a topic made for it the answer waits until the name servers know that."""
+        topic_count = len(self._topics)
+        answer = self._stored(connection, command, header)
+        return answer if answer is None or len(self._topics) == topic_count else self._when_told(answer)
+
+    def _stored(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command | None:
         if self._durability is not None and self._durability.is_full:
             return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         if not command.body:
@@ -117,30 +142,26 @@ class SendHandlers(Handlers):
         return self._store_one(connection, command, message, header, topic)
 
     def _settle_unusual(self, message: PutMessage) -> Refusal | None:
-        """Refuse kinds of messages that cannot be kept yet, put delayed ones aside, drop what the broker reserves."""
+        """Put delayed and timed messages aside, drop what the broker reserves; why one is refused, if it is."""
         properties = decode_properties(message.properties)
         if properties.pop(property_names.POP_CHECK_POINT, None) is not None:
             message.properties = encode_properties(properties)
-        level = 0
         if is_half(message):  # its delay begins when it is committed
             if self._settings.reject_transactions:
                 remark = f"the broker[{self._identity.ip}] sending transaction message is forbidden"
                 return ResponseCode.NO_PERMISSION, remark
-        elif message.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
             return None
-        else:
-            level = delay_level(properties.get(property_names.DELAY))
-        if level > 0:
-            self._schedule.defer(message, level)
-        elif property_names.TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_NAMES):
-            return ResponseCode.SYSTEM_ERROR, _NO_TIMER
+        if message.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
+            return None
+        level = delay_level(properties.get(property_names.DELAY))
+        if level <= 0:
+            return put_aside(self._timer, message, properties)
+        self._schedule.defer(message, level)
         return None
 
     def _divert_exhausted(self, command: Command, header: SendMessageRequest, message: PutMessage) -> Refusal | None:
         """A retried message that was tried often enough goes to its group's dead-letter topic instead.
-
-        So does any one of a group that consumes in order: that group retries in place.
-        """
+        So does any one of a group that consumes in order: that group retries in place."""
         group_name = names.group_of_retry_topic(header.topic)
         group = self._groups.get(group_name)
         if group is None:
@@ -161,7 +182,7 @@ class SendHandlers(Handlers):
         header: SendMessageRequest,
         topic: TopicConfig,
     ) -> Command | None:
-        queue_id, refusal = message.queue_id, None
+        queue_id, refusal = self._topics.static.everywhere(message.topic, message.queue_id), None
         if header.topic.startswith(names.RETRY_PREFIX):
             refusal = self._divert_exhausted(command, header, message)
         if refusal is not None:
@@ -169,8 +190,13 @@ class SendHandlers(Handlers):
         prepared = self._prepare(message, topic)
         if isinstance(prepared, tuple):
             return self._refuse(command, *prepared)
-        waits = self._durability is not None and _NO_WAIT not in message.properties
+        waits = self._durability is not None and NO_WAIT not in message.properties
+        if waits and self._lacks_replicas:
+            return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         put = self._store.put(message)
+        self._statistics.sent_one(message, put, self._clock.monotonic_ms() - connection.active_ms)
+        if self._counts is not None:
+            self._counts.put(message, put)
         answer = {  # SendMessageResponse, spelled out: one call in place of a dozen
             "msgId": offset_id(message.store_host, put.physical_offset),
             "queueId": str(queue_id),
@@ -178,7 +204,18 @@ class SendHandlers(Handlers):
             "transactionId": prepared,
             **self._answer_fields,
         }
+        if _TIMED in message.properties:
+            self._add_recall_handle(answer, message)
         return self._answer(connection, command, put, answer, waits=waits)
+
+    def _add_recall_handle(self, answer: dict[str, str], message: PutMessage) -> None:
+        """Give what RECALL_MESSAGE calls a timed message back with, if its names hold no blank."""
+        topic = (find_property(message.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
+        time = find_property(message.properties, b"TIMER_OUT_MS") or b""
+        if topic and not topic.startswith(names.RETRY_PREFIX):
+            with suppress(ValueError):
+                handle = RecallHandle(topic, self._settings.broker_name, int(time), answer["transactionId"])
+                answer["recallHandle"] = encode_recall_handle(handle)
 
     def _prepare(self, message: PutMessage, topic: TopicConfig) -> str | Refusal:
         """Make any message what is to be stored: its unique key, or why it is refused."""
@@ -202,13 +239,19 @@ class SendHandlers(Handlers):
         refusal = self._batch_refusal(message)
         if refusal is not None:
             return self._refuse(command, *refusal)
-        waits = self._durability is not None and _NO_WAIT not in message.properties
+        waits = self._durability is not None and NO_WAIT not in message.properties
+        if waits and self._lacks_replicas:
+            return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         unique_key = _unique_key_of(message.properties)
         message.properties += self._stamp_bytes  # stored with an inner batch only
         put = self._store.put_batch(message)
+        ms = self._clock.monotonic_ms() - connection.active_ms
+        self._statistics.sent_one(message, put, ms, len(put.physical_offsets))
+        if self._counts is not None:
+            self._counts.put_batch(message, put)
         answer = SendMessageResponse(
             msg_id=offset_ids(message.store_host, put.physical_offsets),
-            queue_id=message.queue_id,
+            queue_id=self._topics.static.everywhere(message.topic, message.queue_id),
             queue_offset=put.queue_offset,
             transaction_id=unique_key,
             batch_uniq_id=unique_key if self._topics.is_batch_topic(message.topic) else None,
@@ -225,22 +268,26 @@ class SendHandlers(Handlers):
             return ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {message.topic}"
         properties = message.properties
         refusal = self._settle_unusual(message) if _is_unusual(properties) else None
-        if refusal is None and (message.sys_flag & TRANSACTION_MASK or message.topic == names.SCHEDULE_TOPIC):
-            return put_refusal(PutResult(PutStatus.MESSAGE_ILLEGAL), self._body_bytes_max)
+        if refusal is None and (message.sys_flag & TRANSACTION_MASK or message.topic in _PUT_ASIDE):
+            return put_refusal(PutResult(PutStatus.MESSAGE_ILLEGAL), self._store_settings.message_bytes_max)
         return refusal
 
     def _answer(
         self, connection: Connection, command: Command, put: PutResult, fields: dict[str, str], *, waits: bool
     ) -> Command | None:
         if put.status is not PutStatus.OK:
-            return self._refuse(command, *put_refusal(put, self._body_bytes_max))
-        if self._durability is None or not waits or self._store.durable_offset >= put.end_offset:
-            if self._durability is not None:
-                self._store.request_flush()
+            return self._refuse(command, *put_refusal(put, self._store_settings.message_bytes_max))
+        if self._durability is None:
+            return reply(command, fields=fields)
+        if not waits or self._durability.has(put.end_offset):
+            self._durability.wake()
             return reply(command, fields=fields)
         self._durability.hold(put.end_offset, _Late(self, connection, command, fields))
-        self._store.request_flush()
         return None
+
+    @property
+    def _lacks_replicas(self) -> bool:
+        return self._durability is not None and self._durability.lacks_replicas
 
     def _refuse(self, command: Command, code: int, remark: str) -> Command:
         return reply(command, code, remark, fields=self._answer_fields)
@@ -248,19 +295,18 @@ class SendHandlers(Handlers):
     def answer_late(
         self, connection: Connection, command: Command, fields: dict[str, str], outcome: Outcome, reason: str
     ) -> None:
-        """Send the answer that waited for the disk."""
+        """Send the answer that waited for disk or slaves."""
         if command.is_one_way:
             return
         if outcome is Outcome.FAILED:
             connection.send(self._refuse(command, ResponseCode.SYSTEM_ERROR, reason))
             return
-        code = ResponseCode.SUCCESS if outcome is Outcome.DURABLE else ResponseCode.FLUSH_DISK_TIMEOUT
-        connection.send(reply(command, code, fields=fields))
+        connection.send(reply(command, CODES[outcome], fields=fields))
 
 
 @dataclass(slots=True)
 class _Late:
-    """One answer that waits for the disk, as `Durability` releases it."""
+    """One answer that waits for disk or slaves, as `Durability` releases it."""
 
     handlers: SendHandlers
     connection: Connection
@@ -286,10 +332,8 @@ def _has_needed_key(topic: TopicConfig, properties: bytes) -> bool:
 
 def _is_unusual(properties: bytes) -> bool:
     """Whether a property string needs decoding before it is stored.
-
     That is so for kinds of messages that are refused and names the broker reserves for itself. Spelled out, because it
-    runs for every message: a loop over the names costs five times as much.
-    """
+    runs for every message: a loop over the names costs five times as much."""
     return (
         b"DELAY\x01" in properties
         or _TRANSACTION in properties

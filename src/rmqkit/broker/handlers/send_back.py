@@ -1,8 +1,9 @@
 """CONSUMER_SEND_MSG_BACK: a message that a consumer could not handle, to be consumed again (``consumerSendMsgBack``).
 
 A copy goes to ``%RETRY%<group>`` through delay level ``3 + reconsumeTimes`` (or the level asked for); after the group's
-last try, or for level -1, to ``%DLQ%<group>`` at once. The consumer then counts the message as consumed, so under
-SYNC_FLUSH the answer waits until the copy is on the disk, although the copy itself says WAIT=false.
+last try, or for level -1, to ``%DLQ%<group>`` at once. The consumer then counts the message as consumed, so the answer
+waits until the copy is on the disk (SYNC_FLUSH) and at the slaves (SYNC_MASTER), although the copy itself says
+WAIT=false. A consumer that is refused stores a second copy: slaves that take too long are no reason to refuse.
 Source: behaviour.md §3.7; store.md §20; remoting.md §4.3.5, §10.5.
 """
 
@@ -15,13 +16,13 @@ from collections.abc import Awaitable
 from rmqkit.broker.copies import copy_of
 from rmqkit.broker.durability import Outcome
 from rmqkit.broker.handlers.answers import Handlers, answers
-from rmqkit.broker.handlers.send_checks import tries_max
+from rmqkit.broker.handlers.send_checks import CODES, tries_max
 from rmqkit.broker.transaction import record_at
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
 from rmqkit.protocol.bodies.topics import Permission
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header_leniently, reply
+from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
 from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.names import dlq_topic, retry_topic
@@ -61,7 +62,7 @@ class SendBackHandlers(Handlers):
         record = record_at(self._store, header.offset)
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
-        return self._put(command, self._copy(command, header, group, record), f"{record.topic}@{header.group}")
+        return self._put(command, self._copy(command, header, group, record), record.topic, header.group)
 
     def _copy(
         self, command: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig, record: Record
@@ -95,19 +96,21 @@ class SendBackHandlers(Handlers):
             self._schedule.defer(message, level)
         return message
 
-    def _put(self, command: Command, message: PutMessage, counted: str) -> Command | Awaitable[Command]:
+    def _put(self, command: Command, message: PutMessage, topic: str, group: str) -> Command | Awaitable[Command]:
         put = self._store.put(message)
         if put.status is not PutStatus.OK:
             return reply(command, ResponseCode.SYSTEM_ERROR, put.status.value)
-        self._statistics.add("SNDBCK_PUT_NUMS", counted)
-        if self._durability is None or self._store.durable_offset >= put.end_offset:
+        owner = decode_fields(command).get("Owner", "null")
+        self._statistics.sent_back(message, put, topic=topic, group=group, owner=owner)
+        if self._counts is not None:
+            self._counts.given_up(message)
+        if self._durability is None or self._durability.has(put.end_offset):
             return reply(command)
-        self._store.request_flush()
         return _answer_when_durable(command, self._durability.wait(put.end_offset))
 
 
 async def _answer_when_durable(command: Command, waiting: asyncio.Future[tuple[Outcome, str]]) -> Command:
     outcome, reason = await waiting
-    if outcome is Outcome.DURABLE:
+    if outcome in (Outcome.DURABLE, Outcome.REPLICA_TIMED_OUT):
         return reply(command)
-    return reply(command, ResponseCode.SYSTEM_ERROR, reason or ResponseCode.FLUSH_DISK_TIMEOUT.name)
+    return reply(command, ResponseCode.SYSTEM_ERROR, reason or CODES[outcome].name)

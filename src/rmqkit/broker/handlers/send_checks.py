@@ -1,14 +1,15 @@
 """What every send has to pass before its message is looked at (``AbstractSendMessageProcessor.msgCheck``).
 
 The checks come in the reference's order with its codes and remarks; a topic that is missing is created here. Also here:
-what a put that the store refused is answered with. Source: behaviour.md §3.1 steps 4 to 8, §3.2, §3.5.
+what a put that the store refused, or that waited, is answered with. Source: behaviour.md §3.1 steps 4 to 8, §3.2, §3.5.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from rmqkit.broker.own_address import OwnAddress
+from rmqkit.broker.durability import Outcome
+from rmqkit.broker.parts import OwnAddress
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
 from rmqkit.clock import Clock
@@ -24,7 +25,18 @@ from rmqkit.protocol.properties import encode_properties
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import PutResult, PutStatus
 
-__all__ = ["NO_BODY", "Refusal", "SendChecks", "decode_v1", "decode_v2", "put_refusal", "stamps_of", "tries_max"]
+__all__ = [
+    "CODES",
+    "NOT_ENOUGH_REPLICAS",
+    "NO_BODY",
+    "Refusal",
+    "SendChecks",
+    "decode_v1",
+    "decode_v2",
+    "put_refusal",
+    "stamps_of",
+    "tries_max",
+]
 
 _ASKS_FOR_TRIES_SINCE = 121  # 3.4.9
 
@@ -35,6 +47,16 @@ NO_BODY = "the message has no body"
 
 Refusal = tuple[int, str]
 """Code and remark."""
+
+NOT_ENOUGH_REPLICAS: Refusal = ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough"
+
+CODES = {
+    Outcome.DURABLE: ResponseCode.SUCCESS,
+    Outcome.TIMED_OUT: ResponseCode.FLUSH_DISK_TIMEOUT,
+    Outcome.REPLICA_TIMED_OUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    Outcome.FAILED: ResponseCode.SYSTEM_ERROR,
+}
+"""What is answered when a stored message had to wait."""
 
 _ILLEGAL = (
     "the message is illegal, maybe msg body or properties length not matched. "
@@ -55,6 +77,13 @@ _PUT_REFUSALS: dict[PutStatus, tuple[ResponseCode, str]] = {
     PutStatus.OS_PAGE_CACHE_BUSY: (
         ResponseCode.SYSTEM_BUSY,
         "[PC_SYNCHRONIZED]broker busy, start flow control for a while",
+    ),
+    PutStatus.LIGHT_QUEUES_EXCEEDED: (
+        ResponseCode.SYSTEM_ERROR,
+        (
+            "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]broker config enableLmq and enableMultiDispatch, lmq consumeQueue num "
+            "exceed maxLmqConsumeQueueNum config num, default limit 2w."
+        ),
     ),
 }
 
@@ -81,10 +110,7 @@ def stamps_of(settings: BrokerSettings) -> tuple[bytes, dict[str, str]]:
 
 def decode_v1(command: Command, **missing: str) -> SendMessageRequest:
     """The header of a send in its long form; what it may lack besides is ``missing``.
-
-    Raises:
-        HeaderError: another field is missing, or a number is none.
-    """
+    Raises HeaderError: another field is missing, or a number is none."""
     may_miss = {**_MAY_MISS_LONG, **missing} if missing else _MAY_MISS_LONG
     return decode_header_leniently(command, SendMessageRequest, missing=may_miss)
 
@@ -133,6 +159,14 @@ class SendChecks:
             remark = f"request queueId[{header.queue_id}] is illegal, {_describe(topic)} Producer: {connection.peer}"
             return ResponseCode.INVALID_PARAMETER, remark
         return topic
+
+    def is_new(self, topic: str) -> bool:
+        """Whether a topic has to be made first."""
+        return self._topics.get(topic) is None
+
+    def is_static(self, topic: str) -> bool:
+        """Whether a topic's queues are numbered over several brokers."""
+        return topic in self._topics.static.local
 
 
 def _human_time(timestamp_ms: int) -> str:

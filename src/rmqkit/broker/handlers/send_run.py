@@ -1,64 +1,102 @@
 """Many sends at once: the plain ones that one read of a connection brought, with one write to the log.
 
 Does what `SendHandlers` does for each of them, tested equal, where nothing can be refused: headers of a known shape
-(`send_shapes`), a topic that is there and wants nothing special, a queue that has messages, ASYNC_FLUSH. All others,
-and all of those when the store does not take them together, are left to be handled one by one. An answer is given when
-the one write is done.
+(`send_shapes`), a topic that is there and wants nothing special, a queue that has messages. One for a time goes to the
+timer topic. All others, and all of those when the store does not take them together, are left to be handled one by one.
+Answers are given when the one write is done, or together when the last message is as safe as it has to be
+(`durability`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
-from rmqkit.broker.handlers.send_checks import SendChecks
+from rmqkit.broker.durability import Durability, Outcome, Release
+from rmqkit.broker.handlers.send_checks import CODES, SendChecks
 from rmqkit.broker.schedule import TIMER_NAMES
+from rmqkit.broker.statistics import Statistics
+from rmqkit.broker.timer import Timer
+from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.topics import TopicConfig
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, reply
 from rmqkit.protocol.frame import Frame
 from rmqkit.protocol.hashing import encoded_tags_code
 from rmqkit.protocol.headers.send import SendMessageRequest
-from rmqkit.protocol.send_answers import SendAnswers
-from rmqkit.protocol.send_shapes import SendShapes
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
+from rmqkit.protocol.send_answers import SendAnswers, Stored
+from rmqkit.protocol.send_shapes import SendShape, SendShapes
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import MessageStore, PutMessage
 
-__all__ = ["SendRun"]
+if TYPE_CHECKING:
+    from rmqkit.broker.counts import Counts, PlainSend
+
+__all__ = ["NO_WAIT", "SendRun"]
 
 _log = logging.getLogger(__name__)
+
 _NOT_PLAIN = (
     property_names.INNER_NUM,
     property_names.DELAY,
     property_names.TRANSACTION_PREPARED,
     property_names.POP_CHECK_POINT,
+    property_names.INNER_MULTI_DISPATCH,
     *TIMER_NAMES,
 )
-
-
-_Plain = tuple[PutMessage, bytes, bytes, bytes]
-"""A message, and what its answer repeats: queue id in digits, unique key, opaque in digits."""
+_NOT_PLAIN_OR_TIMED = (
+    *(name for name in _NOT_PLAIN if name not in TIMER_NAMES),
+    property_names.TIMER_DELETE_KEY,
+    property_names.TIMER_OUT_MS,
+    property_names.REAL_TOPIC,
+    property_names.REAL_QUEUE_ID,
+)
+NO_WAIT = b"WAIT\x01false\x02"
 
 
 class SendRun:
     """Takes plain sends out of what was read.
-
-    Args:
-        stamps: the properties that every message gets.
-        told: the fields that every answer has.
-    """
+    ``stamps``: the properties that every message gets.
+    ``told``: the fields that every answer has.
+    ``durability``: what answers wait for, if they do.
+    ``timer``: what keeps messages for a time, if anything does; ``broker_name``: for handles that call them back.
+    ``statistics``, ``counts``: told of messages, and of answers, if anybody is."""
 
     def __init__(
-        self, store: MessageStore, checks: SendChecks, store_host: bytes, stamps: bytes, told: Mapping[str, str]
+        self,
+        store: MessageStore,
+        checks: SendChecks,
+        store_host: bytes,
+        stamps: bytes,
+        told: Mapping[str, str],
+        durability: Durability | None,
+        statistics: Statistics,
+        counts: Counts | None,
+        clock: Clock,
+        timer: Timer | None,
+        broker_name: str,
     ) -> None:
         self._store = store
         self._checks = checks
         self._store_host = store_host
-        self._shapes = SendShapes(stamps, _NOT_PLAIN)
-        self._answers = SendAnswers(store_host, told)
+        self._shapes = SendShapes(stamps, _NOT_PLAIN if timer is None else _NOT_PLAIN_OR_TIMED)
+        self._timer = timer
+        self._broker_name = broker_name
+        self._told = dict(told)
+        self._durability = durability
+        self._statistics = statistics
+        self._counts = counts
+        self._monotonic_ms = clock.monotonic_ms
+        self._answers = {code: SendAnswers(store_host, told, code) for code in CODES.values()}
 
     def rest(self, connection: Connection, frames: list[Frame]) -> Iterator[Frame]:
         """Store and answer plain sends; the other requests in their order, each when those before it are stored."""
-        run: list[_Plain] = []
+        run: list[PlainSend] = []
         queue_counts: dict[str, int] = {}
         first = 0
         for place, frame in enumerate(frames):
@@ -77,10 +115,10 @@ class SendRun:
         if run and not self._store_all(connection, run):
             yield from frames[first:]
 
-    def _plain(self, connection: Connection, frame: Frame, queue_counts: dict[str, int]) -> _Plain | None:
+    def _plain(self, connection: Connection, frame: Frame, queue_counts: dict[str, int]) -> PlainSend | None:
         """The message of a plain send; None for any other request."""
-        found = self._shapes.find(frame)
-        if found is None or not frame.body:
+        found = self._shapes.find(frame) if frame.body else None
+        if found is None:
             return None
         shape, values = found
         sent = shape.header
@@ -91,8 +129,17 @@ class SendRun:
         queue_id = int(digits)
         if queue_id >= queue_count:
             return None
+        topic, handle = sent.topic, b""
+        if shape.asks is not None:
+            at, unit_ms = shape.asks
+            out_ms = None if self._timer is None else self._timer.kept_until(int(values[at]), unit_ms)
+            if out_ms is None:
+                return None
+            recall = RecallHandle(topic, self._broker_name, out_ms, unique_key.decode())
+            topic, queue_id, handle = TIMER_TOPIC, 0, encode_recall_handle(recall).encode()
+            values = (*values, b"%d" % out_ms)
         message = PutMessage(
-            sent.topic,
+            topic,
             queue_id,
             frame.body,
             shape.properties % shape.values(values),
@@ -105,10 +152,15 @@ class SendRun:
             0,
             encoded_tags_code(tags) if shape.has_tags else 0,
         )
-        return message, digits, unique_key, opaque
+        if self._durability is not None and NO_WAIT in message.properties:
+            return None
+        return message, digits, unique_key, opaque, shape, handle
 
-    def _store_all(self, connection: Connection, run: list[_Plain]) -> bool:
+    def _store_all(self, connection: Connection, run: list[PlainSend]) -> bool:
         """Store some messages with one write and answer them; False when they have to be handled one by one."""
+        durability = self._durability
+        if durability is not None and (durability.is_full or durability.lacks_replicas):
+            return False
         try:
             stored = self._store.put_run([plain[0] for plain in run])
         except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
@@ -117,15 +169,54 @@ class SendRun:
         if stored is None:
             return False
         answers = [
-            (one.physical_offset, digits, one.queue_offset, unique_key, opaque)
-            for one, (_, digits, unique_key, opaque) in zip(stored, run, strict=True)
+            (one.physical_offset, digits, one.queue_offset, unique_key, handle, opaque)
+            if handle
+            else (one.physical_offset, digits, one.queue_offset, unique_key, opaque)
+            for one, (_, digits, unique_key, opaque, _, handle) in zip(stored, run, strict=True)
         ]
-        connection.send_frame(self._answers.frames(answers))
+        end_offset = stored[-1].physical_offset + stored[-1].size
+        ms = self._monotonic_ms() - connection.active_ms
+        if len({one.topic for one in stored}) == 1:
+            self._statistics.sent(stored[0].topic, end_offset - stored[0].physical_offset, ms, len(stored))
+        else:
+            for one in stored:
+                self._statistics.sent(one.topic, one.size, ms)
+        if durability is None or durability.has(end_offset):
+            connection.send_frame(self._answers[ResponseCode.SUCCESS].frames(answers))
+            if self._counts is not None:
+                self._counts.run(run, stored, ms)
+        else:
+            release = partial(self._answer_late, connection, answers)
+            if self._counts is not None:
+                shapes = [plain[4] for plain in run]
+                release = partial(self._count_late, self._counts, shapes, connection.active_ms, release)
+                self._counts.run(run, stored)
+            durability.hold(end_offset, release, answers=len(answers))
         return True
+
+    def _answer_late(self, connection: Connection, answers: list[Stored], outcome: Outcome, reason: str) -> None:
+        """Answer a run that waited for disk or slaves."""
+        if outcome is not Outcome.FAILED:
+            connection.send_frame(self._answers[CODES[outcome]].frames(answers))
+            return
+        for *_, opaque in answers:
+            request = Command(RequestCode.SEND_MESSAGE_V2, int(opaque))
+            connection.send(reply(request, ResponseCode.SYSTEM_ERROR, reason, fields=self._told))
+
+    @staticmethod
+    def _count_late(
+        counts: Counts, shapes: list[SendShape], since_ms: float, release: Release, outcome: Outcome, reason: str
+    ) -> None:
+        release(outcome, reason)
+        counts.answered_late(shapes, CODES[outcome], since_ms)
 
     def _queue_count(self, connection: Connection, sent: SendMessageRequest) -> int:
         """How many queues of a topic can be sent to; 0 when its messages have to be looked at one by one."""
+        if self._checks.is_new(sent.topic):
+            return 0
         topic = self._checks.topic_of(connection, sent)
         if not isinstance(topic, TopicConfig) or topic.attributes or topic.topic_filter_type == "MULTI_TAG":
+            return 0
+        if self._checks.is_static(topic.topic_name):
             return 0
         return max(topic.read_queue_nums, topic.write_queue_nums)

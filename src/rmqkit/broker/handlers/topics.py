@@ -11,14 +11,15 @@ import msgspec
 
 from rmqkit.broker.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
 from rmqkit.broker.handlers.answers import Handlers, answers
+from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.groups import TopicConfigList
 from rmqkit.protocol.bodies.namesrv import TopicList
-from rmqkit.protocol.bodies.topics import DataVersion, TopicConfig
+from rmqkit.protocol.bodies.topics import TopicConfig, TopicQueueMappingDetail
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
+from rmqkit.protocol.command import Command, decode_fields, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.topics import CreateTopicRequest, TopicConfigsResponse, TopicRequest
-from rmqkit.protocol.names import retry_topic, topic_fault
+from rmqkit.protocol.names import is_light, retry_topic, topic_fault
 from rmqkit.remoting.connection import Connection
 
 __all__ = ["TopicHandlers"]
@@ -31,7 +32,9 @@ class TopicHandlers(Handlers):
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC, admins_only=True)
     async def create(self, connection: Connection, command: Command) -> Command:
-        """Create a topic or change its queues, permission and attributes."""
+        return await self._create(command)
+
+    async def _create(self, command: Command, detail: TopicQueueMappingDetail | None = None) -> Command:
         header = decode_header_leniently(command, CreateTopicRequest, drops_unreadable=False)
         if header.topic_filter_type not in _FILTER_TYPES:
             remark = f"topicFilterType = [{header.topic_filter_type}] value invalid"
@@ -49,7 +52,16 @@ class TopicHandlers(Handlers):
             wanted.attributes = parse_changes(header.attributes or "")
         except ValueError as error:
             return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
-        return await self._put(command, [wanted])
+        return await self._put(command, [wanted], detail)
+
+    @answers(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, admins_only=True)
+    async def create_static(self, connection: Connection, command: Command) -> Command:
+        """A topic whose queues are numbered over several brokers; the body says which of them are here."""
+        static, detail = self._topics.static, decode_as(command.payload, TopicQueueMappingDetail)
+        fault = static.fault(detail, force=decode_fields(command).get("force") == "true")
+        if fault:
+            return reply(command, ResponseCode.SYSTEM_ERROR, fault)
+        return await self._create(command, detail)
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, admins_only=True)
     async def create_several(self, connection: Connection, command: Command) -> Command:
@@ -75,19 +87,22 @@ class TopicHandlers(Handlers):
     def all_topics(self, connection: Connection, command: Command) -> Command:
         """Every topic, with the version of the table; slaves copy it."""
         table = self._topics.snapshot()
-        table.mapping_data_version = DataVersion()
+        table.mapping_data_version = self._topics.static.data_version
         table.topic_queue_mapping_info_map = {}
+        table.topic_queue_mapping_detail_map = self._topics.static.details
         header = TopicConfigsResponse(len(table.topic_config_table))
         return reply(command, header=header, body=msgspec.json.encode(table))
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic(self, connection: Connection, command: Command) -> Command:
-        """One topic."""
         name = decode_header(command, TopicRequest).topic
         config = self._topics.get(name)
         if config is None:
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        return reply(command, body=msgspec.json.encode(config))
+        detail = self._topics.static.details.get(name)
+        if detail is None or decode_fields(command).get("lo") != "true":
+            return reply(command, body=msgspec.json.encode(config))
+        return reply(command, body=fastjson.dumps({**msgspec.to_builtins(config), "mappingDetail": detail}))
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, connection: Connection, command: Command) -> Command:
@@ -110,7 +125,7 @@ class TopicHandlers(Handlers):
     def unused_topics(self, connection: Connection, command: Command) -> Command:
         """Delete the queues and offsets of topics that are not in the table, and offsets that groups left behind."""
         for topic in self._store.topics | self._offsets.all_topics:
-            if self._topics.get(topic) is None and not self._topics.is_system(topic):
+            if self._topics.get(topic) is None and not (self._topics.is_system(topic) or is_light(topic)):
                 self._store.delete_topic(topic)
                 self._offsets.remove_topic(topic)
         for topic in self._offsets.all_topics:
@@ -119,8 +134,11 @@ class TopicHandlers(Handlers):
                     self._offsets.remove(group, topic)
         return reply(command)
 
-    async def _put(self, command: Command, wanted: list[TopicConfig]) -> Command:
-        """Create or change what differs; the attributes of what is wanted are signed changes."""
+    async def _put(
+        self, command: Command, wanted: list[TopicConfig], detail: TopicQueueMappingDetail | None = None
+    ) -> Command:
+        """Create or change what differs; the attributes of what is wanted are signed changes.
+        ``detail``: the queues of the topic that is wanted, if it is a static one."""
         changed = []
         for config in wanted:
             known = self._topics.get(config.topic_name)
@@ -128,6 +146,8 @@ class TopicHandlers(Handlers):
             fault = topic_fault(config.topic_name) or self._conflict(config.topic_name)
             if fault is None and changes.get("+message.type") == "MIXED":
                 fault = "MIXED message type is not supported."
+            if fault is None and detail is not None and detail.topic != config.topic_name:
+                fault = f"the mapping of topic {detail.topic} was given to topic {config.topic_name}"
             if fault is not None:
                 return reply(command, ResponseCode.INVALID_PARAMETER, fault)
             current = (known.attributes or {}) if known is not None else {}
@@ -135,10 +155,12 @@ class TopicHandlers(Handlers):
                 config.attributes = alter(current, changes, TOPIC_ATTRIBUTES, is_new=known is None)
             except ValueError as error:
                 return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
-            if config != known:
+            if config != known or detail is not None:
                 changed.append(config)
+        if detail is not None:
+            self._topics.static.put(detail)  # first: the topic is told with it
         if changed:
-            self._topics.put(*changed)
+            await self._topics.put_shared(*changed)
             await self._told()
         return reply(command)
 

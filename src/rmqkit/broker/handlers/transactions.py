@@ -2,8 +2,9 @@
 
 A half message is found by its physical offset and must belong to the group and have the queue offset that the request
 names. Commit puts the message where it was meant to go, then the half message is noted as decided; rollback only notes
-it. Nobody keeps count of who decided before: a request that comes twice commits twice, as at the reference. Under
-SYNC_FLUSH the answer to a commit waits for the disk. Source: behaviour.md §9.1; store.md §19.3; remoting.md §4.3.5.
+it. Nobody keeps count of who decided before: a request that comes twice commits twice, as at the reference. The answer
+to a commit waits for disk and slaves like that to a send.
+Source: behaviour.md §9.1; store.md §19.3; remoting.md §4.3.5.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from rmqkit.broker.copies import copy_of
-from rmqkit.broker.durability import Durability, Outcome
+from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers.answers import Handlers, answers
-from rmqkit.broker.handlers.send_checks import put_refusal
+from rmqkit.broker.handlers.send_checks import CODES, NOT_ENOUGH_REPLICAS, put_refusal
 from rmqkit.broker.parts import Parts
 from rmqkit.broker.settings import BrokerRole
+from rmqkit.broker.timer import put_aside
 from rmqkit.broker.transaction import committed, half_at, immunity_ms, number, record_at
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
@@ -44,7 +46,7 @@ class TransactionHandlers(Handlers):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._ops = parts.ops
-        self._body_bytes_max = parts.store_settings.message_bytes_max
+        self._store_settings = parts.store_settings
 
     @answers(RequestCode.END_TRANSACTION)
     def end(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
@@ -66,7 +68,7 @@ class TransactionHandlers(Handlers):
             return reply(command, *refusal)
         if header.commit_or_rollback == TRANSACTION_COMMIT:
             return self._commit(command, half)
-        self._ops.add(half.queue_id, half.queue_offset)
+        self._decided(half, is_commit=False)
         return reply(command, remark=_NO_REMARK)
 
     @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE, admins_only=True)
@@ -84,7 +86,7 @@ class TransactionHandlers(Handlers):
         changes = {property_names.TRANSACTION_CHECK_TIMES: "0"}
         put = self._store.put(copy_of(record, topic=names.HALF_TOPIC, queue_id=0, changes=changes))
         if put.status is not PutStatus.OK:
-            return reply(command, *put_refusal(put, self._body_bytes_max))
+            return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
         return reply(command)
 
     # -- inside
@@ -111,22 +113,31 @@ class TransactionHandlers(Handlers):
         if message is None:
             remark = f"half message at {half.physical_offset} does not say for which topic and queue it is"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
-        level = number(decode_properties(message.properties).get(property_names.DELAY))
+        properties = decode_properties(message.properties)
+        level = number(properties.get(property_names.DELAY))
         if level > 0:
             self._schedule.defer(message, level)
+        elif (refusal := put_aside(self._timer, message, properties)) is not None:
+            return reply(command, *refusal)
+        if self._durability is not None and self._durability.lacks_replicas:
+            return reply(command, *NOT_ENOUGH_REPLICAS)
         put = self._store.put(message)
         if put.status is not PutStatus.OK:
-            return reply(command, *put_refusal(put, self._body_bytes_max))
-        self._ops.add(half.queue_id, half.queue_offset)
+            return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
+        self._statistics.moved(message, put)
+        self._decided(half, is_commit=True)
         if self._durability is None:
             return reply(command)
-        self._store.request_flush()
-        if command.is_one_way or self._store.durable_offset >= put.end_offset:
+        if command.is_one_way or self._durability.has(put.end_offset):
+            self._durability.wake()
             return reply(command)
         return self._answer_when_durable(self._durability, command, put.end_offset)
 
+    def _decided(self, half: Record, *, is_commit: bool) -> None:
+        self._ops.add(half.queue_id, half.queue_offset)
+        if self._counts is not None:
+            self._counts.decided(half, is_commit=is_commit)
+
     async def _answer_when_durable(self, durability: Durability, command: Command, end_offset: int) -> Command:
         outcome, reason = await durability.wait(end_offset)
-        if outcome is Outcome.FAILED:
-            return reply(command, ResponseCode.SYSTEM_ERROR, reason)
-        return reply(command, ResponseCode.SUCCESS if outcome is Outcome.DURABLE else ResponseCode.FLUSH_DISK_TIMEOUT)
+        return reply(command, CODES[outcome], reason or None)

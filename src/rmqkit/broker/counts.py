@@ -1,0 +1,270 @@
+"""What is counted as it happens, while metrics are told: messages that come, answers, what becomes of messages.
+
+Parts that have a `Counts` call it once per request or once per run of requests, never once per message. Messages given
+to groups are counted by `Statistics` anyway.
+
+Other than the reference: what check-backs read of half messages is nobody's `messages_out`; a dead letter that was a
+retried message sent again counts for its consumer group and topic, where the reference names the producer group and the
+retry topic; half messages are counted from the start on. Loop only, but for ``flush_ms``. Source: behaviour.md §9.10.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from rmqkit.clock import Clock
+from rmqkit.metrics.values import Histogram, histogram
+from rmqkit.protocol import names
+from rmqkit.protocol.batch import batch_bounds
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_fields
+from rmqkit.protocol.headers.send import SendMessageRequest
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import Record
+from rmqkit.protocol.send_shapes import SendShape
+from rmqkit.remoting.metering import Meter, MeteredConnection
+from rmqkit.store.message_store import Arrival, PutMessage, PutResult, PutStatus
+
+__all__ = ["NOT_COUNTED", "Counts", "PlainSend", "text"]
+
+NOT_COUNTED = (names.RETRY_PREFIX, names.DLQ_PREFIX)
+"""How topics begin whose messages count neither as coming nor as given away."""
+
+PlainSend = tuple[PutMessage, bytes, bytes, bytes, SendShape, bytes]
+"""A message, and what its answer repeats: queue id in digits, unique key, opaque in digits; the shape it had; a recall
+handle of one for a time."""
+
+_Key = tuple[str, ...]
+_SCHEDULE = (names.SCHEDULE_TOPIC, "SCHEDULE_CONSUMER")
+_SHAPES_MAX = 2048
+_FOLDED_AT = 512
+_PUTS_MAX = 128
+_shape_of, _size_of = itemgetter(4), attrgetter("size")
+_UNANSWERED = -1.0
+_DELAYS = ("DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "__STARTDELIVERTIME")
+_DELAY_ENTRIES = tuple(f"\x02{name}\x01".encode() for name in _DELAYS)
+
+
+class _Came:
+    """What came for a topic, of one kind."""
+
+    __slots__ = ("bytes", "messages", "sizes")
+
+    def __init__(self) -> None:
+        self.messages = self.bytes = 0
+        self.sizes = histogram("rocketmq_message_size")
+
+    def add(self, size: int, count: int) -> None:
+        """Count a message, or a batch, of so many bytes."""
+        self.messages += count
+        self.bytes += size
+        self.sizes.observe(size // count)
+
+    def add_all(self, sizes: Sequence[int]) -> None:
+        """Count messages by their bytes."""
+        self.messages += len(sizes)
+        self.bytes += sum(sizes)
+        self.sizes.observe_all(sizes)
+
+
+class _Noted:
+    """Bytes of messages of one shape, and ms until their answers: entered many at once, which costs a fraction."""
+
+    __slots__ = ("_came", "_latency", "ms", "sizes")
+
+    def __init__(self, came: _Came, latency: Histogram) -> None:
+        self._came = came
+        self._latency = latency
+        self.sizes: list[int] = []
+        self.ms: list[float] = []
+
+    def fold(self) -> None:
+        self._came.add_all(self.sizes)
+        self._latency.observe_all(self.ms)
+        self.sizes.clear()
+        self.ms.clear()
+
+
+class Counts:
+    """The counters of a broker.
+
+    Attributes:
+        connection: makes connections whose answers are timed.
+        came: by topic and kind.
+        totals, times: by metric and label values; those of a topic and a group lack ``is_system``.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._monotonic_ms = clock.monotonic_ms
+        self._puts: list[tuple[str, bytes, int, int]] = []
+        self._by_shape: dict[SendShape, _Noted] = {}
+        self.meter = Meter(
+            also={
+                RequestCode.UPDATE_AND_CREATE_TOPIC: self._topic_created,
+                RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._group_created,
+            }
+        )
+        self.connection = partial(MeteredConnection, meter=self.meter)
+        self.flush_ms = histogram("rmqkit_flush_latency")
+        self.dispatch_ms = histogram("rmqkit_dispatch_latency")
+        self.lag_ms = histogram("rmqkit_event_loop_lag")
+        self.came: dict[tuple[str, str], _Came] = defaultdict(_Came)
+        self.totals: dict[str, Counter[_Key]] = defaultdict(Counter)
+        self.times: dict[str, dict[_Key, Histogram]] = defaultdict(dict)
+
+    # ---- messages that come
+
+    def run(self, run: list[PlainSend], stored: list[Arrival], ms: float = _UNANSWERED) -> None:
+        """Count plain sends that were stored with one write, and the ms until they were answered, if they are."""
+        shape = run[0][4]
+        noted = self._by_shape.get(shape) or self._of(shape)
+        if len(run) == 1 and ms != _UNANSWERED:
+            noted.sizes.append(stored[0].size)
+            noted.ms.append(ms)
+        elif len(run) == 1 or len(set(map(_shape_of, run))) == 1:
+            noted.sizes += map(_size_of, stored)
+            if ms != _UNANSWERED:
+                noted.ms += repeat(ms, len(run))
+        else:
+            for plain, one in zip(run, stored, strict=True):
+                self.run([plain], [one], ms)
+        if len(noted.sizes) >= _FOLDED_AT:
+            noted.fold()
+
+    def answered_late(self, shapes: list[SendShape], response_code: int, since_ms: float) -> None:
+        """Count the answers to plain sends that waited."""
+        ms = self._monotonic_ms() - since_ms
+        for shape, count in Counter(shapes).items():
+            self.meter.latency[_code_of(shape), response_code, False, "success"].observe(ms, count)
+
+    def put(self, message: PutMessage, put: PutResult, count: int = 1) -> None:
+        """Count a message that was stored for a producer. ``count``: its messages, where it is a batch."""
+        if put.status is not PutStatus.OK:
+            return
+        if message.topic.startswith(NOT_COUNTED):
+            self.given_up(message)
+            return
+        self._note(message, put, count)
+        if message.topic == names.HALF_TOPIC:
+            self.totals["rocketmq_half_messages"][_real_topic(message.properties),] += 1
+
+    def put_batch(self, message: PutMessage, put: PutResult) -> None:
+        """`put` for the body of a batch, also where it is stored as one record."""
+        count = len(put.physical_offsets)
+        self.put(message, put, count if count > 1 else max(1, len(batch_bounds(message.body))))
+
+    def fold(self) -> None:
+        """Enter what was noted since the last time."""
+        for noted in self._by_shape.values():
+            noted.fold()
+        puts, self._puts = self._puts, []
+        for topic, properties, size, count in puts:
+            self.came[topic, kind_of(properties)].add(size, count)
+
+    def delivered(self, message: PutMessage, put: PutResult) -> None:
+        """Count a delayed message that was put where it belongs."""
+        self.totals["rocketmq_messages_out_total"][_SCHEDULE] += 1
+        self.totals["rocketmq_throughput_out_total"][_SCHEDULE] += put.end_offset - put.physical_offset
+        self._note(message, put, 1)
+
+    def _note(self, message: PutMessage, put: PutResult, count: int) -> None:
+        self._puts.append((message.topic, message.properties, put.end_offset - put.physical_offset, count))
+        if len(self._puts) >= _PUTS_MAX:
+            self.fold()
+
+    def _of(self, shape: SendShape) -> _Noted:
+        """What was noted of a shape."""
+        found = self._by_shape.get(shape)
+        if found is None:
+            if len(self._by_shape) >= _SHAPES_MAX:
+                self._forget_shapes()
+            topic = shape.header.topic if shape.asks is None else names.TIMER_TOPIC
+            came = _Came() if topic.startswith(NOT_COUNTED) else self.came[topic, kind_of(shape.properties)]
+            latency = self.meter.latency[_code_of(shape), ResponseCode.SUCCESS, False, "success"]
+            found = self._by_shape[shape] = _Noted(came, latency)
+        return found
+
+    def _forget_shapes(self) -> None:
+        self.fold()
+        self._by_shape.clear()
+
+    # ---- what becomes of them
+
+    def dispatched(self, arrivals: list[Arrival]) -> None:
+        """Count messages that became readable, by the first's time."""
+        if arrivals:
+            self.dispatch_ms.observe(max(0, self._clock.now_ms() - arrivals[0].store_timestamp), len(arrivals))
+
+    def decided(self, half: Record, *, is_commit: bool) -> None:
+        """Count the end of a transaction."""
+        topic = (_real_topic(half.properties),)
+        self.totals["rocketmq_commit_messages_total" if is_commit else "rocketmq_rollback_messages_total"][topic] += 1
+        open_ones = self.totals["rocketmq_half_messages"]
+        open_ones[topic] = max(0, open_ones[topic] - 1)
+        if is_commit:
+            seconds = (self._clock.now_ms() - half.born_timestamp) // 1000
+            self._observe("rocketmq_finish_message_latency", topic, seconds)
+
+    def given_up(self, message: PutMessage) -> None:
+        """Count a dead letter; other messages and those that somebody sends there himself are none."""
+        if message.topic.startswith(names.DLQ_PREFIX) and message.reconsume_times:
+            topic = (find_property(message.properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")
+            group = message.topic.removeprefix(names.DLQ_PREFIX)
+            self.totals["rocketmq_send_to_dlq_messages_total"][topic, group] += 1
+
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Drop what was counted for topics that are gone."""
+        self.fold()
+        finished = self.times["rocketmq_finish_message_latency"]
+        tables: list[dict[Any, Any]] = [self.came, finished, *self.totals.values()]
+        for table in tables:
+            for key in [key for key in table if is_gone(key[0])]:
+                del table[key]
+                self._by_shape.clear()
+
+    # ---- inside
+
+    def _topic_created(self, request: Command, answer: Command, ms: float) -> None:
+        is_system = names.is_system_topic(decode_fields(request).get("topic", ""))
+        self._observe("rocketmq_topic_create_execution_time", (_status(answer), text(is_system)), ms)
+
+    def _group_created(self, request: Command, answer: Command, ms: float) -> None:
+        self._observe("rocketmq_consumer_group_create_execution_time", (_status(answer),), ms)
+
+    def _observe(self, name: str, key: _Key, value: float) -> None:
+        table = self.times[name]
+        (table.get(key) or table.setdefault(key, histogram(name))).observe(value)
+
+
+def _real_topic(properties: bytes) -> str:
+    return (find_property(properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
+
+
+def _code_of(shape: SendShape) -> RequestCode:
+    return RequestCode.SEND_MESSAGE if type(shape.header) is SendMessageRequest else RequestCode.SEND_MESSAGE_V2
+
+
+def kind_of(properties: bytes) -> str:
+    """The ``message_type`` of a message by its property string."""
+    if b"__SHARDINGKEY\x01" not in properties and b"TRAN_MSG\x01" not in properties and b"DEL" not in properties:
+        return "normal"
+    entries = b"\x02" + properties
+    if b"\x02TRAN_MSG\x01true" in entries:
+        return "transaction"
+    if b"\x02__SHARDINGKEY\x01" in entries:
+        return "fifo"
+    return "delay" if any(entry in entries for entry in _DELAY_ENTRIES) else "normal"
+
+
+def text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _status(answer: Command) -> str:
+    return "success" if answer.code == ResponseCode.SUCCESS else "failure"

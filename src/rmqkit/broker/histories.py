@@ -1,0 +1,130 @@
+"""Whether a slave's log is the beginning of its master's, and where they part if it is not.
+
+The slave asks the master's main port for the record at the offset of its own last one (VIEW_MESSAGE_BY_ID, which every
+release answers) and compares the bytes. A record names its place in log and queue, its store time and its message, so
+logs that parted before do not share it. Only when it differs, the bounds of the master's log (GET_BROKER_RUNTIME_INFO)
+and a few records more are asked for, by halves.
+
+==========================================  ===========================================================
+the master has                              then
+==========================================  ===========================================================
+the same record                             the slave follows
+another one, or none where its log goes on  where they part is looked for; it is told once, and the slave
+                                            stops for good (`HaSlave.is_diverged`)
+nothing: its log ends before, equal so far  the slave is ahead: told once, compared again with every try,
+                                            and no history to be served from meanwhile
+nothing: its log begins behind              told once; the slave's store has to be removed
+==========================================  ===========================================================
+
+Nothing is ever removed: which of two histories is the right one, only a person can say.
+Loop only. Source: docs/decisions/0007; store.md §21.3, §21.4.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from rmqkit.errors import BodyError, LogDiverged, StoreError
+from rmqkit.protocol.bodies.namesrv import KVTable
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.headers.clients import ViewMessageRequest
+from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.store.message_store import MessageStore
+
+__all__ = ["History"]
+
+_ASK_TIMEOUT_MS = 5000
+
+
+class History:
+    """The log of a slave, held against its master's.
+
+    Args:
+        store: opened with ``is_replica``.
+        client: asks the master's main port.
+        address: the slave's own, for what is told.
+
+    Attributes:
+        ahead_from: where the master's log ends, or ended, while the own one goes on, else None.
+    """
+
+    def __init__(self, store: MessageStore, client: RemotingClient, address: str) -> None:
+        self._store = store
+        self._client = client
+        self._address = address
+        self.ahead_from: int | None = None
+
+    async def compare(self, address: str) -> None:
+        """Find the own last record at the master.
+        Raises LogDiverged: the master's log is another one.
+        Raises StoreError: it does not reach the own last record, or begins behind it.
+        Raises RemotingError, PeerRefused, BodyError: the master cannot be asked."""
+        last = self._store.last_record()
+        if last is None or await self._has(address, last[0]):
+            self.ahead_from = None
+            return
+        low, high = await self._bounds(address)
+        own_end = self._store.max_physical_offset
+        if last[0] < low:
+            raise StoreError(
+                f"the log of {address} begins at {low}, the own one ends at {own_end}: nothing follows; remove this "
+                "slave's store, it will copy the log anew"
+            )
+        if self.ahead_from is None or high > self.ahead_from:
+            self.ahead_from = await self._parting(address, low)
+        if high > self.ahead_from:
+            raise LogDiverged(
+                self.ahead_from,
+                f"{address} has other bytes there than {self._address}, whose log ends at {own_end}",
+                "compare both stores with 'rmq pipeline diff'; to follow this master again, remove this slave's store",
+            )
+        raise StoreError(
+            f"the own log goes on to {own_end}, that of {address} ends at {high}, equal so far: nothing is served "
+            "until the master has the rest; if it never will, compare both stores with 'rmq pipeline diff' and remove "
+            "this slave's store"
+        )
+
+    async def _has(self, address: str, offset: int) -> bool:
+        """Whether a broker has the own record at a physical offset."""
+        own = self._store.record_at(offset)
+        asked = request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
+        answer = await self._client.call(address, asked, _ASK_TIMEOUT_MS)
+        if answer.code == ResponseCode.SYSTEM_ERROR:
+            return False  # what releases answer where no record begins, with different remarks
+        return own is not None and expect_success(answer, address).payload == own
+
+    async def _bounds(self, address: str) -> tuple[int, int]:
+        """The physical offsets where a broker's log begins and ends."""
+        answer = await self._client.call(address, request(RequestCode.GET_BROKER_RUNTIME_INFO), _ASK_TIMEOUT_MS)
+        table = decode_as(expect_success(answer, address).payload, KVTable).table
+        try:
+            return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
+        except (KeyError, ValueError) as error:
+            raise BodyError(f"{address} does not tell the bounds of its log: {error!r}") from None
+
+    async def _parting(self, address: str, low: int) -> int:
+        """The physical offset of the first own record, from ``low`` on, that a broker does not have.
+        By halves: over the first records of the log's files, then within the file before the first that differs."""
+        store = self._store
+        files = [start for start in store.file_starts if store.record_at(start) is not None]
+        files = files[max(0, bisect_right(files, low) - 1) :]
+        following = await self._first_missing(address, files[1:])
+        records = [start for start in store.record_starts(files[following]) if start >= low]
+        records += files[following + 1 : following + 2]
+        missing = await self._first_missing(address, records)
+        if missing == len(records):
+            raise StoreError(f"the log of {address} changed while it was compared")
+        return records[missing]
+
+    async def _first_missing(self, address: str, offsets: list[int]) -> int:
+        """The index of the first of some own records that a broker does not have, or their count."""
+        low, high = 0, len(offsets)
+        while low < high:
+            middle = (low + high) // 2
+            if await self._has(address, offsets[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        return low

@@ -1,0 +1,233 @@
+"""What a broker tells Prometheus: what it counted (`Counts`), and what its tables and its store hold at the moment.
+Gathered in pieces between which the loop runs. Loop only. Source: behaviour.md §9.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from rmqkit.broker.clients import CONSUME_ACTIVELY
+from rmqkit.broker.counts import NOT_COUNTED, Counts, text
+from rmqkit.broker.durability import WAITING_MAX
+from rmqkit.broker.ha_master import HaMaster
+from rmqkit.broker.handlers.runtime_info import earliest_store_time
+from rmqkit.broker.long_polling import HELD_MAX
+from rmqkit.broker.parts import Parts
+from rmqkit.metrics.values import Gathered, Histogram
+from rmqkit.protocol import names
+from rmqkit.protocol.bodies.topics import Permission
+from rmqkit.protocol.codes import version_name
+from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.metering import lane_values
+from rmqkit.remoting.server import RemotingServer
+
+__all__ = ["BrokerMetrics"]
+
+_PROCESSORS = {
+    **dict.fromkeys(("pull", "lite_pull", "query_message", "client_manager", "consumer_manager", "heartbeat"), ""),
+    **dict.fromkeys(("transaction", "ack", "async_put"), ""),
+    "send": "send",
+    "reply": "reply",
+    "admin": "relays",
+}
+"""The reference's names of thread pools → the lane that requests wait in here; most are handled as they come."""
+
+_GIVEN = {"rocketmq_messages_out_total": "GROUP_GET_NUMS", "rocketmq_throughput_out_total": "GROUP_GET_SIZE"}
+_BEHIND = (
+    *("rocketmq_consumer_lag_messages", "rocketmq_consumer_inflight_messages", "rocketmq_consumer_ready_messages"),
+    *("rocketmq_consumer_lag_latency", "rocketmq_consumer_queueing_latency"),
+)
+_LOCAL = ("local", "disk")
+_TIMER_BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
+_QUEUES_PER_TICK = 200
+_Key = tuple[str, ...]
+
+
+class BrokerMetrics:
+    """Gathers a broker's values."""
+
+    def __init__(
+        self, counts: Counts, parts: Parts, master: HaMaster | None, dispatch: Dispatch, servers: list[RemotingServer]
+    ) -> None:
+        self._counts = counts
+        self._parts = parts
+        self._master = master
+        self._dispatch = dispatch
+        self._servers = servers
+
+    def common(self) -> dict[str, str]:
+        """The labels of every sample."""
+        settings = self._parts.settings
+        own = {"cluster": settings.cluster_name, "node_type": "broker", "node_id": settings.broker_name}
+        return settings.metric_labels.pairs | own
+
+    async def gather(self) -> Gathered:
+        """All values of the moment."""
+        self._counts.fold()
+        self._counts.forget(self._is_gone)
+        return (
+            self._counted()
+            | self._tables()
+            | await self._timed()
+            | (self._parts.pops.gather() if self._parts.pops is not None else {})
+            | self._clients()
+            | self._storage()
+            | self._lanes()
+            | await self._lag()
+        )
+
+    def _is_gone(self, topic: str) -> bool:
+        return self._parts.topics.get(topic) is None and not self._is_system(topic)
+
+    def _is_system(self, topic: str, group: str = "") -> bool:
+        is_system_group = group in names.SYSTEM_GROUPS or group.startswith(names.SYSTEM_GROUP_PREFIX)
+        return is_system_group or self._parts.topics.is_system(topic)
+
+    def _counted(self) -> Gathered:
+        counts = self._counts
+        came = {(*key, text(self._is_system(key[0]))): came for key, came in counts.came.items()}
+        gathered: Gathered = {
+            "rocketmq_messages_in_total": {key: one.messages for key, one in came.items()},
+            "rocketmq_throughput_in_total": {key: one.bytes for key, one in came.items()},
+            "rocketmq_message_size": {key: one.sizes for key, one in came.items()},
+            "rocketmq_rpc_latency": counts.meter.gather(),
+            "rmqkit_flush_latency": {(): counts.flush_ms},
+            "rmqkit_dispatch_latency": {(): counts.dispatch_ms},
+            "rmqkit_event_loop_lag": {(): counts.lag_ms},
+        }
+        totals: dict[str, dict[_Key, int]] = {name: dict(table) for name, table in counts.totals.items()}
+        for name, statistic in _GIVEN.items():
+            given = self._parts.statistics.totals(statistic)
+            totals.setdefault(name, {}).update(
+                {
+                    key: total
+                    for key, total in given.items()
+                    if key[0] != names.SCHEDULE_TOPIC and not key[0].startswith(NOT_COUNTED)
+                }
+            )
+        for name, table in totals.items():
+            gathered[name] = {self._with_system(key): total for key, total in table.items()}
+        return gathered | counts.times
+
+    def _with_system(self, key: _Key) -> _Key:
+        """Label values of a topic alone, or of topic and group, which say whether one is the system's."""
+        return (*key, text(self._is_system(*key))) if len(key) > 1 else key
+
+    def _tables(self) -> Gathered:
+        parts = self._parts
+        return {
+            "rocketmq_broker_permission": {(): parts.settings.broker_permission},
+            "rocketmq_topic_number": {(): len(parts.topics)},
+            "rocketmq_consumer_group_number": {(): len(parts.groups.stored.subscription_group_table)},
+        }
+
+    def _clients(self) -> Gathered:
+        producers: Counter[_Key] = Counter()
+        consumers: Counter[_Key] = Counter()
+        for members in self._parts.clients.all_producers.values():
+            producers.update((*_client(one.language, one.version), "remoting") for one in members.values())
+        for name, group in self._parts.clients.all_consumers.items():
+            mode, is_system = "pull" if group.consume_type == CONSUME_ACTIVELY else "push", self._is_system("", name)
+            for one in group.members.values():
+                consumers[name, *_client(one.language, one.version), mode, "remoting", text(is_system)] += 1
+        return {"rocketmq_producer_connections": producers, "rocketmq_consumer_connections": consumers}
+
+    def _storage(self) -> Gathered:
+        store, now_ms = self._parts.store, self._parts.clock.now_ms()
+        oldest_ms = earliest_store_time(store)
+        slaves = [] if self._master is None else self._master.status().ha_connection_info
+        return {
+            "rocketmq_storage_size": {_LOCAL: shutil.disk_usage(store.root).used},
+            "rocketmq_storage_flush_behind": {_LOCAL: max(0, store.max_physical_offset - store.durable_offset)},
+            "rocketmq_storage_dispatch_behind": {_LOCAL: store.dispatch_behind_bytes},
+            "rocketmq_storage_message_reserve_time": {_LOCAL: now_ms - oldest_ms} if oldest_ms > 0 else {},
+            "rmqkit_replication_lag": {(slave.addr,): slave.diff for slave in slaves},
+            "rmqkit_replication_in_sync": {(slave.addr,): slave.in_sync for slave in slaves},
+        }
+
+    async def _timed(self) -> Gathered:
+        """What the timer has, and by how far ahead it is due: the wheel is read for that."""
+        timer = self._parts.timer
+        if timer is None:
+            return {}
+        state, now_ms, ahead = timer.state, self._parts.clock.now_ms(), dict[_Key, int]()
+        begin_ms = 0
+        for bound in _TIMER_BOUNDS_S:
+            end_ms = bound * 1000
+            ahead[*_LOCAL, str(bound)] = state.files.wheel.pending(now_ms + begin_ms, now_ms + end_ms)
+            begin_ms = end_ms
+            await asyncio.sleep(0)
+        topics: dict[str, Mapping[str, float | Histogram]] = {
+            "rocketmq_timing_messages": {topic: one.count for topic, one in timer.metrics.timing_count.items()},
+            "rocketmq_timer_enqueue_total": state.enqueued,
+            "rocketmq_timer_dequeue_total": state.dequeued,
+            "rocketmq_delay_message_latency": state.delay_seconds,
+        }
+        return {
+            "rocketmq_timer_enqueue_lag": {_LOCAL: timer.offset_behind},
+            "rocketmq_timer_enqueue_latency": {_LOCAL: timer.enqueue_behind_ms},
+            "rocketmq_timer_dequeue_lag": {_LOCAL: timer.pending},
+            "rocketmq_timer_dequeue_latency": {_LOCAL: timer.read_behind_ms},
+            "rocketmq_timer_message_snapshot": ahead,
+            **{
+                name: {(*_LOCAL, topic): value for topic, value in of.items() if not self._is_gone(topic)}
+                for name, of in topics.items()
+            },
+        }
+
+    def _lanes(self) -> Gathered:
+        durability = self._parts.durability
+        lanes = {lane.name: (lane.requests, lane.requests_max) for lane in self._dispatch.lanes}
+        lanes["send"] = 0 if durability is None else durability.waiting_count, WAITING_MAX
+        lanes["pull"] = len(self._parts.long_polling), HELD_MAX
+        waiting = {processor: lanes.get(lane, (0, 0))[0] for processor, lane in _PROCESSORS.items()}
+        return lane_values(lanes, self._servers) | {
+            "rocketmq_processor_watermark": {(p,): n for p, n in waiting.items()}
+        }
+
+    async def _lag(self) -> Gathered:
+        """How far the groups online are. Source: behaviour.md §9.10."""
+        found: dict[_Key, tuple[int, int, int, int, int]] = {}
+        looked_at = 0
+        for group, topic, queue_count in list(self._consumed()):
+            looked_at += queue_count
+            if looked_at > _QUEUES_PER_TICK:
+                await asyncio.sleep(0)
+                looked_at = 0
+            key = topic, group, "false", text(self._is_system(topic, group))
+            found[key] = self._behind(group, topic, queue_count)
+        return {name: {key: values[place] for key, values in found.items()} for place, name in enumerate(_BEHIND)}
+
+    def _consumed(self) -> Iterator[tuple[str, str, int]]:
+        """Groups online with the readable topics they subscribe to and how many queues those have."""
+        for name, group in self._parts.clients.all_consumers.items():
+            for topic in group.subscriptions:
+                config = self._parts.topics.get(topic)
+                if config is not None and config.perm & Permission.READ and not topic.startswith(names.RETRY_PREFIX):
+                    yield name, topic, config.read_queue_nums
+
+    def _behind(self, group: str, topic: str, queue_count: int) -> tuple[int, int, int, int, int]:
+        """Messages not consumed, pulled and not consumed, not pulled; ages in ms of the oldest of first and last.
+        A queue that the group has no offset of is not behind."""
+        store, offsets, now_ms = self._parts.store, self._parts.offsets, self._parts.clock.now_ms()
+        lag = inflight = ready = 0
+        ages = [0, 0]
+        for queue_id in range(queue_count):
+            end = store.max_offset(topic, queue_id)
+            consumed = offsets.get(group, topic, queue_id)
+            consumed = end if consumed is None else consumed
+            pulled = offsets.pull_offset(group, topic, queue_id) or consumed
+            lag += max(0, end - consumed)
+            inflight += max(0, pulled - consumed)
+            ready += max(0, end - pulled)
+            for place, offset in enumerate((consumed, pulled)):
+                stored_ms = store.store_time_at(topic, queue_id, offset) if offset < end else 0
+                ages[place] = max(ages[place], now_ms - stored_ms if stored_ms > 0 else 0)
+        return lag, inflight, ready, ages[0], ages[1]
+
+
+def _client(language: str | None, version: int) -> tuple[str, str]:
+    return (language or "unknown").lower(), version_name(version).lower()

@@ -1,0 +1,182 @@
+"""Pops that found nothing wait here for a message (``PopLongPollingService``).
+
+Waiting requests are grouped by topic and group, in the order they came. A message that arrives, in the topic or in one
+of the group's retry topics of it, lets one of them look again, in the next tick; whoever takes some of several messages
+wakes the next one. A request that finds nothing waits on; at the end of its time it looks once more. Loop only.
+Source: behaviour.md §4.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.clock import Clock
+from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
+from rmqkit.remoting.connection import Connection
+from rmqkit.store.message_store import Arrival
+
+__all__ = ["HeldPop", "PopPolling"]
+
+_ANY_QUEUE = -1
+_LATE_MS = 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class HeldPop:
+    """One waiting request.
+
+    Attributes:
+        queue_id: -1 for all queues of the topic.
+        until_ms: the end of its time, ms since the epoch.
+        retry: looks again; told whether it may wait on. It answers, or holds itself once more.
+        wants: whether a message that arrives is of interest.
+        look_at_ms: when there may be something although nothing arrives; None: never.
+    """
+
+    connection: Connection
+    topic: str
+    group: str
+    queue_id: int
+    until_ms: int
+    retry: Callable[[bool], None]
+    wants: Callable[[Arrival], bool]
+    look_at_ms: int | None = None
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+
+
+_Several = dict[HeldPop, None]
+
+
+class PopPolling:
+    """The waiting requests of one kind."""
+
+    def __init__(self, settings: BrokerSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, dict[str, _Several]] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
+        self._connections: dict[Connection, _Several] = {}
+        self._woken: _Several = {}
+        self._count = 0
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    def count(self, topic: str, group: str, queue_id: int) -> int:
+        """Requests that wait for a queue, or with -1 for any queue."""
+        return self._counts.get((topic, group, queue_id), 0)
+
+    def hold(self, held: HeldPop) -> bool:
+        """Keep a request; False when there is no room for it, or the broker stops."""
+        place = (held.topic, held.group, held.queue_id)
+        settings = self._settings
+        if (
+            self._is_closed
+            or self._count >= settings.pops_held_max
+            or self.count(*place) >= settings.pops_held_per_queue_max
+        ):
+            return False
+        for topic in _topics_of(held):
+            self._waiting.setdefault(topic, {}).setdefault(held.group, {})[held] = None
+        self._connections.setdefault(held.connection, {})[held] = None
+        self._counts[place] = self.count(*place) + 1
+        self._count += 1
+        at_ms = held.until_ms if held.look_at_ms is None else min(held.until_ms, held.look_at_ms)
+        seconds = max(0, at_ms - self._clock.now_ms()) / 1000
+        held._timer = self._loop.call_later(seconds, self._look, held)
+        return True
+
+    def arrived(self, arrivals: list[Arrival]) -> None:
+        """Let one request of each group that waits for these messages look again, soon."""
+        if not self._count:
+            return
+        told: set[tuple[str, str, int]] = set()
+        for arrival in arrivals:
+            for group, several in self._waiting.get(arrival.topic, {}).items():
+                place = (arrival.topic, group, arrival.queue_id)
+                if place in told:
+                    continue
+                is_retry = arrival.topic.startswith(RETRY_PREFIX)
+                for held in several:
+                    is_here = is_retry or held.queue_id in (_ANY_QUEUE, arrival.queue_id)
+                    if is_here and (is_retry or held.wants(arrival)) and held not in self._woken:
+                        told.add(place)
+                        self._wake(held)
+                        break
+
+    def wake(self, topic: str, group: str, queue_id: int = _ANY_QUEUE) -> None:
+        """Let the next request for a queue, or any of the topic, look again: there is more."""
+        for held in self._waiting.get(topic, {}).get(group, ()):
+            is_meant = queue_id == _ANY_QUEUE or held.queue_id in (_ANY_QUEUE, queue_id)
+            if is_meant and held not in self._woken:
+                return self._wake(held)
+        return None
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Drop the requests of a connection that is gone."""
+        for held in list(self._connections.get(connection, ())):
+            self._drop(held)
+
+    def close(self) -> None:
+        """Answer everything that waits, as the broker stops."""
+        self._is_closed = True
+        for held in [held for several in self._connections.values() for held in several]:
+            self._retry(held, may_hold=False)
+
+    # -- inside
+
+    def _wake(self, held: HeldPop) -> None:
+        """Not at once: whoever puts messages must not find itself in the middle of a pop that puts a check point."""
+        if not self._woken:
+            self._loop.call_soon(self._retry_woken)
+        self._woken[held] = None
+
+    def _retry_woken(self) -> None:
+        woken, self._woken = self._woken, {}
+        for held in woken:
+            self._retry(held, may_hold=True)
+
+    def _look(self, held: HeldPop) -> None:
+        self._retry(held, may_hold=self._clock.now_ms() < held.until_ms - _LATE_MS)
+
+    def _retry(self, held: HeldPop, *, may_hold: bool) -> None:
+        if held not in self._connections.get(held.connection, ()):
+            return
+        self._drop(held)
+        try:
+            held.retry(may_hold)
+        except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach another
+            _log.exception("held pop of %s by %s cannot be answered", held.topic, held.group)
+
+    def _drop(self, held: HeldPop) -> None:
+        self._woken.pop(held, None)
+        assert held._timer is not None, "it was held"
+        held._timer.cancel()
+        for topic in _topics_of(held):
+            groups = self._waiting[topic]
+            del groups[held.group][held]
+            if not groups[held.group]:
+                del groups[held.group]
+                if not groups:
+                    del self._waiting[topic]
+        del self._connections[held.connection][held]
+        if not self._connections[held.connection]:
+            del self._connections[held.connection]
+        place = (held.topic, held.group, held.queue_id)
+        self._counts[place] -= 1
+        if not self._counts[place]:
+            del self._counts[place]
+        self._count -= 1
+
+
+def _topics_of(held: HeldPop) -> tuple[str, ...]:
+    """Where messages for a request arrive."""
+    return held.topic, *(pop_retry_topic(held.group, held.topic, mark) for mark in "_+")

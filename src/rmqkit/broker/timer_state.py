@@ -1,0 +1,204 @@
+"""How far the timer has come, and what waits, by topic: what its parts share and what is written of it.
+
+==================  =====================================================================================
+queue offset        of the next message of the timer topic to put on the wheel
+read time           the next second to deliver
+write time          the one that has begun; messages for earlier ones are due when they come
+told                a checkpoint: messages before its queue offset and read time were delivered, here before the start
+                    or by another broker of this name
+==================  =====================================================================================
+
+A slave is told by its master, every few seconds (GET_TIMER_CHECK_POINT), and puts on its own wheel what that has on
+its: not more, as what is due on the way there is delivered by the master at once. A master that comes back is told by
+the one that acted for it, and leaves out what that delivered. Written as `TimerFiles` says, ``config/timermetrics``
+beside it. Loop only, but for `write`. Source: store.md §18.5; behaviour.md §9.3, §10.1, §10.5.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from rmqkit.clock import Clock
+from rmqkit.errors import RecordCorrupt
+from rmqkit.metrics.values import Histogram, histogram
+from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, TimingCount
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.record import Record, decode_record
+from rmqkit.store.json_files import JsonFile
+from rmqkit.store.message_store import MessageStore
+from rmqkit.store.settings import StoreSettings
+from rmqkit.store.timer_files import TimerFiles
+from rmqkit.store.timer_log import Unit
+
+__all__ = ["Refused", "TimerState"]
+
+_READ_BACK_SLOTS_MAX = 7 * 86_400 - 60
+_SPAN_BYTES_MAX = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """The store or the disk takes nothing now."""
+
+
+class TimerState:
+    """The positions and counts of one timer, with its files.
+
+    Attributes:
+        queue_offset, read_ms, write_ms, told: see above.
+        metrics: the messages that wait, by their topic.
+        is_changed: whether there is something to write.
+        enqueued, dequeued: messages put on the wheel and delivered since the start, by topic.
+        is_measured: whether anybody asks for ``delay_seconds``.
+        delay_seconds: how far ahead messages were when their producer made them, by topic.
+    """
+
+    def __init__(self, store: MessageStore, settings: StoreSettings, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._window_ms = settings.timer_roll_window_slots * settings.timer_precision_ms
+        self._metrics_file = JsonFile(store.root / "config" / "timermetrics")
+        self._written_counter = 0
+        self._taken_end = 0
+        self._taken_metrics = TimerMetrics()
+        self.precision_ms = settings.timer_precision_ms
+        self.files = TimerFiles(
+            store.root, log_file_bytes=settings.timer_log_file_bytes, precision_ms=settings.timer_precision_ms
+        )
+        self.metrics = TimerMetrics()
+        self.told = TimerCheckpoint()
+        self.queue_offset = self.read_ms = self.write_ms = 0
+        self.is_changed = False
+        self.enqueued: Counter[str] = Counter()
+        self.dequeued: Counter[str] = Counter()
+        self.is_measured = False
+        self.delay_seconds: dict[str, Histogram] = {}
+
+    def load(self) -> None:
+        """Read the counts, before the store is opened. Raises StoreMismatch: they cannot be read."""
+        self.metrics = self._metrics_file.load(TimerMetrics) or TimerMetrics()
+        self._written_counter = self.metrics.data_version.counter
+
+    def recover(self) -> None:
+        """Bring the files to where the store is, which was just opened.
+        Raises StoreMismatch: a file has not the length it should have. Raises OSError: the disk refused."""
+        self.files.load()
+        self.queue_offset = self.files.recover(self._number_of)
+        self.told, self.read_ms = self.files.checkpoint, self.files.checkpoint.last_read_time_ms
+        if self.files.is_lost:
+            self.metrics.timing_count.clear()
+        self.place()
+
+    def place(self) -> None:
+        """Begin to deliver where it ended; the write time stays behind until the backlog is on the wheel."""
+        now_ms, read_ms = self.floor(self._clock.now_ms()), self.read_ms
+        if read_ms <= 0 and not self.files.log.end:
+            read_ms = now_ms
+        self.read_ms = max(read_ms, now_ms - _READ_BACK_SLOTS_MAX * self.precision_ms)
+        self.write_ms = self.read_ms if now_ms - self.read_ms < self._window_ms else now_ms
+
+    def clamp(self) -> int:
+        """Bring the queue offset into the timer topic's queue; returns the end of the queue."""
+        low, high = self._store.min_offset(TIMER_TOPIC, 0), self._store.max_offset(TIMER_TOPIC, 0)
+        self.queue_offset = min(max(self.queue_offset, low), high)
+        return high
+
+    def floor(self, ms: int) -> int:
+        return ms - ms % self.precision_ms
+
+    def was_delivered(self, time_ms: int, queue_offset: int) -> bool:
+        """Whether a message of the timer topic is dealt with, by what was told."""
+        return time_ms < self.told.last_read_time_ms and queue_offset < self.told.master_timer_queue_offset
+
+    def count(self, topics: Counter[str], weight: int = 1) -> None:
+        """Count messages of topics as waiting, or with -1 as not any more."""
+        if not topics:
+            return
+        now_ms = self._clock.now_ms()
+        for topic, count in topics.items():
+            known = self.metrics.timing_count.setdefault(topic, TimingCount())
+            known.count += weight * count
+            known.time_stamp = now_ms
+        self.metrics.data_version.advance(now_ms)
+
+    def measure(self, topic: str, seconds: int) -> None:
+        """Note how far ahead a message is."""
+        known = self.delay_seconds.get(topic)
+        if known is None:
+            known = self.delay_seconds[topic] = histogram("rocketmq_delay_message_latency")
+        known.observe(seconds)
+
+    def copies(self, places: Sequence[tuple[int, int]]) -> list[bytes | memoryview | None]:
+        """Copies of records by physical offset and size; None for one that is gone. Read in one piece where little else
+        lies between them."""
+        start, end, wanted = min(places)[0], sum(max(places)), sum([size for _, size in places])
+        stored = None
+        if len(places) > 1 and 0 < end - start <= min(4 * wanted, _SPAN_BYTES_MAX):
+            stored = self._store.copy_record(start, end - start)
+        if stored is None:
+            return [self._store.copy_record(at, size) for at, size in places]
+        view = memoryview(stored)
+        return [view[at - start : at - start + size] for at, size in places]
+
+    def record(self, physical_offset: int, size: int) -> Record | None:
+        """A record of the timer topic; None when it is gone, or another one lies there."""
+        return self.decoded(self._store.copy_record(physical_offset, size), physical_offset)
+
+    def decoded(self, stored: bytes | memoryview | None, physical_offset: int) -> Record | None:
+        """`record` for a copy."""
+        try:
+            record = None if stored is None else decode_record(stored)
+        except RecordCorrupt as error:
+            _log.error("timed message at %d is skipped: %s", physical_offset, error)
+            return None
+        return record if record is not None and record.topic == TIMER_TOPIC else None
+
+    def _number_of(self, unit: Unit) -> int | None:
+        """The number of a unit's message in the timer topic, as `TimerFiles.recover` asks for it."""
+        if unit.physical_offset < self._store.min_physical_offset:
+            return -1
+        record = self.record(unit.physical_offset, unit.size)
+        return None if record is None else record.queue_offset
+
+    # ---- what is told and written
+
+    def checkpoint(self, *, is_follower: bool) -> TimerCheckpoint:
+        """How far the timer has come. A follower says of its master what that said."""
+        known = self.files.checkpoint
+        queue_offset = self.told.master_timer_queue_offset if is_follower else self.queue_offset
+        return TimerCheckpoint(
+            last_read_time_ms=self.read_ms,
+            last_timer_log_flush_position=known.last_timer_log_flush_position,
+            last_timer_queue_offset=min(self.queue_offset, queue_offset),
+            master_timer_queue_offset=queue_offset,
+            data_version=msgspec.structs.replace((self.told if is_follower else known).data_version),
+        )
+
+    def take(self, *, is_follower: bool) -> None:
+        """Set aside the state for `write`."""
+        checkpoint = self.checkpoint(is_follower=is_follower)
+        if not is_follower:
+            checkpoint.data_version.advance(self._clock.now_ms())
+        self.files.take(checkpoint)
+        self._taken_end = self._store.max_physical_offset
+        counts = {topic: msgspec.structs.replace(one) for topic, one in self.metrics.timing_count.items()}
+        self._taken_metrics = TimerMetrics(msgspec.structs.replace(self.metrics.data_version), counts)
+        self.is_changed = False
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the records are on the disk that the state set aside stands for."""
+        return self._store.durable_offset >= self._taken_end
+
+    def write(self) -> None:
+        """Write what was set aside; any thread. Raises OSError: the disk refused; the next call tries it again."""
+        self.files.write()
+        metrics = self._taken_metrics
+        if metrics.data_version.counter != self._written_counter:
+            self._metrics_file.save(metrics)
+            self._written_counter = metrics.data_version.counter

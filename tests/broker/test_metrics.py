@@ -1,0 +1,224 @@
+"""What a broker counts and tells Prometheus. That it is what Apache's tells: tests/interop/test_metrics.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from rmqkit.broker.counts import Counts, kind_of
+from rmqkit.broker.metrics import BrokerMetrics
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.metrics.settings import ExporterType
+from rmqkit.metrics.table import TABLE, Server
+from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.bodies.replication import HaConnectionInfo, HaRuntimeInfo
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.headers.pull import PullFlag
+from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
+from rmqkit.protocol.send_shapes import SendShape
+from rmqkit.remoting.server import ListenFailed
+from rmqkit.standalone import Standalone
+from rmqkit.store.message_store import Arrival, PutMessage, PutResult, PutStatus
+from rmqkit.store.settings import FlushDiskType
+
+HOST = "127.0.0.1"
+PROM = {"exporter_type": ExporterType.PROM, "exporter_port": 0}
+PLAIN = b"UNIQ_KEY\x01%b\x02"
+ORDERED = b"__SHARDINGKEY\x01%b\x02UNIQ_KEY\x01%b\x02"
+
+
+async def page(address):
+    return await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics").read().decode())
+
+
+async def told(address):
+    """The samples at an address: name → label values of the table's own labels → value."""
+    answer = await page(address)
+    tables: dict[str, dict] = {}
+    labels = {metric.exposed_name: metric.labels for metric in TABLE}
+    for family in text_string_to_metric_families(answer):
+        own = labels.get(family.name) or labels.get(f"{family.name}_total", ())
+        for sample in family.samples:
+            if "le" not in sample.labels:
+                key = tuple(sample.labels[label] for label in own)
+                tables.setdefault(sample.name, {})[key] = sample.value
+    return tables
+
+
+def broker_metrics(cluster):
+    return cluster.standalone.metrics_addresses[1]
+
+
+def test_sends_pulls_and_what_becomes_of_them_are_told(run):
+    async def scenario(cluster):
+        await asyncio.gather(*(cluster.send(body=bytes(n), properties="UNIQ_KEY\x01A\x02") for n in range(50)))
+        await cluster.send(
+            body=encode_batch([BatchEntry(b"x", b"", 0)] * 3), code=RequestCode.SEND_BATCH_MESSAGE, batch=True
+        )
+        await cluster.heartbeat("c", ("T", "*"))
+        await cluster.pull(count=20)
+        header = {"consumerGroup": "g", "topic": "T", "queueId": 0}
+        await cluster.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=5, **header)
+        found = await told(broker_metrics(cluster))
+        size = cluster.standalone._broker.parts.store.max_physical_offset
+        assert found["rocketmq_messages_in_total"] == {("T", "normal", "false"): 52}  # an empty one is refused
+        assert found["rocketmq_throughput_in_total"] == {("T", "normal", "false"): size}
+        assert found["rocketmq_message_size_count"] == {("T", "normal", "false"): 50}
+        assert found["rocketmq_messages_out_total"] == {("T", "g", "false"): 20}
+        key = ("T", "g", "false", "false")
+        names = ("lag", "inflight", "ready")
+        assert [found[f"rocketmq_consumer_{name}_messages"][key] for name in names] == [47, 15, 32]
+        rpc = found["rocketmq_rpc_latency_milliseconds_count"]
+        assert rpc["remoting", "send_message_v2", "success", "false", "success"] == 49
+        assert rpc["remoting", "send_message_v2", "system_error", "false", "success"] == 1
+        assert found["rmqkit_connections"] == {(): 1}
+        await cluster.ask(RequestCode.DELETE_TOPIC_IN_BROKER, topic="T")
+        gone = await told(broker_metrics(cluster))
+        assert not any("T" in key for name in gone for key in gone[name] if name.startswith("rocketmq_m"))
+
+    run(scenario, broker=PROM)
+
+
+def test_timed_messages_are_told_by_topic_and_by_how_far_ahead_they_are(run):
+    async def scenario(cluster):
+        timer, now_ms = cluster.standalone._broker.parts.timer, SYSTEM_CLOCK.now_ms()
+        for ahead_s in (200, 200, 7200, 100_000):
+            properties = f"TIMER_DELIVER_MS\x01{now_ms + ahead_s * 1000}\x02"
+            await cluster.send(properties=properties)
+        async with asyncio.timeout(20):
+            while timer.pending < 4:
+                await asyncio.sleep(0.01)
+        found, local = await told(broker_metrics(cluster)), ("local", "disk")
+        assert found["rocketmq_timing_messages"] == {(*local, "T"): 4}
+        assert found["rocketmq_timer_enqueue_total"] == {(*local, "T"): 4}
+        assert found["rocketmq_timer_dequeue_lag"] == {local: 4}
+        assert found["rocketmq_timer_enqueue_lag"] == found["rocketmq_timer_enqueue_latency_milliseconds"] == {local: 0}
+        ahead = {int(bound): count for (*_, bound), count in found["rocketmq_timer_message_snapshot"].items()}
+        assert {bound: count for bound, count in ahead.items() if count} == {300: 2, 14_400: 1}
+        assert sorted(ahead) == [5, 60, 300, 900, 3600, 14_400, 28_800, 86_400]
+        assert found["rocketmq_delay_message_latency_seconds_count"] == {(*local, "T"): 4}
+
+    run(scenario, broker=PROM)
+
+
+def test_held_pulls_are_long_polls_and_answers_that_wait_for_the_disk_are_not(run):
+    async def scenario(cluster):
+        await cluster.send()
+        held = asyncio.create_task(cluster.pull(1, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND))
+        await cluster.send()
+        await held
+        rpc = (await told(broker_metrics(cluster)))["rocketmq_rpc_latency_milliseconds_count"]
+        assert rpc["remoting", "send_message_v2", "success", "false", "success"] == 2
+        assert rpc["remoting", "pull_message", "success", "true", "success"] == 1
+
+    run(scenario, broker=PROM, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+
+
+def test_everything_that_is_told_is_in_the_table_and_of_the_right_server(tmp_path):
+    async def main():
+        rows = {metric.exposed_name: metric for metric in TABLE}
+        broker, namesrv = (kind(listen_port=0, bind_address=HOST, **PROM) for kind in (BrokerSettings, NamesrvSettings))
+        async with Standalone(tmp_path / "store", broker=broker, namesrv=namesrv) as both:
+            for server, address in zip((Server.NAME_SERVER, Server.BROKER), both.metrics_addresses, strict=True):
+                names = {line.split()[2] for line in (await page(address)).splitlines() if line.startswith("# TYPE")}
+                assert "rmqkit_event_loop_lag_milliseconds" in names
+                assert all(server in rows[name].servers and not rows[name].absent for name in names)
+
+    asyncio.run(main())
+
+
+def test_slaves_are_told(run):
+    async def scenario(cluster):
+        link = HaConnectionInfo(addr="10.0.0.2:4711", diff=42, in_sync=True)
+        master = SimpleNamespace(status=lambda: HaRuntimeInfo(ha_connection_info=[link]))
+        parts = cluster.standalone._broker.parts
+        found = await BrokerMetrics(parts.counts, parts, master, SimpleNamespace(lanes=set()), []).gather()
+        assert found["rmqkit_replication_lag"] == {("10.0.0.2:4711",): 42}
+        assert found["rmqkit_replication_in_sync"] == {("10.0.0.2:4711",): True}
+
+    run(scenario, broker=PROM)
+
+
+def test_without_an_exporter_nothing_is_counted_and_the_library_is_not_loaded(tmp_path):
+    program = (
+        "import asyncio, sys; from pathlib import Path; from rmqkit.standalone import Standalone\n"
+        "async def main():\n"
+        "    async with Standalone(Path(sys.argv[1])) as both:\n"
+        "        assert both._broker.parts.counts is None and both.metrics_addresses == ('', '')\n"
+        "    assert not {'prometheus_client', 'rmqkit.broker.counts', 'rmqkit.remoting.metering'} & {*sys.modules}\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "store"], env=os.environ, check=False)
+    assert done.returncode == 0
+
+
+def test_a_port_in_use_stops_the_start_before_anything_is_written(tmp_path):
+    async def main():
+        async with Standalone(tmp_path / "a", broker=BrokerSettings(listen_port=0, bind_address=HOST, **PROM)) as one:
+            port = int(one.metrics_addresses[1].rpartition(":")[2])
+            for kind, name in ((BrokerSettings, "broker"), (NamesrvSettings, "namesrv")):
+                taken = kind(listen_port=0, bind_address=HOST, exporter_type=ExporterType.PROM, exporter_port=port)
+                with pytest.raises(ListenFailed, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
+                    await Standalone(tmp_path / "b", **{name: taken}).start()
+                assert not (tmp_path / "b").exists()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("properties", "kind"),
+    [
+        (b"", "normal"),
+        (b"XDELAY\x011\x02", "normal"),
+        (b"a\x01DELAY\x02", "normal"),
+        (b"DELAY\x011\x02", "delay"),
+        (b"a\x01b\x02TIMER_DELAY_MS\x0110", "delay"),
+        (b"DELAY\x011\x02__SHARDINGKEY\x01k\x02", "fifo"),
+        (b"__SHARDINGKEY\x01k\x02TRAN_MSG\x01true\x02", "transaction"),
+        (b"TRAN_MSG\x01false\x02", "normal"),
+    ],
+)
+def test_the_kind_of_a_message_is_in_its_properties(properties, kind):
+    assert kind_of(properties) == kind
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from((1023, 1024, 1025, 5000, 3 << 20))), min_size=1))
+def test_a_run_counts_as_its_messages_do_one_by_one(sent):
+    v1 = SendMessageRequest("p", "T", "TBW102", 4, 0, 0, 0, 0, "", 0)
+    v2 = SendMessageV2Request("p", "T", "TBW102", 4, 0, 0, 0, 0, "", 0)
+    shapes = [SendShape(h, None, None, False, p, None) for h, p in ((v1, PLAIN), (v2, PLAIN), (v2, ORDERED))]
+    together, alone = Counts(SYSTEM_CLOCK), Counts(SYSTEM_CLOCK)
+    run, stored, at = [], [], 0
+    for place, size in sent:
+        message = PutMessage("T", 0, b"", shapes[place].properties % ((b"k",) * (place // 2 + 1)), 0, 0, 0, b"", b"")
+        run.append((message, b"0", b"", b"1", shapes[place]))
+        stored.append(Arrival("T", 0, len(stored), 0, 0, at, size, 0, message.properties))
+        alone.put(message, PutResult(PutStatus.OK, at, at + size))
+        at += size
+    together.run(run, stored, 1.0)
+    assert seen(together) == seen(alone)
+    together.answered_late([plain[4] for plain in run], ResponseCode.FLUSH_DISK_TIMEOUT, 1.0)
+    v1_count = sum(place == 0 for place, _ in sent)
+    wanted = {RequestCode.SEND_MESSAGE: v1_count, RequestCode.SEND_MESSAGE_V2: len(sent) - v1_count}
+    assert {key[:2]: sum(found.counts) for key, found in together.meter.latency.items()} == {
+        (code, response): count
+        for code, count in wanted.items()
+        for response in (ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT)
+        if count
+    }
+
+
+def seen(counts):
+    counts.fold()
+    return {key: (one.messages, one.bytes, one.sizes.counts, one.sizes.sum) for key, one in counts.came.items()}

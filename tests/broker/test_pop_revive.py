@@ -1,0 +1,55 @@
+"""What comes again, where something else goes wrong meanwhile (behaviour.md §4.12)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rmqkit.protocol.properties import encode_properties
+from rmqkit.store.message_store import PutMessage
+from tests.broker.pops import now_ms, parts, sent
+from tests.waiting import SECONDS
+
+REVIVE_TOPIC = "rmq_sys_REVIVE_LOG_DefaultCluster"
+
+
+def test_a_check_point_whose_message_cannot_be_read_holds_up_no_other(run, monkeypatch):
+    """Both are due in the same moment, the faulty one first."""
+
+    async def scenario(cluster):
+        await sent(cluster, *"ab")
+        pops, pop_time = parts(cluster).pops, now_ms() - 5000
+        assert parts(cluster).groups.get("g")
+        read = pops.revive._record
+
+        def fails(pending, offset):
+            if offset == 0:
+                raise OSError(5, "Input/output error")
+            return read(pending, offset)
+
+        monkeypatch.setattr(pops.revive, "_record", fails)
+        for offset in range(2):
+            pops.log.add("T", "g", 0, [offset], pop_time=pop_time, invisible_ms=1000, queue=3)
+        async with asyncio.timeout(SECONDS):
+            while len(pops.log) > 1:
+                await asyncio.sleep(0.01)
+        assert pops.log.pending == {("T", "g", 0, 0, pop_time): {0}}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["ck", "ack"])
+def test_acks_that_are_put_off_are_not_forgotten_when_others_write_into_the_revive_topic(run, kind):
+    async def scenario(cluster):
+        own, host = parts(cluster), parts(cluster).identity.store_host
+        tags = encode_properties({"TAGS": kind})
+        own.store.put(PutMessage(REVIVE_TOPIC, 3, b"{}", tags, 0, 0, now_ms(), host, host))
+        pop_time = now_ms()
+        own.pops.log.add("T", "g", 0, [0], pop_time=pop_time, invisible_ms=60_000, queue=3)
+        own.pops.log.ack({("T", "g", 0, 0, pop_time): [0]})
+        assert own.pops.log.buffered == (1, 1)
+        await own.pops.revive.round()
+        assert (own.pops.log.pending, own.pops.log.buffered) == ({}, (0, 0))
+
+    run(scenario, broker={"pop_buffer_merge": True})

@@ -1,0 +1,615 @@
+"""Messages for any time: what is stored, when it is delivered, what a crash leaves (store.md §18.2 to §18.6)."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import shutil
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rmqkit.broker.long_polling import LongPolling
+from rmqkit.broker.timer import NOT_ENABLED, Timer, put_aside
+from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, TimingCount, decode_timer_checkpoint
+from rmqkit.protocol.bodies.topics import DataVersion
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
+from rmqkit.store.settings import FlushDiskType
+from rmqkit.testing.clock import StandingClock
+from tests.golden_stores import unpack_golden
+from tests.store.stores import golden_settings, message, read_all, small_settings
+from tests.waiting import until
+
+STEP_MS = 10
+"""The precision in these tests, so that a round comes every 10 ms of the loop's time."""
+MAX_SECONDS = 1000
+NOW_MS = 1_800_000_000_000
+
+
+class Timed:
+    """A store with timed messages, on a clock that is set by hand."""
+
+    def __init__(self, root, *, clock=None, golden=None, **settings):
+        self.root = root
+        self.clock = clock or StandingClock(NOW_MS)
+        self.long_polling = LongPolling(self.clock)
+        sizes = {
+            "timer_log_file_bytes": 536,
+            "timer_precision_ms": STEP_MS,
+            "timer_delay_seconds_max": MAX_SECONDS,
+            "timer_roll_window_slots": 20_000,
+        }
+        self.settings = golden or small_settings(**(sizes | settings))
+        is_sync = self.settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        loop = asyncio.get_running_loop()
+        self.store = MessageStore(
+            root,
+            self.settings,
+            clock=self.clock,
+            is_batch_topic=lambda topic: topic == "GoldInnerBatch",
+            on_arrival=self.long_polling.arrived,
+            on_durable=lambda *_: loop.call_soon_threadsafe(self.store.dispatch),
+        )
+        self.timer = Timer(self.store, self.settings, self.long_polling, self.clock, flushes=is_sync)
+
+    def put(self, body=b"x", *, topic="T", **properties):
+        one = message(topic, 1, body, **properties)
+        assert put_aside(self.timer, one, decode_properties(one.properties)) is None
+        assert self.store.put(one).status is PutStatus.OK
+        self.store.request_flush()
+        return one
+
+    def at(self, ahead_ms, body=b"x", **properties):
+        return self.put(body, TIMER_DELIVER_MS=self.clock.ms + ahead_ms, **properties)
+
+    def bodies(self, topic="T"):
+        return [record.body for record in read_all(self.store, topic, 1)]
+
+    def kept(self):
+        return self.store.max_offset(TIMER_TOPIC, 0)
+
+    async def until(self, condition):
+        await until(condition)
+
+    async def on_wheel(self, count=None):
+        await self.until(lambda: self.timer.offset_behind == 0 and self.kept() >= (count or 0))
+
+    async def pass_ms(self, ms):
+        """Let the clock go on, and the timer follow it."""
+        self.clock.ms += ms
+        await self.until(lambda: self.timer.read_behind_ms == 0 and self.timer.offset_behind == 0)
+
+
+def in_a_loop(scenario):
+    @functools.wraps(scenario)
+    def run(**fixtures):
+        asyncio.run(scenario(**fixtures))
+
+    return run
+
+
+@asynccontextmanager
+async def timed(root, *, killed=False, follows=False, **options):
+    """``killed``: nothing is written at the end, as after SIGKILL. ``follows``: as at a slave."""
+    one = Timed(root, **options)
+    one.timer.load()
+    one.store.open()
+    one.timer.recover()
+    (one.timer.follow if follows else one.timer.start)()
+    try:
+        yield one
+    finally:
+        one.timer.stop()
+        one.long_polling.close()
+        if killed:
+            shutil.copytree(root, root.with_name("killed"))
+        one.store.close()
+        one.timer.persist()
+
+
+def now_of(one):
+    return int(one.clock.ms)
+
+
+@pytest.mark.parametrize(
+    ("asked", "ahead_ms"),
+    [
+        ({"TIMER_DELAY_SEC": 3}, 2990),
+        ({"TIMER_DELAY_MS": 3005}, 3000),
+        ({"TIMER_DELIVER_MS": 1_800_000_003_005}, 3000),
+        ({"TIMER_DELIVER_MS": 1_800_000_003_000}, 2990),
+        ({"TIMER_DELAY_SEC": 3, "TIMER_DELAY_MS": 1, "TIMER_DELIVER_MS": 9}, 2990),
+        ({"TIMER_DELAY_MS": 7000, "TIMER_DELIVER_MS": 9}, 6990),
+        ({"TIMER_DELAY_SEC": MAX_SECONDS}, MAX_SECONDS * 1000 - 10),
+    ],
+)
+@in_a_loop
+async def test_a_message_is_put_aside_until_its_time(tmp_path, asked, ahead_ms):
+    """Whole steps are one step earlier, others rounded down: it is delivered when its step is over."""
+    one = Timed(tmp_path)
+    put = message("T", 3, KEYS="k", **asked)
+    assert one.timer.defer(put, decode_properties(put.properties)) is None
+    assert (put.topic, put.queue_id) == (TIMER_TOPIC, 0)
+    assert decode_properties(put.properties) == {
+        "KEYS": "k",
+        **{name: str(value) for name, value in asked.items()},
+        "TIMER_OUT_MS": str(now_of(one) + ahead_ms),
+        "REAL_TOPIC": "T",
+        "REAL_QID": "3",
+    }
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"TIMER_DELAY_SEC": MAX_SECONDS + 1},
+        {"TIMER_DELAY_MS": MAX_SECONDS * 1000 + 1},
+        {"TIMER_DELIVER_MS": "tomorrow"},
+        {"TIMER_DELAY_SEC": ""},
+        {"TIMER_DELAY_MS": 0, "TIMER_DEL_UNIQKEY": "K"},
+    ],
+)
+@in_a_loop
+async def test_a_time_that_cannot_be_kept_is_refused(tmp_path, asked):
+    one = Timed(tmp_path)
+    code, remark = one.timer.defer(message(), {name: str(value) for name, value in asked.items()})
+    assert code == ResponseCode.MESSAGE_ILLEGAL
+    assert remark == (
+        "timer message illegal, the delay time should not be bigger than the max delay 1000000ms; "
+        "or if set del msg, the delay time should be bigger than the current time"
+    )
+
+
+@pytest.mark.parametrize("asked", [{"TIMER_DELAY_MS": "0"}, {"TIMER_DELIVER_MS": "-5"}, {"TIMER_DELAY_SEC": "-1"}])
+@in_a_loop
+async def test_a_time_that_is_over_leaves_a_message_as_it_is(tmp_path, asked):
+    put = message("T", 3, **asked)
+    before = put.properties
+    assert Timed(tmp_path).timer.defer(put, asked) is None
+    assert (put.topic, put.queue_id, put.properties) == ("T", 3, before)
+
+
+@pytest.mark.parametrize(
+    ("topic", "properties", "refusal"),
+    [
+        ("T", {"TIMER_DELAY_MS": "5"}, NOT_ENABLED),
+        ("T", {"TIMER_DELAY_MS": "5", "TIMER_OUT_MS": "5"}, None),
+        (TIMER_TOPIC, {"TIMER_DELAY_MS": "5"}, None),
+        ("T", {"TIMER_ROLL_TIMES": "5"}, None),
+    ],
+)
+def test_without_a_timer_only_messages_that_ask_for_a_time_are_refused(topic, properties, refusal):
+    assert put_aside(None, message(topic), properties) == refusal
+
+
+@in_a_loop
+async def test_a_full_slot_takes_no_more(tmp_path):
+    async with timed(tmp_path, timer_slot_count_max=2) as one:
+        for _ in range(4):
+            one.timer.defer(message(), {})
+            put = message("T", 1, TIMER_DELIVER_MS=now_of(one) + 5000)
+            one.timer.defer(put, decode_properties(put.properties))
+            one.store.put(put)
+        await one.on_wheel(4)
+        code, remark = one.timer.defer(message(), {"TIMER_DELIVER_MS": str(now_of(one) + 5000)})
+        assert code == ResponseCode.SYSTEM_ERROR
+        assert remark.startswith("timer message is under flow control, max num limit is 4 or ")
+        assert one.timer.defer(message(), {"TIMER_DELIVER_MS": str(now_of(one) + 6000)}) is None
+
+
+@pytest.mark.parametrize("flush", list(FlushDiskType))
+@in_a_loop
+async def test_messages_come_at_their_time_in_the_order_of_their_step(tmp_path, flush):
+    async with timed(tmp_path, flush_disk_type=flush) as one:
+        for ahead_ms, body in [(50, b"b1"), (20, b"a1"), (49, b"b2"), (5000, b"late"), (42, b"b3"), (15, b"a2")]:
+            one.at(ahead_ms, body)
+        await one.on_wheel(6)
+        assert one.bodies() == []
+        await one.pass_ms(19)
+        assert one.bodies() == []
+        await one.pass_ms(1)
+        await one.until(lambda: one.bodies() == [b"a1", b"a2"])
+        await one.pass_ms(30)
+        await one.until(lambda: one.bodies() == [b"a1", b"a2", b"b1", b"b2", b"b3"])
+        assert one.timer.pending == 1
+
+
+@in_a_loop
+async def test_a_delivered_message_says_when_it_waited(tmp_path):
+    async with timed(tmp_path) as one:
+        began_ms = now_of(one)
+        one.at(25, TAGS="A", UNIQ_KEY="U")
+        await one.on_wheel(1)
+        await one.pass_ms(40)
+        (record,) = read_all(one.store, "T", 1)
+        assert decode_properties(record.properties) == {
+            "TAGS": "A",
+            "UNIQ_KEY": "U",
+            "TIMER_DELIVER_MS": str(began_ms + 25),
+            "TIMER_OUT_MS": str(began_ms + 20),
+            "TIMER_ENQUEUE_MS": str(began_ms),
+            "TIMER_DEQUEUE_MS": str(began_ms + 40),
+            "REAL_TOPIC": "T",
+            "REAL_QID": "1",
+        }
+
+
+@in_a_loop
+async def test_a_message_that_comes_to_the_wheel_too_late_is_delivered_at_once(tmp_path):
+    async with timed(tmp_path) as one:
+        late = {"TIMER_OUT_MS": now_of(one) - STEP_MS, "REAL_TOPIC": "T", "REAL_QID": 1}
+        one.store.put(message(TIMER_TOPIC, **late))
+        one.store.put(message(TIMER_TOPIC, **late, TIMER_DEL_UNIQKEY="K"))
+        await one.on_wheel(2)
+        (record,) = read_all(one.store, "T", 1)
+        assert decode_properties(record.properties)["TIMER_ENQUEUE_MS"] == "9223372036854775807"
+
+
+@in_a_loop
+async def test_a_slave_is_told_of_a_delivery_when_it_has_it(tmp_path):
+    async with timed(tmp_path) as one:
+        copied = [-1]
+        one.timer._copied_offset = lambda: copied[0]
+
+        def told():
+            return decode_timer_checkpoint(one.timer.checkpoint()).last_read_time_ms
+
+        assert told() == NOW_MS
+        one.at(50)
+        await one.on_wheel(1)
+        copied[0] = one.store.max_physical_offset
+        assert told() == NOW_MS
+        await one.pass_ms(50)
+        assert one.bodies() == [b"x"]
+        assert told() == NOW_MS
+        copied[0] = -1  # the link is lost
+        assert told() == NOW_MS
+        copied[0] = one.store.max_physical_offset
+        assert told() == NOW_MS + 50
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@in_a_loop
+async def test_when_the_clock_is_set_back_nothing_comes_early_or_twice(tmp_path, is_restarted):
+    clock = StandingClock(NOW_MS)
+    async with timed(tmp_path, clock=clock) as one:
+        one.at(20_000, b"1")
+        await one.on_wheel(1)
+        await one.pass_ms(60_000)
+        assert one.bodies() == [b"1"]
+        clock.ms -= 60_000
+        if not is_restarted:
+            await waits_until_its_time(one)
+    if is_restarted:
+        async with timed(tmp_path, clock=clock) as one:
+            await waits_until_its_time(one)
+
+
+async def waits_until_its_time(one):
+    one.at(30_000, b"2")
+    await one.on_wheel(2)
+    assert one.bodies() == [b"1"]
+    await one.pass_ms(30_000)
+    await one.until(lambda: len(one.bodies()) > 1)
+    assert one.bodies() == [b"1", b"2"]
+
+
+@in_a_loop
+async def test_what_came_before_its_second_was_over_counts_though_the_round_is_late(tmp_path):
+    """Nothing is overtaken by what came last, and a marker that was answered is heeded."""
+    async with timed(tmp_path) as one:
+        one.at(50, b"1", UNIQ_KEY="a")
+        one.at(50, b"2", UNIQ_KEY="b")
+        await one.on_wheel(2)
+        one.at(50, b"3", UNIQ_KEY="c")
+        one.at(50, UNIQ_KEY="m", TIMER_DEL_UNIQKEY="T+a")
+        await one.pass_ms(50)
+        assert one.bodies() == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("key", ["U2", "T+U2"])
+@in_a_loop
+async def test_a_marker_keeps_the_one_message_of_its_key_from_being_delivered(tmp_path, key):
+    async with timed(tmp_path) as one:
+        for number in (1, 2, 3):
+            one.at(50, b"%d" % number, UNIQ_KEY=f"U{number}")
+        one.at(50, b"0", UNIQ_KEY="U2", TIMER_DEL_UNIQKEY=key)
+        one.at(70, b"another second", UNIQ_KEY="U2")
+        await one.on_wheel(5)
+        await one.pass_ms(100)
+        assert one.bodies() == [b"1", b"3", b"another second"]
+
+
+@in_a_loop
+async def test_a_message_far_ahead_waits_in_stages(tmp_path):
+    """A window of 200 ms: 250 ms are parked for 100 (the rest would be short), 700 ms for 200, 500, 300."""
+    async with timed(tmp_path, timer_roll_window_slots=20) as one:
+        one.at(250, b"a")
+        one.at(700, b"b")
+        await one.on_wheel(2)
+        for _ in range(24):
+            await one.pass_ms(STEP_MS)
+        assert one.bodies() == []
+        await one.pass_ms(STEP_MS)
+        assert one.bodies() == [b"a"]
+        for _ in range(45):
+            await one.pass_ms(STEP_MS)
+        assert one.bodies() == [b"a", b"b"]
+        rolls = [decode_properties(record.properties).get("TIMER_ROLL_TIMES") for record in read_all(one.store, "T", 1)]
+        assert rolls[0] == "1"
+        assert int(rolls[1]) >= 3
+        assert one.timer.pending == 0
+
+
+@in_a_loop
+async def test_a_second_with_many_messages_takes_many_rounds(tmp_path):
+    async with timed(tmp_path, commit_log_file_bytes=1 << 20, timer_log_file_bytes=1 << 16) as one:
+        for number in range(600):
+            one.at(100, b"%d" % number)
+        await one.on_wheel(600)
+        await one.pass_ms(100)
+        assert one.bodies() == [b"%d" % number for number in range(600)]
+
+
+@in_a_loop
+async def test_what_the_store_refuses_is_tried_again(tmp_path, monkeypatch, caplog):
+    async with timed(tmp_path) as one:
+        put, is_full = one.store.put, [True]
+
+        def refuse(message):
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="full") if is_full else put(message)
+
+        one.at(20, b"a")
+        one.at(20, b"b")
+        await one.on_wheel(2)
+        monkeypatch.setattr(one.store, "put", refuse)
+        one.clock.ms += 20
+        await one.until(lambda: "timed messages wait: SERVICE_NOT_AVAILABLE full" in caplog.text)
+        is_full.clear()
+        await one.until(lambda: one.bodies() == [b"a", b"b"])
+
+
+@pytest.mark.parametrize("properties", [{}, {"TIMER_OUT_MS": "x", "REAL_TOPIC": "T"}, {"TIMER_OUT_MS": "5"}])
+@in_a_loop
+async def test_what_says_no_time_or_topic_is_dropped(tmp_path, properties, caplog):
+    async with timed(tmp_path) as one:
+        one.store.put(message(TIMER_TOPIC, 0, **properties))
+        one.at(20, b"next")
+        await one.on_wheel(2)
+        await one.pass_ms(20)
+        assert one.bodies() == [b"next"]
+        assert "timed message at 0 is dropped" in caplog.text
+
+
+# -- what is written
+
+
+@in_a_loop
+async def test_a_broker_without_timed_messages_writes_nothing(tmp_path):
+    async with timed(tmp_path) as one:
+        one.store.put(message())
+        await one.pass_ms(100_000)
+        await one.timer.flush_round()
+    assert list(tmp_path.glob("timer*")) == []
+    assert not (tmp_path / "config" / "timercheck").exists()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@in_a_loop
+async def test_after_a_restart_nothing_is_lost_and_what_was_flushed_is_not_repeated(tmp_path, killed, caplog):
+    clock, root = StandingClock(NOW_MS), tmp_path / "store"
+    async with timed(root, killed=killed, clock=clock) as one:
+        for number, ahead_ms in enumerate([20, 400, 90_000, 30, 400]):
+            one.at(ahead_ms, b"%d" % number)
+        await one.on_wheel(5)
+        await one.pass_ms(50)
+        await one.timer.flush_round()
+        await one.until(lambda: one.store.durable_offset == one.store.max_physical_offset)
+        await one.timer.flush_round()
+        one.at(300, b"behind the checkpoint")
+        one.at(400, b"5")
+        one.at(300, b"called back", UNIQ_KEY="U")
+        one.at(300, b"0", UNIQ_KEY="U", TIMER_DEL_UNIQKEY="U")
+        await one.on_wheel(9)
+        assert one.bodies() == [b"0", b"3"]
+    clock.ms += 5000
+    async with timed(root.with_name("killed") if killed else root, clock=clock) as again:
+        await again.pass_ms(0)
+        assert again.bodies() == [b"0", b"3", b"behind the checkpoint", b"1", b"4", b"5"]
+        assert again.timer.pending == 1
+        await again.pass_ms(90_000)
+        assert again.bodies()[-1] == b"2"
+        checkpoint = decode_timer_checkpoint(again.timer.checkpoint())
+        assert (checkpoint.last_read_time_ms, checkpoint.last_timer_queue_offset) == (clock.ms, 9)
+
+
+@in_a_loop
+async def test_what_is_on_the_wheel_counts_without_a_checkpoint(tmp_path):
+    """The process was killed in its first second."""
+    clock, root = StandingClock(NOW_MS), tmp_path / "store"
+    async with timed(root, killed=True, clock=clock) as one:
+        one.at(300, b"called back", UNIQ_KEY="U")
+        one.at(300, b"0", UNIQ_KEY="U", TIMER_DEL_UNIQKEY="U")
+        one.at(200, b"a")
+        await one.on_wheel(3)
+    clock.ms += 5000
+    async with timed(root.with_name("killed"), clock=clock) as again:
+        assert again.timer.offset_behind == 0
+        await again.pass_ms(0)
+        assert again.bodies() == [b"a"]
+
+
+@in_a_loop
+async def test_without_its_files_the_timer_reads_its_topic_again(tmp_path, caplog):
+    """What is left of a slave that becomes master: the checkpoint of its master."""
+    clock = StandingClock(NOW_MS)
+    async with timed(tmp_path, clock=clock) as one:
+        for ahead_ms, body in [(20, b"delivered"), (900, b"waiting")]:
+            one.at(ahead_ms, body)
+        await one.on_wheel(2)
+        await one.pass_ms(50)
+    shutil.rmtree(tmp_path / "timerlog")
+    (tmp_path / "timerwheel").unlink()
+    async with timed(tmp_path, clock=clock) as again:
+        await again.on_wheel(2)
+        assert again.timer.pending == 1
+        await again.pass_ms(1000)
+        assert again.bodies() == [b"delivered", b"waiting"]
+
+
+@in_a_loop
+async def test_the_waiting_messages_are_counted_by_topic(tmp_path):
+    async with timed(tmp_path) as one:
+        for number, topic in enumerate("AAB"):
+            one.put(topic=topic, TIMER_DELIVER_MS=one.clock.ms + 1000, UNIQ_KEY=f"U{number}")
+        one.put(b"0", topic="A", TIMER_DELIVER_MS=one.clock.ms + 1000, UNIQ_KEY="U0", TIMER_DEL_UNIQKEY="U0")
+        await one.on_wheel(4)
+        assert {topic: count.count for topic, count in one.timer.metrics.timing_count.items()} == {"A": 1, "B": 1}
+        await one.pass_ms(1000)
+        assert {topic: count.count for topic, count in one.timer.metrics.timing_count.items()} == {"A": 0, "B": 0}
+    stored = json.loads((tmp_path / "config" / "timermetrics").read_text())
+    assert {topic: count["count"] for topic, count in stored["timingCount"].items()} == {"A": 0, "B": 0}
+
+
+@in_a_loop
+async def test_what_comes_while_the_state_is_written_is_counted_once_after_a_kill(tmp_path):
+    async with timed(tmp_path / "store", killed=True) as one:
+        one.at(5000)
+        await one.on_wheel(1)
+        one.timer._take()
+        one.at(5000)
+        await one.on_wheel(2)
+        one.timer.state.write()
+    async with timed(tmp_path / "killed") as one:
+        await one.on_wheel(2)
+        assert one.timer.pending == 2
+
+
+@in_a_loop
+async def test_a_message_further_ahead_than_a_unit_can_say_waits_in_stages(tmp_path):
+    """With coarse steps the roll window is more than a unit's 31 bits of ms."""
+    sizes = {"timer_precision_ms": 60_000, "timer_delay_seconds_max": 5_000_000, "timer_roll_window_slots": 172_800}
+    async with timed(tmp_path, **sizes) as one:
+        one.at(4_000_000_000, b"far")
+        await one.on_wheel(1)
+        for _ in range(3):
+            await one.pass_ms(2_000_000_000)
+        assert one.bodies() == [b"far"]
+
+
+@in_a_loop
+async def test_a_store_of_the_reference_goes_on(tmp_path, caplog):
+    """One golden message waits for its hour, six are delivered."""
+    golden = unpack_golden("5.4.0", tmp_path)
+    caplog.set_level(logging.ERROR)
+    due_ms = 1795229625440
+    clock = StandingClock(due_ms - 1500)
+    async with timed(golden.root, clock=clock, golden=golden_settings(golden)) as one:
+        before = [[record.body for record in read_all(one.store, "GoldTimer", queue)] for queue in (0, 1)]
+        assert one.timer.pending == 1
+        clock.ms = due_ms + 600
+        await one.until(lambda: one.store.max_offset("GoldTimer", 0) > len(before[0]))
+        assert [record.body for record in read_all(one.store, "GoldTimer", 0)] == [*before[0], b"timer in 3600 s"]
+        assert [record.body for record in read_all(one.store, "GoldTimer", 1)] == before[1]
+        assert one.timer.pending == 0
+    assert [one.message for one in caplog.records if one.name.startswith(("rmqkit.broker.", "rmqkit.store."))] == []
+
+
+# -- at a slave
+
+
+def told(one, read_ms, queue_offset, counter=1):
+    """What a master says."""
+    return TimerCheckpoint(
+        last_read_time_ms=now_of(one) + read_ms,
+        master_timer_queue_offset=queue_offset,
+        data_version=DataVersion(counter, 0, counter),
+    )
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@in_a_loop
+async def test_a_slave_has_on_its_wheel_what_its_master_has_and_goes_on_from_there(tmp_path, restarts):
+    """Also as the master of its own store. What the master delivered is left out, what it never saw is not."""
+    clock = StandingClock(NOW_MS)
+    async with timed(tmp_path, clock=clock, follows=True) as slave:
+        for ahead_ms, body in [(20, b"delivered"), (500, b"late"), (900, b"waiting"), (20, b"behind the master")]:
+            slave.at(ahead_ms, body)
+        slave.timer.take_over(told(slave, 100, 1))
+        await slave.until(lambda: slave.timer.state.queue_offset == 1)
+        clock.ms += 600
+        slave.timer.take_over(told(slave, -500, 3, counter=2))
+        slave.timer.take_counts(TimerMetrics(DataVersion(7, 0, 7), {"T": TimingCount(2, 1)}))
+        await slave.until(lambda: slave.timer.state.queue_offset == 3)
+        assert (slave.bodies(), slave.timer.pending) == ([], 2)
+        stored = decode_timer_checkpoint(slave.timer.checkpoint())
+        assert (stored.last_timer_queue_offset, stored.master_timer_queue_offset, stored.data_version.counter) == (
+            3,
+            3,
+            2,
+        )
+        if not restarts:
+            slave.timer.stop()
+            slave.timer.start()
+            await slave.until(lambda: len(slave.bodies()) == 2)
+            await slave.pass_ms(400)
+            assert slave.bodies() == [b"behind the master", b"late", b"waiting"]
+            return
+    async with timed(tmp_path, clock=clock) as master:
+        await master.until(lambda: len(master.bodies()) == 2)
+        await master.pass_ms(400)
+        assert master.bodies() == [b"behind the master", b"late", b"waiting"]
+        assert master.timer.pending == 0
+
+
+@in_a_loop
+async def test_an_acting_master_sends_what_is_due_elsewhere_and_the_master_leaves_that_out(tmp_path):
+    """The second stage of a long wait is somebody else's, too. What the other broker refuses is tried again."""
+    clock, sent, refused = StandingClock(NOW_MS), [], [True]
+
+    async def put(message):
+        if refused:
+            refused.clear()
+            return False
+        sent.append((message.topic, message.body, decode_properties(message.properties)))
+        return True
+
+    async with timed(tmp_path / "slave", clock=clock, follows=True, timer_roll_window_slots=20) as slave:
+        for ahead_ms, body in [(100, b"due"), (90, b"first"), (500, b"in two stages"), (160, b"waiting")]:
+            slave.at(ahead_ms, body)
+        slave.timer.take_over(told(slave, 0, 1))
+        await slave.until(lambda: slave.timer.state.queue_offset == 1)
+        clock.ms += 120
+        slave.timer.start(put)
+        await slave.until(lambda: len(sent) == 2)
+        late = message(TIMER_TOPIC, 0, b"late", TIMER_OUT_MS=NOW_MS + 50, REAL_TOPIC="T", REAL_QID=1)
+        assert slave.store.put(late).status is PutStatus.OK
+        await slave.until(lambda: slave.timer.offset_behind == 0)
+        clock.ms += 100
+        await slave.until(lambda: len(sent) == 5)
+        bodies = [body for _, body, _ in sent]
+        assert bodies == [b"first", b"due", b"late", b"waiting", b"in two stages"]
+        assert {topic for topic, _, _ in sent} == {"T"}
+        again = sent[4][2]
+        assert again["TIMER_DELIVER_MS"] == str(NOW_MS + 500) and "TIMER_OUT_MS" not in again
+        await slave.timer.stop_elsewhere()
+        acted = decode_timer_checkpoint(slave.timer.checkpoint())
+        assert slave.timer.is_follower
+        assert (acted.last_read_time_ms, acted.master_timer_queue_offset) == (NOW_MS + 220, slave.kept())
+        assert acted.data_version.timestamp >= NOW_MS
+
+    clock.ms = NOW_MS
+    async with timed(tmp_path / "master", clock=clock) as master:
+        for ahead_ms, body in [(100, b"due"), (90, b"late"), (50, b"not copied")]:
+            master.at(ahead_ms, body)
+        await master.on_wheel(3)
+        acted.master_timer_queue_offset = 2
+        master.timer.take_further(acted)
+        master.timer.take_further(TimerCheckpoint(last_read_time_ms=1, data_version=DataVersion(0, 0, 1)))
+        await master.pass_ms(300)
+        assert master.bodies() == [b"not copied"]
