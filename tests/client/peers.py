@@ -23,8 +23,8 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.standalone import Standalone
-
-SECONDS = 30.0
+from tests.waiting import SECONDS as SECONDS
+from tests.waiting import until as until
 
 
 def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -33,7 +33,7 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         async def main() -> None:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(2 * SECONDS):
                 await test(*args, **kwargs)
 
         asyncio.run(main())
@@ -41,23 +41,14 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-async def until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
-    """Wait until a condition holds. Raises AssertionError naming what was waited for."""
-    try:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError(f"not within {seconds:g} s: {what}") from None
-
-
 @contextlib.contextmanager
-def standalone(root: Path) -> Iterator[str]:
-    """Our name server and broker on a loop and in a thread of their own; yields the name server's address."""
+def standalone(root: Path, **parts: Any) -> Iterator[str]:
+    """Our name server and broker on a loop and in a thread of their own; yields the name server's address.
+    ``parts`` are further arguments of `Standalone`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    cluster = Standalone(root / "store")
+    cluster = Standalone(root / "store", **parts)
     try:
         asyncio.run_coroutine_threadsafe(cluster.start(), loop).result(20)
         yield cluster.namesrv_address

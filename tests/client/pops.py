@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from rmqkit.client.settings import PushConsumerSettings
+from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.pop import BatchAckBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
@@ -14,6 +16,8 @@ from tests.client.peers import Answer, Cluster, Peer, refused
 POP, ACK, ACK_MANY = RequestCode.POP_MESSAGE, RequestCode.ACK_MESSAGE, RequestCode.BATCH_ACK_MESSAGE
 CHANGE, ASSIGN = RequestCode.CHANGE_MESSAGE_INVISIBLETIME, RequestCode.QUERY_ASSIGNMENT
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
+EVERYWHERE = MessageQueue("T", "broker-0", -1)
+QUICK = PushConsumerSettings(error_pause_ms=5, suspend_queue_ms=10)
 POP_TIME = 1_795_224_862_948
 UNSUPPORTED = refused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "no such code")
 
@@ -84,3 +88,7 @@ class PopCluster(Cluster):
 
 def records(*offsets: int, **properties: str) -> list[bytes]:
     return [record(offset, b"%d" % offset, **properties) for offset in offsets]
+
+
+def quick(**changes) -> PushConsumerSettings:
+    return msgspec.structs.replace(QUICK, **changes)

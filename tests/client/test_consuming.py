@@ -10,6 +10,7 @@ import pytest
 
 from rmqkit.client.consuming import ConsumeLater, Consuming
 from rmqkit.client.offsets import GroupOffsets
+from rmqkit.client.ordered import OrderedConsuming
 from rmqkit.client.process_queue import ProcessQueue
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import PushConsumerSettings
@@ -40,9 +41,9 @@ class Clock:
 class Workers:
     """Consuming for group G over one process queue, against a scripted broker."""
 
-    def __init__(self, handler=None, **settings) -> None:
+    def __init__(self, handler=None, kind=Consuming, **settings) -> None:
         self.cluster = Cluster()
-        self.handler = handler
+        self.handler, self.kind = handler, kind
         self.settings = PushConsumerSettings(**settings)
         self.clock = Clock()
 
@@ -54,7 +55,7 @@ class Workers:
         self.runtime = ClientRuntime(self.cluster.namesrv, clock=self.clock)
         await self.runtime.routes.refresh("T")
         self.offsets = GroupOffsets(self.runtime, "G")
-        self.consuming = Consuming(self.runtime, "G", self.offsets, self.settings, lambda topic: self._handler)
+        self.consuming = self.kind(self.runtime, "G", self.offsets, self.settings, lambda topic: self._handler)
         self._handler = self.consuming.on_loop(self.handler)
         self.held = ProcessQueue(QUEUE, messages_max=1000, bytes_max=1 << 20, span_max=2000)
         self.consuming.start()
@@ -171,6 +172,11 @@ async def test_the_offset_waits_for_the_slowest_handler():
         await until(lambda: it.offset == 9, "all consumed")
 
 
+def ours(caplog):
+    """What consuming logged; not what clients of other tests have to say about their servers."""
+    return [entry for entry in caplog.records if entry.name == "rmqkit.client.consuming"]
+
+
 @on_loop
 async def test_a_failed_message_is_sent_back_and_counts_as_consumed(caplog):
     async def handler(message):
@@ -190,7 +196,7 @@ async def test_a_failed_message_is_sent_back_and_counts_as_consumed(caplog):
                 "maxReconsumeTimes": "16",
             }
         ]
-    (logged,) = [entry for entry in caplog.records if entry.levelno == logging.WARNING]
+    (logged,) = [entry for entry in ours(caplog) if entry.levelno == logging.WARNING]
     assert "handler failed on message id-10 of T, offset 10 in queue 0 of broker-0, time 1" in logged.getMessage()
     assert "no stock" in (logged.exc_text or "")
 
@@ -205,7 +211,7 @@ async def test_a_handler_may_choose_the_delay_level(level, sent, caplog):
         it.put(received(0))
         await until(lambda: it.offset == 1, "sent back")
         assert it.sent_back()[0]["delayLevel"] == sent
-    assert not caplog.records, "what a handler chooses is no warning"
+    assert ours(caplog) == [], "what a handler chooses is no warning"
 
 
 @on_loop
@@ -324,6 +330,23 @@ async def test_a_cancellation_inside_the_handler_is_a_failure_and_the_worker_goe
         it.put(received(0), received(1))
         await until(lambda: it.offset == 2, "both are done with")
         assert len(it.sent_back()) == 1
+
+
+@pytest.mark.parametrize("kind", [Consuming, OrderedConsuming])
+@on_loop
+async def test_an_outcome_that_cannot_be_dealt_with_is_told_and_the_worker_goes_on(kind, caplog):
+    seen = []
+
+    async def handler(message):
+        seen.append(message.queue_offset)
+        if seen == [0]:
+            raise ConsumeLater(messages=message)  # it has to be a collection
+
+    async with Workers(handler, kind, handlers_max=1, local_retry_ms=1) as it:
+        it.put(received(0), received(1))
+        await until(lambda: it.offset == 2, "both consumed")
+    assert sorted(seen) == [0, 0, 1]
+    assert f"messages of {QUEUE} are handled again in 1 ms, what came of them cannot be dealt with" in caplog.text
 
 
 @on_loop

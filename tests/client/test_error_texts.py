@@ -88,6 +88,13 @@ def subscribe_and_assign(first, second):
             "subscription to topic T: subscription expression ' || ' names no tag: use '*' or 'A || B'",
         ),
         (
+            lambda: subscribe("T", print),
+            (
+                "subscription to topic T: <built-in function print> is no expression: use '*' or 'A || B';"
+                " a handler goes in handler="
+            ),
+        ),
+        (
             lambda: subscribe("T", "*", print, batch_max=0),
             "batch_max is 0: it must be at least 1 and at most 1024",
         ),

@@ -9,19 +9,9 @@ from rmqkit.client.routes import PublishQueues
 from rmqkit.client.sender import Sender
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.testing.clock import StandingClock
 from tests.client.peers import on_loop, refused, stored
 from tests.client.test_sender import MESSAGE, Sending
-
-
-class Clock:
-    def __init__(self):
-        self.ms = 1000.0
-
-    def now_ms(self):
-        return int(self.ms)
-
-    def monotonic_ms(self):
-        return self.ms
 
 
 def queues(*brokers: str) -> PublishQueues:
@@ -37,7 +27,7 @@ def picked(table: FaultTable, offered: PublishQueues, last: str | None = None) -
     [(0, 0), (549, 0), (550, 2000), (1799, 2000), (1800, 5000), (3000, 6000), (5000, 10_000), (15_000, 30_000)],
 )
 def test_the_slower_a_broker_was_the_longer_it_is_avoided(latency_ms, avoided_ms):
-    clock = Clock()
+    clock = StandingClock(1000)
     table = FaultTable(clock)
     table.note("a", latency_ms)
     clock.ms += avoided_ms - 1
@@ -47,7 +37,7 @@ def test_the_slower_a_broker_was_the_longer_it_is_avoided(latency_ms, avoided_ms
 
 
 def test_a_failed_send_counts_as_ten_seconds_and_a_good_one_shortens_nothing():
-    clock = Clock()
+    clock = StandingClock(1000)
     table = FaultTable(clock)
     table.note("a", 1, is_isolated=True)
     table.note("a", 600)
@@ -58,7 +48,7 @@ def test_a_failed_send_counts_as_ten_seconds_and_a_good_one_shortens_nothing():
 
 
 def test_when_all_are_avoided_a_reachable_one_is_taken_and_at_last_any():
-    table = FaultTable(Clock())
+    table = FaultTable(StandingClock(1000))
     table.note("a", 1, is_isolated=True, is_reachable=False)
     table.note("b", 1, is_isolated=True)
     assert picked(table, queues("a", "b")) == {"b"}
@@ -70,7 +60,7 @@ def test_when_all_are_avoided_a_reachable_one_is_taken_and_at_last_any():
 
 
 def test_on_a_retry_the_last_broker_is_left_out():
-    assert picked(FaultTable(Clock()), queues("a", "b", "c"), last="b") == {"a", "c"}
+    assert picked(FaultTable(StandingClock(1000)), queues("a", "b", "c"), last="b") == {"a", "c"}
 
 
 @on_loop

@@ -10,16 +10,18 @@ import pytest
 
 from rmqkit.client.holding import Pauses
 from rmqkit.client.producer import Producer
+from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.errors import ClientError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import reply
+from rmqkit.protocol.command import decode_fields, reply
 from rmqkit.protocol.message import Message
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
-from tests.client.peers import Cluster, on_loop, pulled, until
+from tests.client.peers import Cluster, offset, on_loop, pulled, until
 
 ONE, TWO, THREE = (MessageQueue("T", "broker-0", queue_id) for queue_id in range(3))
 LOCK, UNLOCK, PULL = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.PULL_MESSAGE
@@ -146,3 +148,78 @@ async def test_one_queue_goes_on_while_all_others_are_paused(tmp_path):
             assert seen == [0, 2]
             consumer.resume()
             await until(lambda: sorted(seen) == [0, 0, 1, 2, 3], "all queues")
+
+
+def pulls(queue):
+    """The pull loops of a queue that run."""
+    return [one for one in asyncio.all_tasks() if one.get_name() == f"pull {queue} for group CG"]
+
+
+@on_loop
+async def test_a_rebalance_while_a_reset_waits_for_a_handler_leaves_one_pull_of_the_queue_there():
+    gate, running, saved = asyncio.Event(), asyncio.Event(), [0]
+
+    async def handler(message):
+        running.set()
+        await gate.wait()
+
+    def save(command):
+        saved.append(int(decode_fields(command)["commitOffset"]))
+        return reply(command)
+
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=1)
+        cluster.broker.answer(PULL, lambda command: None if running.is_set() else pulled(command, 0, 1, record(0)))
+        cluster.broker.answer(RequestCode.UPDATE_CONSUMER_OFFSET, save)
+        cluster.broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, lambda command: offset(command, saved[-1]))
+        consumer = PushConsumer("CG", cluster.namesrv, settings=PushConsumerSettings(take_over_pause_ms=0))
+        consumer.subscribe("T", "*", handler)
+        async with consumer:
+            await running.wait()
+            reset = asyncio.create_task(consumer._membership.reset_offsets({ONE: 100}))
+            await until(lambda: not pulls(ONE), "the end of the pull")
+            await consumer._membership._share_out()
+            gate.set()
+            await reset
+            await until(
+                lambda: any(one["queueOffset"] == "100" for one in cluster.broker.asked(PULL)), "the pull at the offset"
+            )
+            assert saved[-1] == 100
+            assert len(pulls(ONE)) == 1
+
+
+@on_loop
+async def test_seeks_at_the_same_time_leave_one_pull_of_the_queue_at_the_last_offset():
+    async with Cluster() as cluster, PullConsumer("CG", cluster.namesrv) as consumer:
+        cluster.topic("T", queues=1)
+        cluster.broker.answer(RequestCode.GET_MIN_OFFSET, lambda command: offset(command, 0))
+        cluster.broker.answer(RequestCode.GET_MAX_OFFSET, lambda command: offset(command, 9))
+        consumer.assign([ONE])
+        await until(lambda: cluster.broker.asked(PULL), "the first pull")
+        await asyncio.gather(*(consumer.seek(ONE, at) for at in (3, 5)))
+        await until(lambda: cluster.broker.asked(PULL)[-1]["queueOffset"] == "5", "the pull at the last offset")
+        assert len(pulls(ONE)) == 1
+
+
+@on_loop
+async def test_a_seek_in_a_queue_that_is_being_given_away_is_refused_and_leaves_nothing_behind():
+    async with Cluster() as cluster, PullConsumer("CG", cluster.namesrv) as consumer:
+        cluster.topic("T", queues=1)
+        consumer.subscribe("T")
+        await until(lambda: cluster.broker.asked(PULL), "the first pull")
+        held, gate, saving = consumer._membership.held, asyncio.Event(), asyncio.Event()
+
+        async def save(queue):
+            saving.set()
+            await gate.wait()
+
+        consumer._offsets.save = save
+        giving = asyncio.create_task(held.give_up(ONE))
+        await saving.wait()
+        seeking = asyncio.create_task(consumer._membership.start_at(ONE, 3))
+        await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(ClientError, match="is not held by this member of group CG"):
+            await seeking
+        await giving
+        assert held._starts == {}, "it would begin there when it comes back, hours later"

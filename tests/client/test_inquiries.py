@@ -32,6 +32,7 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.standalone import Standalone
 from tests.client.peers import on_loop, until
+from tests.waiting import SECONDS
 
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=10)
 
@@ -78,7 +79,7 @@ async def test_a_reset_by_clients_has_them_begin_anew(tmp_path):
     async with Operator(tmp_path, server_side_reset=False) as it:
         await it.consumed()
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + 10
+        deadline = loop.time() + SECONDS
         header = ResetOffsetRequest(topic="T", group="CG", timestamp=0, is_force=True)
         while (await it.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)).code and loop.time() < deadline:
             await asyncio.sleep(0.01)  # until the broker has an offset of every queue

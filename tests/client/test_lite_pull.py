@@ -12,10 +12,13 @@ from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.settings import PullConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, PeerRefused
 from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
 from rmqkit.standalone import Standalone
-from tests.client.peers import on_loop, until
+from tests.client.messages import record
+from tests.client.peers import Cluster, on_loop, pulled, refused, until
 
+ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 FIRST = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=10, take_over_pause_ms=0)
 BY_HAND = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET, auto_commit=False, persist_interval_ms=10)
 
@@ -72,7 +75,8 @@ async def test_subscribed_messages_are_polled_and_their_offsets_saved_unasked(tm
         async with consumer:
             assert await numbers(consumer, 10) == list(range(10))
             assert await consumer.poll(1) == []
-            await until(lambda: consumer._offsets._sent.get(it.queue) == 10, "saved")
+            saved = consumer._offsets._sent
+            await until(lambda: it.queue in saved and saved[it.queue][0] == 10, "saved")
         assert await it.committed() == 10
 
 
@@ -254,3 +258,16 @@ def test_subscribing_and_assigning_exclude_each_other():
     second.assign([queue])
     with pytest.raises(ClientError, match=r"Subscribe and assign are mutually exclusive\."):
         second.subscribe("T")
+
+
+@on_loop
+async def test_a_topic_subscribed_after_the_start_while_no_name_server_answers_is_read_later(caplog):
+    async with Cluster() as cluster, PullConsumer("CG", cluster.namesrv, settings=FIRST) as consumer:
+        cluster.name_server.answer(ROUTE, refused(1, "still starting"))
+        consumer.subscribe("T")
+        await until(lambda: cluster.name_server.asked(ROUTE), "the question for the route")
+        cluster.topic("T", queues=1)
+        cluster.name_server.answer(ROUTE, cluster._route)
+        cluster.broker.answer(RequestCode.PULL_MESSAGE, lambda command: pulled(command, 0, 1, record(0)))
+        assert len(await consumer.poll(30_000)) == 1
+    assert "still starting" in caplog.text

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
+
 import pytest
 
 from rmqkit.client.local_offsets import LocalOffsets
+from rmqkit.errors import ClientError
 from rmqkit.protocol.bodies.clients import MessageQueue
-from tests.client.peers import on_loop
+from tests.client.peers import on_loop, until
 
 FIRST, SECOND = MessageQueue("TopicTest", "broker-a", 0), MessageQueue("TopicTest", "broker-a", 1)
 TEXT = b'{"offsetTable":{{"topic":"TopicTest","brokerName":"broker-a","queueId":0}:3}}'
@@ -60,6 +65,21 @@ async def test_an_unreadable_file_is_replaced_by_its_backup(tmp_path, content):
 
 
 @on_loop
+async def test_a_file_that_the_system_does_not_let_be_read_is_not_taken_for_none(tmp_path, caplog):
+    """A consumer without offsets would begin at the end of its queues, and write that down."""
+    offsets = table(tmp_path)
+    offsets.path.mkdir(parents=True)
+    with pytest.raises(ClientError, match=r"offsets in .*offsets\.json cannot be read: Is a directory"):
+        await offsets.fetch(FIRST)
+    offsets.raise_to(FIRST, 9)
+    await offsets.save_all()
+    assert "are not saved" in caplog.text
+    offsets.path.rmdir()
+    offsets.path.write_bytes(TEXT)
+    assert await table(tmp_path).fetch(FIRST) == 3
+
+
+@on_loop
 async def test_what_did_not_change_is_not_written(tmp_path):
     offsets = table(tmp_path)
     offsets.raise_to(FIRST, 3)
@@ -93,3 +113,31 @@ async def test_a_failed_save_is_logged_and_made_good(tmp_path, caplog):
     (tmp_path / "file").unlink()
     await offsets.save_all()
     assert await offsets.fetch(FIRST) == 3
+
+
+@on_loop
+async def test_a_save_that_is_cancelled_ends_with_its_thread_so_that_the_next_one_has_the_file_alone(
+    tmp_path, monkeypatch
+):
+    gate, at_disk = threading.Event(), threading.Event()
+
+    def fsync(number):
+        at_disk.set()
+        assert gate.wait(30)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    offsets = table(tmp_path)
+    offsets.raise_to(FIRST, 3)
+    periodic = asyncio.create_task(offsets.send_changed())
+    await until(at_disk.is_set, "the file")
+    periodic.cancel()
+    await asyncio.wait([periodic], timeout=0.05)
+    offsets.raise_to(FIRST, 4)
+    last = asyncio.create_task(offsets.save_all())
+    await asyncio.sleep(0)
+    was_writing = not periodic.done()
+    gate.set()
+    await last
+    assert was_writing
+    assert offsets.path.exists()
+    assert await table(tmp_path).fetch(FIRST) == 4

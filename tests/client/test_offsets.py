@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from rmqkit.client.offsets import GroupOffsets
@@ -9,6 +11,7 @@ from rmqkit.client.runtime import ClientRuntime
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import reply
 from tests.client.peers import Cluster, offset, on_loop, refused, until
 
 SAVE = RequestCode.UPDATE_CONSUMER_OFFSET
@@ -74,17 +77,50 @@ async def test_no_offset_is_none_and_any_other_answer_an_error():
 
 
 @on_loop
-async def test_only_what_changed_is_sent_and_one_way():
+async def test_what_changed_is_sent_one_way_and_what_came_to_rest_with_an_answer_once():
     async with Offsets() as it:
         it.table.raise_to(FIRST, 5)
         it.table.raise_to(SECOND, 6)
         await it.table.send_changed()
-        await it.table.send_changed()
         it.table.raise_to(SECOND, 7)
-        await it.table.send_changed()
-        await until(lambda: len(it.saved()) == 3, "three offsets")
-        assert it.saved() == [("0", "5"), ("1", "6"), ("1", "7")]
-        assert all(command.is_one_way for command in it.cluster.broker.requests)
+        for _ in range(3):
+            await it.table.send_changed()
+        assert it.saved() == [("0", "5"), ("1", "6"), ("1", "7"), ("0", "5"), ("1", "7")]
+        assert [command.is_one_way for command in it.cluster.broker.requests] == [True, True, True, False, False]
+
+
+@on_loop
+async def test_a_broker_that_cannot_be_reached_keeps_no_other_waiting(monkeypatch):
+    async with Cluster(brokers=2) as cluster:
+        cluster.topic("T")
+        runtime = ClientRuntime(cluster.namesrv)
+        await runtime.routes.refresh("T")
+        connect = runtime.remoting.connection
+
+        async def connect_or_hang(address, *args):
+            return await (asyncio.Event().wait() if address == cluster.broker.address else connect(address, *args))
+
+        monkeypatch.setattr(runtime.remoting, "connection", connect_or_hang)
+        offsets = GroupOffsets(runtime, "G")
+        offsets.raise_to(FIRST, 5)
+        offsets.raise_to(MessageQueue("T", "broker-1", 0), 6)
+        saving = asyncio.create_task(offsets.send_changed())
+        await until(lambda: cluster.brokers[1].asked(SAVE), "the offset of the other broker")
+        saving.cancel()
+        await runtime.close()
+
+
+@on_loop
+async def test_an_offset_that_a_broker_refuses_is_said_until_it_takes_it():
+    async with Offsets() as it:
+        it.cluster.broker.answer(SAVE, refused(26, "Group G not exist!"))
+        it.table.raise_to(FIRST, 5)
+        for _ in range(3):
+            await it.table.send_changed()
+        it.cluster.broker.answer(SAVE, reply)
+        for _ in range(3):
+            await it.table.send_changed()
+        assert it.saved() == [("0", "5")] * 4
 
 
 @on_loop
@@ -97,6 +133,31 @@ async def test_saving_waits_for_the_answer_also_when_it_was_sent_one_way_before(
         assert not it.cluster.broker.requests[-1].is_one_way
         await it.table.save_all()
         assert len(it.saved()) == 2, "the broker has it: nothing to do"
+
+
+@on_loop
+async def test_what_was_told_over_a_connection_that_is_gone_is_told_again():
+    async with Offsets() as it:
+        it.table.raise_to(FIRST, 5)
+        await it.table.save_all()
+        it.cluster.broker.connections[0].close()
+        await until(lambda: not it.runtime.remoting.connected(it.cluster.broker.address), "the connection's end")
+        await it.table.send_changed()
+        await it.table.save_all()
+        await it.table.send_changed()
+        await until(lambda: len(it.saved()) == 3, "the offset over the new connection, twice")
+        assert it.saved() == [("0", "5")] * 3
+
+
+@on_loop
+async def test_what_one_broker_was_told_is_told_to_the_one_in_its_place():
+    async with Offsets() as it, Cluster() as other:
+        other.broker.answer(SAVE, reply)
+        it.table.raise_to(FIRST, 5)
+        await it.table.save_all()
+        it.runtime.routes.brokers["broker-0"] = {1: other.broker.address}
+        await it.table.save_all()
+        assert [fields["commitOffset"] for fields in other.broker.asked(SAVE)] == ["5"]
 
 
 @on_loop

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from rmqkit.client.consuming import ConsumeLater
+from rmqkit.client.locks import QueueLocks
 from rmqkit.client.producer import Producer
 from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.push_consumer import PushConsumer
@@ -166,7 +167,7 @@ async def test_a_second_member_takes_over_in_order_and_never_at_the_same_time(tm
                 await until(lambda: (share(one), share(two)) == (2, 2), "two queues each")
             for queue in queues:
                 await send(producer, queue, *range(100, 150))
-            await until(lambda: all(seen[queue.queue_id][-1:] == [149] for queue in queues), "everything", 15)
+            await until(lambda: all(seen[queue.queue_id][-1:] == [149] for queue in queues), "everything")
         for numbers in seen.values():
             assert set(numbers) == set(range(150))
             assert all(after <= before + 1 for before, after in pairwise(numbers))
@@ -322,6 +323,32 @@ async def test_a_lost_lock_begins_the_queue_anew_and_saves_nothing():
             it.grants = True
             await until(lambda: running[1:] == [0, 1, 2], "all from where the group was")
             assert SAVE not in it.codes()[: it.codes().index(UNLOCK) if UNLOCK in it.codes() else None]
+
+
+@on_loop
+async def test_no_handler_begins_in_a_queue_that_went_while_its_lock_was_asked_for():
+    async with Broker() as it:
+        seen = []
+        consumer = it.consumer(rebalance_interval_ms=60_000)
+        consumer.subscribe("T", "*", lambda message: seen.append(message.queue_offset))
+        membership, locks, taken = consumer._membership, consumer._membership._member.locks, []
+
+        async def lock_late(queues):
+            taken.append(membership.process_queues[queues[0]])
+            await membership.held.drop(queues[0])
+            return await QueueLocks.lock(locks, queues)
+
+        def pull_without_lock(command):
+            locks._granted_ms.clear()
+            locks.lock = lock_late
+            return it.pull(command)
+
+        it.cluster.broker.answer(PULL, pull_without_lock)
+        async with consumer:
+            await until(lambda: taken, "the question for the lock")
+            assert await taken[0].wait_for_handlers(30_000)
+            assert locks.is_held(taken[0].queue)
+        assert seen == []
 
 
 @on_loop

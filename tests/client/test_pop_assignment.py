@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rmqkit.client.allocate import averagely, averagely_by_circle, configured
+from rmqkit.client.member import Member
 from rmqkit.client.pop_assignment import Assigned
 from rmqkit.client.popping import Pops
 from rmqkit.client.runtime import ClientRuntime
@@ -32,12 +33,12 @@ def unknown(command):
     return reply(command, body=b"{}")
 
 
-class Member:
+class Sharing:
     """Shares out topic T of group G against a scripted broker."""
 
     def __init__(self, *, allocate=averagely, only_pops: bool = False, is_ordered: bool = False) -> None:
         self.cluster = Cluster()
-        self.options = {"only_pops": only_pops}
+        self.only_pops = only_pops
         self.allocate = allocate
         self.is_ordered = is_ordered
         self.held: set[MessageQueue] = set()
@@ -49,8 +50,11 @@ class Member:
         self.runtime = ClientRuntime(self.cluster.namesrv)
         self.runtime.register_consumer("G", self)
         await self.runtime.routes.refresh("T")
-        self.pops = Pops(self.runtime, "G", PushConsumerSettings(), is_ordered=self.is_ordered)
-        self.shares = Assigned(self.runtime, "G", self.allocate, self, self.pops, **self.options)
+        settings = PushConsumerSettings()
+        self.pops = Pops(self.runtime, "G", settings, is_ordered=self.is_ordered)
+        member = Member(self.runtime, "G", settings, None, None, self.allocate, "CONSUME_POP", pops=self.pops)
+        member.only_pops = self.only_pops
+        self.shares = Assigned(member, self)
         return self
 
     async def __aexit__(self, *exc_info) -> None:
@@ -93,7 +97,7 @@ class Member:
 
 @on_loop
 async def test_the_broker_is_asked_for_our_share_by_the_name_of_the_strategy():
-    async with Member(allocate=averagely_by_circle) as it:
+    async with Sharing(allocate=averagely_by_circle) as it:
         assert await it.share(assigned(EVERYWHERE))
         (request,) = [one for one in it.cluster.broker.requests if one.code == ASSIGN]
         assert msgspec.json.decode(request.body) == {
@@ -108,7 +112,7 @@ async def test_the_broker_is_asked_for_our_share_by_the_name_of_the_strategy():
 
 @on_loop
 async def test_queues_to_pull_are_pulled_and_what_was_popped_comes_through_the_retry_topic_of_pops():
-    async with Member() as it:
+    async with Sharing() as it:
         await it.share(assigned(*FIRST_TWO, mode="PULL"))
         assert (it.held, it.popped, it.subscribed) == (FIRST_TWO, set(), {"%RETRY%G_T"})
         assert it.is_shared, "their former owner may still save its offset"
@@ -120,7 +124,7 @@ async def test_queues_to_pull_are_pulled_and_what_was_popped_comes_through_the_r
 
 @on_loop
 async def test_a_queue_whose_mode_changes_is_given_up_and_taken_again():
-    async with Member() as it:
+    async with Sharing() as it:
         await it.share(assigned(*FIRST_TWO, mode="PULL"))
         assert not await it.share(assigned(*FIRST_TWO)), "the retry topic is given up first"
         assert not await it.share(), "there is more to do"
@@ -135,7 +139,7 @@ async def test_a_queue_whose_mode_changes_is_given_up_and_taken_again():
 
 @on_loop
 async def test_a_retry_topic_has_none_of_its_own():
-    async with Member() as it:
+    async with Sharing() as it:
         it.cluster.topic("%RETRY%G", queues=1)
         await it.runtime.routes.refresh("%RETRY%G")
         queue = MessageQueue("%RETRY%G", "broker-0", 0)
@@ -145,7 +149,7 @@ async def test_a_retry_topic_has_none_of_its_own():
 
 @on_loop
 async def test_a_broker_that_has_not_seen_us_is_told_and_asked_again():
-    async with Member() as it:
+    async with Sharing() as it:
         answers = [unknown, assigned(EVERYWHERE)]
         assert await it.share(lambda command: answers.pop(0)(command))
         assert it.held == {EVERYWHERE}
@@ -153,7 +157,7 @@ async def test_a_broker_that_has_not_seen_us_is_told_and_asked_again():
 
 @on_loop
 async def test_what_cannot_be_found_out_leaves_everything_as_it_is():
-    async with Member() as it:
+    async with Sharing() as it:
         await it.share(assigned(EVERYWHERE))
         assert not await it.share(refused(ResponseCode.SYSTEM_ERROR, "busy"))
         assert it.popped == {EVERYWHERE}
@@ -161,11 +165,11 @@ async def test_what_cannot_be_found_out_leaves_everything_as_it_is():
 
 @on_loop
 async def test_members_share_out_themselves_where_brokers_do_not():
-    async with Member() as it:
+    async with Sharing() as it:
         it.cluster.broker.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, it.listed)
         assert await it.share(UNSUPPORTED)
         assert (it.held, it.popped) == (QUEUES, set())
-    async with Member(allocate=configured(FIRST_TWO)) as it:
+    async with Sharing(allocate=configured(FIRST_TWO)) as it:
         it.cluster.broker.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, it.listed)
         assert await it.share()
         assert it.held == FIRST_TWO
@@ -174,7 +178,7 @@ async def test_members_share_out_themselves_where_brokers_do_not():
 
 @on_loop
 async def test_a_pop_consumer_pops_every_broker_unless_it_was_given_its_share():
-    async with Member(only_pops=True) as it:
+    async with Sharing(only_pops=True) as it:
         for answer in (UNSUPPORTED, unknown, assigned(*FIRST_TWO, mode="PULL")):
             await it.share(answer)
             assert (it.held, it.popped, it.subscribed) == ({EVERYWHERE}, {EVERYWHERE}, set())
@@ -184,7 +188,7 @@ async def test_a_pop_consumer_pops_every_broker_unless_it_was_given_its_share():
 
 @on_loop
 async def test_in_order_every_queue_is_popped_by_itself():
-    async with Member(only_pops=True, is_ordered=True) as it:
+    async with Sharing(only_pops=True, is_ordered=True) as it:
         assert await it.share(assigned(EVERYWHERE))
         assert it.popped == QUEUES
         assert not [one for one in it.cluster.broker.requests if one.code == ASSIGN]
@@ -192,6 +196,6 @@ async def test_in_order_every_queue_is_popped_by_itself():
 
 @on_loop
 async def test_a_topic_that_does_not_exist_has_no_queues():
-    async with Member(only_pops=True) as it:
+    async with Sharing(only_pops=True) as it:
         assert await it.share(assigned(EVERYWHERE), topic="U")
         assert it.held == set()

@@ -16,6 +16,7 @@ from rmqkit.client.rates import TopicRates
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import PushConsumerSettings
 from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.testing.clock import StandingClock
 from tests.client.messages import received
 from tests.client.peers import on_loop, refused, until
 from tests.client.pops import ACK, CHANGE, PopCluster
@@ -26,19 +27,6 @@ HANDLE = "0 1795224862948 60000 3 0 broker-0 0 {}"
 
 def message(offset: int, **fields):
     return received(offset, properties={"POP_CK": HANDLE.format(offset)}, **fields)
-
-
-class Clock:
-    """Stands where a test puts it."""
-
-    def __init__(self) -> None:
-        self.at_ms = 1_700_000_000_000.0
-
-    def now_ms(self) -> int:
-        return int(self.at_ms)
-
-    def monotonic_ms(self) -> float:
-        return self.at_ms
 
 
 class Popping:
@@ -118,37 +106,37 @@ async def test_there_is_room_up_to_the_limit_and_in_order_only_for_one_pop():
 @pytest.mark.parametrize(("after_ms", "due"), [(29_000, []), (31_000, [1]), (60_000, [])])
 @on_loop
 async def test_time_is_due_to_be_renewed_in_its_second_half(after_ms, due):
-    clock = Clock()
+    clock = StandingClock()
     async with Popping(clock=clock) as it:
         it.held.put([message(1)])
-        clock.at_ms += after_ms
-        assert [one.queue_offset for one in it.held.due(clock.at_ms)] == due
+        clock.ms += after_ms
+        assert [one.queue_offset for one in it.held.due(clock.ms)] == due
         assert len(it.held) == (after_ms < 60_000), "when it is over the message is not held any more"
 
 
 @on_loop
 async def test_time_is_not_renewed_beyond_the_consume_time_out():
-    clock = Clock()
+    clock = StandingClock()
     async with Popping(clock=clock, consume_timeout_minutes=1, pop_invisible_ms=60_000) as it:
         it.held.put([message(1)])
         it.held.leases[id(it.held.lowest(1)[0])].expires_ms += 60_000
-        clock.at_ms += 100_000
-        assert it.held.due(clock.at_ms) == []
+        clock.ms += 100_000
+        assert it.held.due(clock.ms) == []
         assert len(it.held) == 1
-        clock.at_ms += 20_000
-        assert it.held.due(clock.at_ms) == []
+        clock.ms += 20_000
+        assert it.held.due(clock.ms) == []
         assert len(it.held) == 0
 
 
 @on_loop
 async def test_in_order_everything_lapses_together():
-    clock = Clock()
+    clock = StandingClock()
     async with Popping(clock=clock, is_ordered=True) as it:
         it.held.put([message(1)])
-        clock.at_ms += 30_000
+        clock.ms += 30_000
         it.held.put([message(2)])
-        clock.at_ms += 31_000
-        assert it.held.due(clock.at_ms) == []
+        clock.ms += 31_000
+        assert it.held.due(clock.ms) == []
         assert len(it.held) == 0
 
 
@@ -162,18 +150,30 @@ async def test_a_long_handler_keeps_its_message_and_acknowledges_it_by_the_newes
     async def wait(message) -> None:
         await gate.wait()
 
-    clock = Clock()
+    clock = StandingClock()
     async with Popping(wait, clock=clock, pop_invisible_ms=60) as it:
         it.take(message(4))
         for renewals in (1, 2):
-            clock.at_ms += 40
+            clock.ms += 40
             await until(lambda: len(it.cluster.pop.changed) == renewals, "one more renewal")  # noqa: B023
-            await until(lambda: it.held.due(clock.at_ms) == [], "its answer")
+            await until(lambda: it.held.due(clock.ms) == [], "its answer")
         assert it.cluster.pop.changed == [(4, 60), (4, 60)]
         gate.set()
         await until(lambda: it.cluster.pop.acked, "the ack")
         (ack,) = it.cluster.broker.asked(ACK)
         assert ack["extraInfo"] == "4 1795224862950 60 5 0 broker-0 0 4"
+
+
+@on_loop
+async def test_a_message_whose_properties_a_program_took_away_ends_no_renewal_of_others():
+    clock = StandingClock()
+    async with Popping(clock=clock, pop_invisible_ms=60) as it:
+        it.held.put([message(4), message(5)])
+        it.held.lowest(1)[0].properties.clear()
+        for renewals in (1, 2):
+            clock.ms += 40
+            await until(lambda: len(it.cluster.pop.changed) == renewals, "one more renewal")  # noqa: B023
+        assert it.cluster.pop.changed == [(5, 60), (5, 60)]
 
 
 @on_loop
@@ -184,13 +184,13 @@ async def test_what_lapses_because_no_broker_answers_is_not_acknowledged():
         await gate.wait()
         ended.set()
 
-    clock = Clock()
+    clock = StandingClock()
     async with Popping(wait, clock=clock, pop_invisible_ms=60) as it:
         it.cluster.broker.answer(CHANGE, refused(1, "busy"))
         it.take(message(4))
-        clock.at_ms += 40
+        clock.ms += 40
         await until(lambda: it.cluster.broker.asked(CHANGE), "a renewal")
-        clock.at_ms += 40
+        clock.ms += 40
         await until(lambda: not len(it.held), "it lapses")
         gate.set()
         await ended.wait()
@@ -206,12 +206,12 @@ async def test_a_message_that_is_consumed_during_its_renewal_is_acknowledged_by_
     async def wait(message) -> None:
         await gate.wait()
 
-    clock = Clock()
+    clock = StandingClock()
     async with Popping(wait, clock=clock, pop_invisible_ms=60) as it:
         answer = it.cluster.broker._answers[CHANGE]
         it.cluster.broker.answer(CHANGE, held.append)
         it.take(message(4))
-        clock.at_ms += 40
+        clock.ms += 40
         await until(lambda: held, "a renewal is under way")
         gate.set()
         await until(lambda: it.cluster.pop.acked == [4], "the first ack")
@@ -229,7 +229,7 @@ async def test_what_waits_in_a_queue_that_was_given_up_is_given_back():
         begun.set()
         await gate.wait()
 
-    async with Popping(wait, clock=Clock(), pop_invisible_ms=60, handlers_max=1) as it:
+    async with Popping(wait, clock=StandingClock(), pop_invisible_ms=60, handlers_max=1) as it:
         it.take(message(4), message(5))
         await begun.wait()
         it.held.drop()
@@ -270,13 +270,13 @@ async def test_an_ack_that_is_refused_is_not_repeated():
 
 @on_loop
 async def test_a_change_of_the_program_holds_the_message_so_long():
-    clock = Clock()
+    clock = StandingClock()
     async with Popping(clock=clock) as it:
         one = message(1)
         it.held.put([one])
         await it.pops.change_invisible_time(one, 200_000)
-        clock.at_ms += 150_000
-        assert it.held.due(clock.at_ms) == []
+        clock.ms += 150_000
+        assert it.held.due(clock.ms) == []
         assert one in it.held
 
 

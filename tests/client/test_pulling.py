@@ -7,7 +7,9 @@ import zlib
 
 import pytest
 
+from rmqkit.client.allocate import averagely
 from rmqkit.client.consuming import Consuming, Listener
+from rmqkit.client.member import Member
 from rmqkit.client.offsets import GroupOffsets
 from rmqkit.client.process_queue import ProcessQueue
 from rmqkit.client.pulling import PullLoop
@@ -64,16 +66,8 @@ class Pulling:
         self.held = ProcessQueue(
             self.queue, messages_max=self.settings.held_messages_max, bytes_max=1 << 20, span_max=2000
         )
-        loop = PullLoop(
-            self.runtime,
-            "G",
-            self.held,
-            subscription_of=lambda topic: self.subscription,
-            offsets=self.offsets,
-            sink=self.consuming,
-            settings=self.settings,
-            on_illegal=self.on_illegal,
-        )
+        member = Member(self.runtime, "G", self.settings, self.offsets, self.consuming, averagely, "CONSUME_PASSIVELY")
+        loop = PullLoop(member, self.held, lambda topic: self.subscription, self.on_illegal)
         self.task = asyncio.create_task(loop.run(0))
         return self
 
@@ -168,6 +162,22 @@ async def test_with_nothing_under_way_the_offset_follows_what_does_not_match():
     async with Pulling(found(2, record(0, TAGS="B"), record(1, TAGS="B")), expression="A") as it:
         await it.until_pulls(2)
         assert it.offsets.known(QUEUE) == 2
+
+
+@pytest.mark.parametrize("answer", [found(2, record(0, TAGS="A")), nothing(NOT_FOUND, 2)])
+@on_loop
+async def test_an_answer_filtered_by_a_replaced_subscription_is_asked_for_again(answer):
+    async with Pulling(expression="A") as it:
+
+        def replaced_meanwhile(command):
+            it.subscription = subscription("T", "B", version=78)
+            return answer(command)
+
+        it.answers = [replaced_meanwhile, found(2, record(1, TAGS="B"))]
+        await it.until_pulls(3)
+        await until(lambda: it.seen, "the message wanted now")
+        assert [(pull["queueOffset"], pull["subVersion"]) for pull in it.pulls[:2]] == [("0", "77"), ("0", "78")]
+        assert [message.queue_offset for message in it.seen] == [1]
 
 
 @pytest.mark.parametrize("code", [NOT_FOUND, AGAIN])

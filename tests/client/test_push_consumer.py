@@ -24,6 +24,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until
+from tests.interop.apache import free_ports
 
 PULL, SAVE, LEAVE = RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNREGISTER_CLIENT
 QUICK = PushConsumerSettings(take_over_pause_ms=400, start_from=StartFrom.FIRST_OFFSET)
@@ -455,8 +456,10 @@ def test_subscriptions_are_checked(topic, expression, text):
 
 @on_loop
 async def test_clients_survive_a_restart_of_name_server_and_broker(tmp_path):
-    async with Standalone(tmp_path / "store") as cluster:
-        ports = [int(address.rpartition(":")[2]) for address in (cluster.namesrv_address, cluster.broker_address)]
+    ports = free_ports()
+    namesrv = NamesrvSettings(listen_port=ports[0], bind_address="127.0.0.1")
+    broker = BrokerSettings(listen_port=ports[1], bind_address="127.0.0.1")
+    async with Standalone(tmp_path / "store", namesrv=namesrv, broker=broker) as cluster:
         name_server = cluster.namesrv_address
         stored: set[str] = set()
         received = Received()
@@ -477,13 +480,11 @@ async def test_clients_survive_a_restart_of_name_server_and_broker(tmp_path):
         await consumer.start()
         await until(lambda: len(received.messages) == 50, "the messages before the restart")
     assert not await send_one()
-    namesrv = NamesrvSettings(listen_port=ports[0], bind_address="127.0.0.1")
-    broker = BrokerSettings(listen_port=ports[1], bind_address="127.0.0.1")
     async with Standalone(tmp_path / "store", namesrv=namesrv, broker=broker):
         while not await send_one():
             await asyncio.sleep(0.01)
         for _ in range(50):
             assert await send_one()
-        await until(lambda: stored <= {message.msg_id for message in received.messages}, "the rest", 20)
+        await until(lambda: stored <= {message.msg_id for message in received.messages}, "the rest")
         await consumer.close()
         await producer.close()

@@ -51,7 +51,7 @@ async def test_rates_count_what_is_pulled_and_what_handlers_make_of_it():
         consumer.subscribe("T", "*", handler)
         async with consumer:
             await until(lambda: len(seen) == 3, "three calls")
-            rates = consumer._membership._held.rates["T"]
+            rates = consumer._membership.held.rates["T"]
             await until(lambda: rates.calls == 3, "their ends")
             assert (rates.pulls, rates.pulled, rates.consumed, rates.failed) == (1, 3, 2, 1)
             table = consumer._membership.running_info().status_table

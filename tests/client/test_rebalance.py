@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from rmqkit.client.allocate import averagely, averagely_by_circle
+from rmqkit.client.member import Member
 from rmqkit.client.rebalance import Rebalance
 from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.settings import ConsumerSettings
 from rmqkit.protocol.bodies.clients import ConsumerData, ConsumerIds, MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
@@ -51,7 +53,9 @@ class Group:
         self.runtime = ClientRuntime(self.cluster.namesrv)
         self.runtime.register_consumer("G", self.owner)
         await self.runtime.routes.refresh("T")
-        self.rebalance = Rebalance(self.runtime, "G", self.allocate, self.owner)
+        self.rebalance = Rebalance(
+            Member(self.runtime, "G", ConsumerSettings(), None, None, self.allocate, "CONSUME_PASSIVELY"), self.owner
+        )
         return self
 
     async def __aexit__(self, *exc_info):

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from rmqkit.client.routes import PublishQueues, broker_addresses, from_template, publish_queues, subscribe_queues
+from rmqkit.client.routes import (
+    PublishQueues,
+    broker_addresses,
+    from_template,
+    logical_queues,
+    publish_queues,
+    subscribe_queues,
+)
 from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.topics import TopicRoute
+from rmqkit.protocol.bodies.topics import TopicQueueMappingInfo, TopicRoute
 from rmqkit.protocol.fastjson import decode_as
 
 STRICT = (
@@ -87,3 +95,17 @@ def test_with_one_broker_only_its_queues_are_picked_in_turn_all_the_same():
     publish = PublishQueues(publish_queues("T", route_of(("a", 3, 3, 6))))
     picked = [publish.pick("a").queue_id for _ in range(6)]
     assert len(set(picked[:3])) == 3
+
+
+def test_queues_of_a_static_topic_are_numbered_over_all_brokers_and_the_newest_mapping_counts():
+    route = route_of(("broker-a", 2, 2, 6), ("broker-b", 1, 1, 6))
+    info = {"scope": "__global__", "topic": "T", "totalQueues": 4}
+    mappings = {
+        "broker-b": {**info, "bname": "broker-b", "epoch": 8, "currIdMap": {"1": 0}},
+        "broker-a": {**info, "bname": "broker-a", "epoch": 7, "currIdMap": {"0": 0, "1": 1}},
+    }
+    route.topic_queue_mapping_by_broker = msgspec.convert(mappings, dict[str, TopicQueueMappingInfo], strict=False)
+    found = logical_queues("T", route)
+    assert publish_queues("T", route) == subscribe_queues("T", route) == sorted(found)
+    assert {queue.broker_name for queue in found} == {"__syslo__global__"}
+    assert [found[queue] for queue in sorted(found)] == ["broker-a", "broker-b", "__syslo__none__", "__syslo__none__"]

@@ -128,6 +128,35 @@ async def test_a_route_once_known_is_kept_when_the_name_server_has_it_no_more():
 
 
 @on_loop
+async def test_a_kept_route_of_a_deleted_topic_does_not_hide_where_a_broker_is_now():
+    async with Cluster() as cluster:
+        runtime = ClientRuntime(cluster.namesrv)
+        for topic in ("T", "Deleted"):
+            cluster.topic(topic)
+            await runtime.routes.refresh(topic)
+        del cluster.routes["Deleted"]
+        cluster.routes["T"].broker_datas[0].broker_addrs[0] = "127.0.0.1:1"
+        await runtime.routes.refresh_all()
+        assert runtime.routes.address("broker-0") == "127.0.0.1:1"
+        await runtime.close()
+
+
+@on_loop
+async def test_a_template_in_use_is_refreshed_as_long_as_the_topic_does_not_exist():
+    async with Cluster() as cluster:
+        cluster.topic("TBW102", queues=8, perm=7)
+        runtime = ClientRuntime(cluster.namesrv)
+        await runtime.routes.publish_queues("New", "TBW102", 4)
+        cluster.routes["TBW102"].broker_datas[0].broker_addrs[0] = "127.0.0.1:1"
+        assert not await runtime.routes.refresh("New")
+        assert runtime.routes.address("broker-0") == "127.0.0.1:1"
+        cluster.routes.clear()
+        assert not await runtime.routes.refresh("New")
+        assert len((await runtime.routes.publish_queues("New", "TBW102", 4)).queues) == 4
+        await runtime.close()
+
+
+@on_loop
 async def test_the_real_route_replaces_the_template_and_only_then_can_be_read():
     async with Cluster() as cluster:
         cluster.topic("TBW102", queues=8, perm=7)

@@ -9,8 +9,8 @@ import pytest
 from rmqkit.client.outgoing import Outgoing
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.sender import RETRYABLE, Sender, SendStatus
-from rmqkit.client.settings import ProducerSettings
-from rmqkit.errors import NoRoute, PeerRefused, RequestTimedOut, SendFailed
+from rmqkit.client.settings import ClientSettings, ProducerSettings
+from rmqkit.errors import NoNameServer, NoRoute, PeerRefused, RequestTimedOut, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
@@ -226,6 +226,18 @@ async def test_no_route_names_topic_name_servers_and_remedy():
 async def test_many_first_sends_ask_for_the_route_once():
     async with Sending() as it:
         await asyncio.gather(*(it.sender.send(MESSAGE, timeout_ms=3000) for _ in range(50)))
+        assert len(it.cluster.name_server.requests) == 1
+
+
+@on_loop
+async def test_many_first_sends_wait_for_a_silent_name_server_together_and_not_one_after_the_other():
+    async with Sending() as it:
+        it.cluster.name_server.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda command: None)
+        it.runtime = ClientRuntime(it.cluster.namesrv, settings=ClientSettings(api_timeout_ms=200))
+        it.sender = Sender(it.runtime, "PG", it.settings)
+        sends = [it.sender.send(Outgoing("New", b"x", "", "UK"), timeout_ms=3000) for _ in range(50)]
+        failures = await asyncio.gather(*sends, return_exceptions=True)
+        assert {type(failure) for failure in failures} == {NoNameServer}
         assert len(it.cluster.name_server.requests) == 1
 
 

@@ -7,20 +7,11 @@ import pytest
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.subscriptions import Subscriptions
 from rmqkit.errors import SettingsError
-
-
-class Clock:
-    """Stands still."""
-
-    def now_ms(self):
-        return 1000
-
-    def monotonic_ms(self):
-        return 0.0
+from rmqkit.testing.clock import StandingClock
 
 
 def subscriptions():
-    return Subscriptions(ClientRuntime("127.0.0.1:1", clock=Clock()), "CG")
+    return Subscriptions(ClientRuntime("127.0.0.1:1", clock=StandingClock(1000)), "CG")
 
 
 def test_versions_rise_even_when_the_clock_does_not():
@@ -33,6 +24,8 @@ def test_versions_rise_even_when_the_clock_does_not():
         found.renew_versions({"T", "not subscribed"})
     assert versions == [(1000, 1000), (1001, 1000), (1002, 1000)]
     assert found["T"].sub_string == "A || B"
+    found.put("T", "C", "TAG")
+    assert (found["T"].sub_string, found["T"].sub_version) == ("C", 1004)
 
 
 def test_what_is_not_legal_changes_nothing():

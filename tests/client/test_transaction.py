@@ -20,6 +20,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, on_loop, refused, stored, until
+from tests.waiting import SECONDS
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 END = RequestCode.END_TRANSACTION
@@ -44,7 +45,7 @@ async def visible(namesrv, topic="T"):
 
 
 async def until_visible(namesrv, count):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         while len(bodies := await visible(namesrv)) < count:
             await asyncio.sleep(0.01)
     return bodies
@@ -210,6 +211,27 @@ async def test_checks_that_cannot_be_kept_are_dropped(caplog):
             dropped = caplog.text.count("2000 checks wait")
             await until(lambda: len(cluster.broker.asked(END)) == 2010 - dropped, "the answers to all others")
             assert 0 < dropped <= 10
+
+
+@on_loop
+async def test_checks_whose_own_waiting_was_cancelled_are_not_known_and_others_go_on():
+    async def check(message):
+        if message.queue_offset < 10:
+            raise asyncio.CancelledError  # as a pool of connections that closes
+        return COMMIT
+
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=1)
+        async with TransactionProducer("TG", cluster.namesrv, execute=never, check=check) as producer:
+            await producer.send(Message(topic="T", body=b"x"))
+            for offset in range(11):
+                header = CheckTransactionRequest(tran_state_table_offset=offset, commit_log_offset=0)
+                question = request(
+                    RequestCode.CHECK_TRANSACTION_STATE, header, record(offset, PGROUP="TG"), one_way=True
+                )
+                cluster.broker.connections[0].send(question)
+            await until(lambda: len(cluster.broker.asked(END)) == 11, "all answers")
+    assert sorted(one["commitOrRollback"] for one in cluster.broker.asked(END)) == ["0"] * 10 + ["8"]
 
 
 @on_loop

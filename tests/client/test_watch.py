@@ -52,6 +52,9 @@ class Locks:
     def is_held(self, queue):
         return queue in self.held
 
+    def error_of(self, queue):
+        return self.errors.get(queue.broker_name)
+
 
 class Watched:
     """One queue with offset 7 to consume and 10 as its maximum, and its watchdog, which waits for 10 s."""
@@ -62,15 +65,14 @@ class Watched:
         self.queue.max_offset = 10
         self.clock = Clock()
         self.held = SimpleNamespace(process_queues={} if wanted else {QUEUE: self.queue}, rates={})
-        self.watch = Watch(
-            "CG",
-            self.held,
+        member = SimpleNamespace(
+            group="CG",
+            runtime=SimpleNamespace(clock=self.clock),
+            settings=PushConsumerSettings(),
             sink=SimpleNamespace(waits_for=lambda message: "its turn"),
             locks=locks,
-            unlocked=lambda: set(wanted),
-            clock=self.clock,
-            stall_after_ms=10_000,
         )
+        self.watch = Watch(member, self.held, lambda: set(wanted))
         self.watch.look()
 
     def take(self, *offsets):
@@ -258,7 +260,7 @@ async def test_a_handler_that_hangs_is_reported_until_it_ends(tmp_path, caplog):
             gate.set()
             await until(lambda: "moves again" in caplog.text, "the end of the report")
             await until(lambda: set(states(consumer).values()) == {QueueState.CAUGHT_UP}, "everything is consumed")
-        assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
+        assert [one.levelname for one in caplog.records if one.name == "rmqkit.client.watch"] == ["WARNING", "INFO"]
         assert consumer.status().state == "closed"
 
 

@@ -1,11 +1,5 @@
 """Which of a topic's queues a client gets: every client of a group computes the same answer from the same lists.
 
-===========================  ============  ====================
-8 queues, 3 clients          averagely     averagely_by_circle
-===========================  ============  ====================
-first, second, third client  012, 345, 67  036, 147, 25
-===========================  ============  ====================
-
 A strategy is a function of sorted queues, sorted client ids and one's own id; all clients of a group must use the
 same one. Some are made by a function that takes what they need to know. Source: behaviour.md §8.4, §8.5.
 """
@@ -16,6 +10,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 
+from rmqkit.protocol.allocation import averagely, averagely_by_circle
 from rmqkit.protocol.bodies.clients import MessageQueue
 
 __all__ = [
@@ -29,23 +24,6 @@ __all__ = [
 ]
 
 Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
-
-
-def averagely(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
-    """Contiguous blocks; the first ``len(queues) % len(client_ids)`` clients get one more (AVG, the default)."""
-    if own_id not in client_ids:
-        return []
-    index = client_ids.index(own_id)
-    each, more = divmod(len(queues), len(client_ids))
-    start = index * each + min(index, more)
-    return list(queues[start : start + each + (index < more)])
-
-
-def averagely_by_circle(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
-    """Queue ``i`` goes to client ``i % len(client_ids)`` (AVG_BY_CIRCLE)."""
-    if own_id not in client_ids:
-        return []
-    return list(queues[client_ids.index(own_id) :: len(client_ids)])
 
 
 def configured(own_queues: Collection[MessageQueue]) -> Allocate:

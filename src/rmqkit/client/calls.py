@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.bodies.clients import CheckClientBody, ConsumerIds, HeartbeatData, MessageQueue, SubscriptionData
+from rmqkit.protocol.bodies.namesrv import KVTable
 from rmqkit.protocol.bodies.pop import Assignment, Assignments, BatchAckBody, MessageRequestMode, QueryAssignmentBody
 from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -60,6 +61,7 @@ class PullStatus(enum.Enum):
     OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
 
 
+_COMMITTED = (ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 _PULL_STATUS: dict[int, PullStatus] = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
     ResponseCode.PULL_NOT_FOUND: PullStatus.NO_NEW_MESSAGE,
@@ -77,6 +79,7 @@ class Pulled(Struct):
     max_offset: int
     suggested_broker_id: int
     body: bytes
+    offset_delta: int = 0
 
 
 class PopStatus(enum.Enum):
@@ -146,9 +149,12 @@ class BrokerCalls:
         body = LockBody(client_id=client_id, consumer_group=group, queues=queues)
         await self._ask(address, request(RequestCode.UNLOCK_BATCH_MQ, body=msgspec.json.encode(body)))
 
-    async def committed_offset(self, address: str, group: str, queue: MessageQueue) -> int | None:
-        """QUERY_CONSUMER_OFFSET: where a group is in a queue; None when the broker has no offset of it."""
-        header = QueryConsumerOffsetRequest(group, queue.topic, queue.queue_id)
+    async def committed_offset(
+        self, address: str, group: str, queue: MessageQueue, *, is_stored: bool = False
+    ) -> int | None:
+        """QUERY_CONSUMER_OFFSET: where a group is in a queue; None when the broker has no offset of it. Of a young
+        queue it says 0 all the same, unless only a stored offset is asked for."""
+        header = QueryConsumerOffsetRequest(group, queue.topic, queue.queue_id, False if is_stored else None)
         command = request(RequestCode.QUERY_CONSUMER_OFFSET, header)
         answer = await self._remoting.call(address, command, OFFSET_TIMEOUT_MS)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
@@ -202,6 +208,17 @@ class BrokerCalls:
         command.remark = remark
         await self._remoting.send_one_way(address, command, self._timeout_ms)
 
+    async def ask_end_transaction(self, address: str, header: EndTransactionRequest, timeout_ms: float) -> None:
+        """END_TRANSACTION with an answer: a commit that was answered with success is stored."""
+        answer = await self._remoting.call(address, request(RequestCode.END_TRANSACTION, header), timeout_ms)
+        if answer.code not in _COMMITTED:
+            raise PeerRefused(answer.code, answer.remark, address)
+
+    async def runtime_info(self, address: str) -> dict[str, str]:
+        """GET_BROKER_RUNTIME_INFO: figures of a broker, as texts. Raises BodyError: they cannot be read."""
+        answer = await self._ask(address, request(RequestCode.GET_BROKER_RUNTIME_INFO))
+        return decode_as(answer.payload, KVTable).table
+
     async def recall(self, address: str, header: RecallMessageRequest) -> str:
         """RECALL_MESSAGE: the unique key of the message that will not be delivered."""
         answer = await self._ask(address, request(RequestCode.RECALL_MESSAGE, header))
@@ -221,6 +238,7 @@ class BrokerCalls:
             numbers.max_offset,
             numbers.suggest_which_broker_id,
             answer.payload,
+            numbers.offset_delta or 0,
         )
 
     async def pop(self, address: str, header: PopMessageRequest, timeout_ms: float) -> Popped:

@@ -34,13 +34,13 @@ from typing import Any, cast
 from msgspec import Struct
 
 from rmqkit.client.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
+from rmqkit.client.locks import QueueLocks
 from rmqkit.client.offsets import Offsets
 from rmqkit.client.outgoing import outgoing_retry
 from rmqkit.client.process_queue import NOTHING_HELD, Failure, ProcessQueue
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.sender import Sender
 from rmqkit.client.settings import ProducerSettings, PushConsumerSettings
-from rmqkit.client.tasks import Tasks
 from rmqkit.errors import ClientError, RmqError
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
@@ -48,6 +48,7 @@ from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, without_namespace
 from rmqkit.protocol.trace import ConsumeReturn
+from rmqkit.remoting.tasks import Tasks, is_cancelled
 
 __all__ = [
     "BatchHandler",
@@ -76,7 +77,6 @@ ListenerOf = Callable[[str], Listener | None]
 """Who listens to a topic; None when messages of it are taken by `Consuming.next`."""
 
 _TO_DEAD_LETTERS = -1
-_RETRIES_MAX = 16
 _EXPIRED_LEVEL = 3
 _EXPIRED_PER_ROUND = 16
 _INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
@@ -108,9 +108,10 @@ class ConsumeLater(Exception):
 
 
 class Consuming:
-    """The workers of one push consumer."""
+    """The workers of one push consumer; ``locks`` in ordered consumption, unless nothing is shared."""
 
     _is_ordered = False
+    _retries_unless_set = 16
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class Consuming:
         settings: PushConsumerSettings,
         listener_of: ListenerOf,
         hooks: Hooks = NO_HOOKS,
+        locks: QueueLocks | None = None,
     ) -> None:
         self._runtime = runtime
         self._group = group
@@ -130,7 +132,8 @@ class Consuming:
         self._run = self._told_outcome if hooks else self._outcome
         self._now_ms = runtime.clock.now_ms
         self._begun_ms, self._begun_text = 0, "0"
-        self._retries_max = _RETRIES_MAX if settings.retries_max < 0 else settings.retries_max
+        self._locks = locks
+        self._retries_max = self._retries_unless_set if settings.retries_max < 0 else settings.retries_max
         self._resend = Sender(runtime, _INNER_PRODUCER, ProducerSettings())
         self._ready: asyncio.Queue[tuple[ProcessQueue, list[ReceivedMessage]]] = asyncio.Queue()
         self._taken_by_hand: asyncio.Queue[_Item | None] = asyncio.Queue()
@@ -139,7 +142,6 @@ class Consuming:
         self._threads = ThreadPoolExecutor(settings.handlers_max, thread_name_prefix=f"rmqkit {group}")
 
     def start(self) -> None:
-        """Begin to handle messages."""
         for number in range(self._settings.handlers_max):
             self._tasks.start(self._work(), f"handler {number} of group {self._group}")
 
@@ -268,39 +270,43 @@ class Consuming:
                 await self._handle(process_queue, messages)
             except _ThreadsClosed:
                 pass  # the interpreter is ending: the messages are not consumed
+            except Exception as error:  # noqa: BLE001 - the outer edge of a worker: others are not to wait for ever
+                pause_ms = self._settings.local_retry_ms
+                _log.error(
+                    "messages of %s are handled again in %d ms, what came of them cannot be dealt with",
+                    process_queue.queue,
+                    pause_ms,
+                    exc_info=error,
+                )
+                self._later(pause_ms, functools.partial(self._ready.put_nowait, (process_queue, messages)))
             finally:
                 process_queue.handler_ends()
 
     async def _handle(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        listener = self._listener_of(messages[0].topic)
-        assert listener is not None, f"messages of topic {messages[0].topic} are taken by hand"
-        begun_ms = self._begin(process_queue, messages)
-        error = await self._run(listener, messages)
-        self._count(process_queue, messages, begun_ms, error)
+        error = await self._call(process_queue, messages)
         if error is None:
             self.consumed(process_queue, *messages)
         else:
             await self._failed(process_queue, messages, error)
 
-    def _begin(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> int:
-        process_queue.consumed_ms = now_ms = self._now_ms()
-        if now_ms != self._begun_ms:
-            self._begun_ms, self._begun_text = now_ms, str(now_ms)
+    async def _call(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> BaseException | None:
+        """Call the handler and count that; what it raised, None when it returned."""
+        listener = self._listener_of(messages[0].topic)
+        assert listener is not None, f"messages of topic {messages[0].topic} are taken by hand"
+        process_queue.consumed_ms = begun_ms = self._now_ms()
+        if begun_ms != self._begun_ms:
+            self._begun_ms, self._begun_text = begun_ms, str(begun_ms)
         for message in messages:
             message.properties[names.CONSUME_START_TIME] = self._begun_text
-        return now_ms
-
-    def _count(
-        self, process_queue: ProcessQueue, messages: list[ReceivedMessage], begun_ms: int, error: BaseException | None
-    ) -> None:
+        error = await self._run(listener, messages)
         rates = process_queue.rates
         rates.calls += 1
-        if (passed_ms := self._now_ms() - begun_ms) > 0:
-            rates.call_ms += passed_ms
+        rates.call_ms += max(0, self._now_ms() - begun_ms)
         if error is None:
             rates.consumed += len(messages)
         else:
             rates.failed += len(messages)
+        return error
 
     async def _outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
         """What the handler raised, None when it returned."""
@@ -309,7 +315,7 @@ class Consuming:
         except _ThreadsClosed:
             raise
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             return error
         except Exception as error:  # noqa: BLE001 - the outer edge of a handler: the messages are delivered again
@@ -436,9 +442,3 @@ def restore_topic(message: ReceivedMessage, namespace: str) -> None:
 
 class _ThreadsClosed(Exception):
     """No thread takes a handler any more."""
-
-
-def _is_cancelled() -> bool:
-    """Whether the running task itself is to end, and not something its handler waited for."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0

@@ -47,7 +47,6 @@ class FaultTable:
             self._unreachable.add(broker_name)
 
     def avoided_ms(self, broker_name: str) -> float:
-        """How much longer a broker is avoided."""
         return max(0.0, self._avoided_until_ms.get(broker_name, 0.0) - self._clock.monotonic_ms())
 
     def is_reachable(self, broker_name: str) -> bool:

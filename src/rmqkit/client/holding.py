@@ -10,28 +10,28 @@ lost                  somebody else has the lock: it begins anew with the next r
 moved                 an operator or the program wants another offset: it begins anew there
 ====================  ==========================================================================================
 
+Each of these waits for somebody, so a queue goes through one of them at a time (``_turns``): two at once would leave a
+pull loop behind that nobody knows, and which goes on for ever.
+
 Loop only. Source: behaviour.md §5.3, §8.4, §8.6, §8.12.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 
-from rmqkit.client.locks import QueueLocks
-from rmqkit.client.offsets import Offsets
+from rmqkit.client.member import Member
 from rmqkit.client.pop_loop import PopLoop
-from rmqkit.client.popping import PopProcessQueue, Pops
+from rmqkit.client.popping import PopProcessQueue
 from rmqkit.client.process_queue import ProcessQueue
-from rmqkit.client.pulling import PullLoop, Sink
+from rmqkit.client.pulling import PullLoop
 from rmqkit.client.rates import TopicRates
-from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.scheduled import Schedule, ScheduledPull
-from rmqkit.client.settings import ConsumerSettings
 from rmqkit.client.subscriptions import Subscriptions
-from rmqkit.client.tasks import Tasks
 from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["HeldQueues", "Pauses"]
 
@@ -65,40 +65,20 @@ class Pauses:
 
 
 class HeldQueues:
-    """``process_queues`` are what is held, each with its pull loop; ``locks`` None unless consumption is ordered.
-    ``pops`` says which are popped, ``schedules`` of which topics the program pulls by itself. ``rebalance_soon`` is
-    called when a queue was given up that is still ours."""
+    """``process_queues`` are what is held, each with its pull loop; ``schedules`` says of which topics the program
+    pulls by itself. ``rebalance_soon`` is called when a queue was given up that is still ours."""
 
-    def __init__(
-        self,
-        runtime: ClientRuntime,
-        group: str,
-        settings: ConsumerSettings,
-        *,
-        offsets: Offsets,
-        sink: Sink,
-        subscriptions: Subscriptions,
-        locks: QueueLocks | None,
-        is_ordered: bool,
-        pops: Pops | None,
-        rebalance_soon: Callable[[], None],
-    ) -> None:
+    def __init__(self, member: Member, subscriptions: Subscriptions, rebalance_soon: Callable[[], None]) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.schedules: dict[str, Schedule] = {}
         self.rates: dict[str, TopicRates] = {}
-        self._runtime = runtime
-        self._group = group
-        self._settings = settings
-        self._offsets = offsets
-        self._sink = sink
+        self._member = member
         self._subscriptions = subscriptions
-        self._locks = locks
-        self._span_max = _NO_SPAN if is_ordered else settings.span_max
-        self._pops = pops
         self._rebalance_soon = rebalance_soon
         self._starts: dict[MessageQueue, int] = {}
         self._pauses = Pauses()
         self._pulls: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._turns: defaultdict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks = Tasks()
 
     def take(self, queues: Iterable[MessageQueue], *, pause_ms: float, is_member: bool) -> None:
@@ -106,47 +86,54 @@ class HeldQueues:
         for queue in queues:
             process_queue = self.process_queues[queue] = self._new(queue)
             loop = self._loop(process_queue, is_member=is_member)
-            self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self._group}")
+            self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self._member.group}")
         self._share_limits()
 
     async def give_up(self, queue: MessageQueue) -> None:
         """Stop pulling, let handlers finish for a moment, save the offset so that the next owner starts there."""
-        process_queue = await self._stop_pulling(queue)
-        if process_queue is None:
-            return  # its offset was illegal, just now
-        is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
-        if is_idle or self._locks is None:
-            await self._let_go(process_queue)
+        async with self._turns[queue]:
+            process_queue = await self._stop_pulling(queue)
+            if process_queue is None:
+                return  # its offset was illegal, or it was moved, just now
+            is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
+            if is_idle or self._member.locks is None:
+                await self._let_go(process_queue)
 
     async def give_up_ended(self) -> None:
         """Give up the queues whose loop ended by an error, or whose handler was not done: they begin anew."""
-        for queue in [queue for queue, pull in self._pulls.items() if pull.done()]:
+        for queue in [queue for queue, pull in self._pulls.items() if pull.done() and not self._turns[queue].locked()]:
             await self.give_up(queue)
 
     async def drop(self, queue: MessageQueue) -> bool:
         """Stop at once and save nothing; whether the queue was held."""
-        process_queue = self.process_queues.get(queue)
-        if process_queue is None:
-            return False
-        process_queue.release()
-        await self._stop_pulling(queue)
-        self._forget(queue)
-        return True
+        if queue in self.process_queues:
+            self.process_queues[queue].release()
+        async with self._turns[queue]:
+            process_queue = await self._stop_pulling(queue)
+            if process_queue is not None:
+                process_queue.release()
+                self._forget(queue)
+            return process_queue is not None
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
         """Let handlers finish and have the group go on at an offset."""
-        process_queue = await self._stop_pulling(queue)
-        if process_queue is not None:
-            await process_queue.wait_for_handlers(_RESET_WAIT_MS)
-            process_queue.release()
-            self._offsets.set_to(queue, offset)
-            await self._let_go(process_queue)
+        async with self._turns[queue]:
+            process_queue = await self._stop_pulling(queue)
+            if process_queue is not None:
+                await process_queue.wait_for_handlers(_RESET_WAIT_MS)
+                process_queue.release()
+                self._member.offsets.set_to(queue, offset)
+                await self._let_go(process_queue)
 
-    async def start_at(self, queue: MessageQueue, offset: int, *, is_member: bool) -> None:
-        """Begin a queue anew at an offset, now or when it is taken; what was pulled of it is dropped."""
-        self._starts[queue] = offset
-        if await self.drop(queue):
+    async def start_at(self, queue: MessageQueue, offset: int, *, is_member: bool) -> bool:
+        """Begin a queue anew at an offset, and drop what was pulled of it; one that is assigned also when it is taken
+        later. False: it is not held, or was just given away."""
+        is_held = await self.drop(queue)
+        if is_held or not is_member:
+            self._starts[queue] = offset
+        if is_held:
             self.take([queue], pause_ms=0.0, is_member=is_member)
+        return is_held or not is_member
 
     def pause(self, queues: Collection[MessageQueue], *, is_paused: bool) -> None:
         """Take in nothing more of some queues, or of all there are and will be; or go on."""
@@ -155,7 +142,6 @@ class HeldQueues:
             process_queue.is_paused = queue in self._pauses
 
     async def stop(self) -> None:
-        """Pull nothing more and start no handler."""
         await self._tasks.close()
         for process_queue in self.process_queues.values():
             process_queue.drop()
@@ -163,16 +149,16 @@ class HeldQueues:
     # -- inside
 
     def _new(self, queue: MessageQueue) -> ProcessQueue:
-        rates = self.rates.setdefault(queue.topic, TopicRates(self._runtime.clock.monotonic_ms()))
-        bytes_max = self._settings.held_mib_max * _MIB
-        if self._pops is not None and queue in self._pops.queues:
-            process_queue: ProcessQueue = self._pops.process_queue(queue, bytes_max=bytes_max, rates=rates)
+        rates = self.rates.setdefault(queue.topic, TopicRates(self._member.runtime.clock.monotonic_ms()))
+        bytes_max = self._member.settings.held_mib_max * _MIB
+        if self._member.pops is not None and queue in self._member.pops.queues:
+            process_queue: ProcessQueue = self._member.pops.process_queue(queue, bytes_max=bytes_max, rates=rates)
         else:
             process_queue = ProcessQueue(
                 queue,
-                messages_max=self._settings.held_messages_max,
+                messages_max=self._member.settings.held_messages_max,
                 bytes_max=bytes_max,
-                span_max=self._span_max,
+                span_max=_NO_SPAN if self._member.is_ordered else self._member.settings.span_max,
                 next_offset=self._starts.pop(queue, None),
                 rates=rates,
             )
@@ -182,18 +168,9 @@ class HeldQueues:
     def _loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop | ScheduledPull:
         schedule = self.schedules.get(process_queue.queue.topic)
         if schedule is not None:
-            return ScheduledPull(schedule, process_queue, self._settings.error_pause_ms)
+            return ScheduledPull(schedule, process_queue, self._member.settings.error_pause_ms)
         return (PopLoop if isinstance(process_queue, PopProcessQueue) else PullLoop)(
-            self._runtime,
-            self._group,
-            process_queue,
-            subscription_of=self._subscriptions.get,
-            offsets=self._offsets,
-            sink=self._sink,
-            settings=self._settings,
-            on_illegal=self._offset_illegal,
-            is_member=is_member,
-            commits=self._locks is None,  # one that is overtaken by the last save would take an ordered queue back
+            self._member, process_queue, self._subscriptions.get, self._offset_illegal, is_member=is_member
         )
 
     async def _stop_pulling(self, queue: MessageQueue) -> ProcessQueue | None:
@@ -207,27 +184,28 @@ class HeldQueues:
 
     async def _offset_illegal(self, process_queue: ProcessQueue, offset: int) -> None:
         process_queue.drop()
-        if self._locks is not None:
-            await process_queue.wait_for_handlers(_RESET_WAIT_MS)
-        self._offsets.freeze(process_queue.queue, offset)
-        await self._let_go(process_queue)
+        async with self._turns[process_queue.queue]:
+            if self._member.locks is not None:
+                await process_queue.wait_for_handlers(_RESET_WAIT_MS)
+            self._member.offsets.freeze(process_queue.queue, offset)
+            await self._let_go(process_queue)
         self._rebalance_soon()
 
     async def _let_go(self, process_queue: ProcessQueue) -> None:
         process_queue.release()
-        await self._offsets.save(process_queue.queue)
-        if self._locks is not None:
-            await self._locks.unlock([process_queue.queue])
+        await self._member.offsets.save(process_queue.queue)
+        if self._member.locks is not None:
+            await self._member.locks.unlock([process_queue.queue])
         self._forget(process_queue.queue)
 
     def _forget(self, queue: MessageQueue) -> None:
-        self._offsets.forget(queue)
+        self._member.offsets.forget(queue)
         self.process_queues.pop(queue, None)
         self._pulls.pop(queue, None)
 
     def _share_limits(self) -> None:
         """Share the limits of a topic among its queues."""
-        settings, queues = self._settings, Counter(queue.topic for queue in self.process_queues)
+        settings, queues = self._member.settings, Counter(queue.topic for queue in self.process_queues)
         for queue, process_queue in self.process_queues.items():
             if settings.topic_messages_max > 0:
                 process_queue.messages_max = max(1, settings.topic_messages_max // queues[queue.topic])

@@ -168,12 +168,10 @@ class Hooks(tuple[Hook, ...]):
             self.consuming(Consumption(group, messages, is_polled=True))(ConsumeOutcome())
 
     def transaction_ended(self, end: TransactionEnd) -> None:
-        """As `Hook.transaction_ended`, of all."""
         for hook in self:
             _call(hook.transaction_ended, end)
 
     def recalled(self, recall: Recall) -> None:
-        """As `Hook.recalled`, of all."""
         for hook in self:
             _call(hook.recalled, recall)
 

@@ -65,17 +65,11 @@ class GroupConsumer(Protocol):
         """Its queues have to be shared out again: members, routes or subscriptions changed."""
         ...
 
-    async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
-        """Go on at these offsets."""
-        ...
+    async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None: ...
 
-    def offsets_of(self, topic: str) -> dict[MessageQueue, int]:
-        """Where it is in a topic."""
-        ...
+    def offsets_of(self, topic: str) -> dict[MessageQueue, int]: ...
 
-    def running_info(self) -> ConsumerRunningInfo:
-        """What it is doing."""
-        ...
+    def running_info(self) -> ConsumerRunningInfo: ...
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         """Run its handler once. Raises ClientError: it has none."""
@@ -90,7 +84,6 @@ class Inquiries:
         self._namespace = namespace
 
     def register(self, dispatch: Dispatch) -> None:
-        """Answer the codes above."""
         dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.ids_changed)
         dispatch.register(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self.reset)
         dispatch.register(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, self.status)
@@ -104,7 +97,6 @@ class Inquiries:
             consumer.rebalance_soon()
 
     async def reset(self, connection: Connection, command: Command) -> None:
-        """Move a group."""
         consumer = self._consumers.get(self._bare(decode_header(command, ResetClientOffsetRequest).group))
         if consumer is not None:
             offsets = fastjson.decode_as(command.payload, ResetOffsetBody).offset_table
@@ -118,7 +110,6 @@ class Inquiries:
         return reply(command, body=fastjson.dumps(ConsumerStatus(renamed(offsets, self._full))))
 
     def running_info(self, connection: Connection, command: Command) -> Command:
-        """What a group does here."""
         header = decode_header(command, RunningInfoRequest)
         info = self._consumer(header.consumer_group).running_info()
         if header.jstack_enable:

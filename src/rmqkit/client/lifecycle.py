@@ -15,6 +15,7 @@ from rmqkit.client.settings import ClientSettings
 from rmqkit.clock import Clock
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.protocol.names import group_fault
+from rmqkit.remoting.tasks import is_cancelled
 
 if TYPE_CHECKING:
     from rmqkit.client.tracing import MessageTrace
@@ -72,6 +73,7 @@ class Client:
         self._hooks = Hooks(hooks if self._trace is None else (*hooks, self._trace))
         self._state = _State.NEW
         self._is_registered = False
+        self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         forks.tell(self, Client._forked)
 
@@ -81,24 +83,34 @@ class Client:
         return MessageTrace(self._runtime, self.group, self._trace_kind, settings)
 
     async def start(self) -> None:
-        """Begin to work. Raises ClientError: it was started before; a closed client cannot be started again."""
+        """Begin to work.
+        Raises ClientError: it was started before, or is closed meanwhile; a closed client cannot be started again."""
         if self.is_left_behind:
             self._check_started()
         if self._state is not _State.NEW:
             raise ClientError(f"{self._described} is {self._state.value} already: make a new one")
         self._runtime.check_process()
         self._state = _State.STARTED
+        self._starting = asyncio.create_task(self._start(), name=f"start of {self._described}")
         try:
-            if self._owns_runtime:
-                await self._runtime.start()
-            self._register()
-            self._is_registered = True
-            if self._trace is not None:
-                self._trace.start()
-            await self._open()
+            await self._starting
         except BaseException:
+            was_closed = self._closing is not None
             await self.close()
+            if was_closed and not is_cancelled():
+                raise ClientError(f"{self._described} was closed while it started") from None
             raise
+        finally:
+            self._starting = None  # which would keep an error, and all it refers to, as long as this client
+
+    async def _start(self) -> None:
+        if self._owns_runtime:
+            await self._runtime.start()
+        self._register()
+        self._is_registered = True
+        if self._trace is not None:
+            self._trace.start()
+        await self._open()
 
     async def close(self) -> None:
         """Finish what is under way, leave the group and let go of the connections; nothing happens twice.
@@ -113,6 +125,9 @@ class Client:
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
         try:
             if self._is_registered:
                 await self._finish()
@@ -163,10 +178,6 @@ class Client:
     @property
     def _described(self) -> str:
         return f"{self._kind} of group {self.group}"
-
-    @property
-    def _state_name(self) -> str:
-        return self._state.value
 
     def _check_started(self) -> None:
         if self._state is not _State.STARTED:

@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from rmqkit.client.offsets import Offsets
-from rmqkit.errors import BodyError
+from rmqkit.errors import BodyError, ClientError
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue
 
@@ -49,8 +49,12 @@ class LocalOffsets(Offsets):
         self._saved.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """The offset in the file, remembered here; None when there is none."""
-        offset = (await asyncio.to_thread(self._read)).get(queue)
+        """The offset in the file, remembered here; None when there is none.
+        Raises ClientError: the system does not let it be read just now."""
+        try:
+            offset = (await asyncio.to_thread(self._read)).get(queue)
+        except OSError as error:
+            raise ClientError(f"offsets in {self.path} cannot be read: {error.strerror}") from None
         if offset is not None:
             self._offsets[queue] = self._saved[queue] = offset
         return offset
@@ -69,19 +73,24 @@ class LocalOffsets(Offsets):
             changed = {queue: offset for queue, offset in self._offsets.items() if self._saved.get(queue) != offset}
             if not changed:
                 return
+            writing = asyncio.create_task(asyncio.to_thread(self._write, changed))
             try:
-                await asyncio.to_thread(self._write, changed)
+                await asyncio.shield(writing)
                 self._saved.update(changed)
+            except asyncio.CancelledError:
+                await asyncio.gather(writing, return_exceptions=True)  # two threads would write over each other
+                raise
             except OSError as error:
                 _log.warning("offsets in %s are not saved: %s", self.path, error)
 
     def _read(self) -> dict[MessageQueue, int]:
+        """What is saved. Raises OSError: a file is there and cannot be read."""
         for path in (self.path, self.path.with_name("offsets.json.bak")):
             try:
                 return fastjson.decode_as(path.read_bytes(), _OffsetFile).offset_table
             except FileNotFoundError:
                 continue
-            except (OSError, BodyError) as error:
+            except BodyError as error:
                 _log.warning("offsets in %s cannot be read: %s", path, error)
         return {}
 

@@ -41,6 +41,10 @@ class QueueLocks:
         granted_ms = self._granted_ms.get(queue)
         return granted_ms is not None and self._runtime.clock.monotonic_ms() - granted_ms < LOCAL_LOCK_MS
 
+    def error_of(self, queue: MessageQueue) -> RmqError | None:
+        """Why the broker of a queue did not answer when last asked, if so."""
+        return self.errors.get(self._runtime.routes.broker_of(queue))
+
     def granted_at_ms(self, queue: MessageQueue) -> int:
         """When a broker last granted a lock, in ms since the epoch; 0 when it is not here."""
         granted_ms = self._granted_ms.get(queue)
@@ -50,12 +54,12 @@ class QueueLocks:
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lock queues or renew their locks; those that another client holds. A broker that does not answer is logged:
         its queues' locks stay as they are."""
-        refused = await asyncio.gather(*(self._lock(name, some) for name, some in _by_broker(queues).items()))
+        refused = await asyncio.gather(*(self._lock(name, some) for name, some in self._by_broker(queues).items()))
         return set().union(*refused)
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Give locks back; one that cannot be ends by itself after 60 s."""
-        await asyncio.gather(*(self._unlock(name, some) for name, some in _by_broker(queues).items()))
+        await asyncio.gather(*(self._unlock(name, some) for name, some in self._by_broker(queues).items()))
 
     async def _lock(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         address = self._runtime.routes.address(broker_name)
@@ -89,9 +93,8 @@ class QueueLocks:
         except RmqError as error:
             _log.warning("unlocking queues of group %s at broker %s: %s", self._group, broker_name, error)
 
-
-def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
-    grouped: defaultdict[str, list[MessageQueue]] = defaultdict(list)
-    for queue in queues:
-        grouped[queue.broker_name].append(queue)
-    return grouped
+    def _by_broker(self, queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+        grouped: defaultdict[str, list[MessageQueue]] = defaultdict(list)
+        for queue in queues:
+            grouped[self._runtime.routes.broker_of(queue)].append(queue)
+        return grouped

@@ -17,24 +17,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from rmqkit.client.allocate import Allocate
 from rmqkit.client.holding import HeldQueues
 from rmqkit.client.local_offsets import LocalOffsets
-from rmqkit.client.locks import QueueLocks
+from rmqkit.client.member import Member
 from rmqkit.client.offsets import GroupOffsets, Offsets
 from rmqkit.client.pop_assignment import Assigned
-from rmqkit.client.popping import PopProcessQueue, Pops
+from rmqkit.client.popping import PopProcessQueue
 from rmqkit.client.process_queue import ProcessQueue
-from rmqkit.client.pulling import Sink
 from rmqkit.client.rebalance import Rebalance
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.scheduled import Schedule
 from rmqkit.client.settings import ConsumerSettings
 from rmqkit.client.status import MemberStatus
 from rmqkit.client.subscriptions import Subscriptions
-from rmqkit.client.tasks import Tasks, keep_doing
 from rmqkit.client.watch import Watch
-from rmqkit.errors import ClientError
+from rmqkit.errors import ClientError, RmqError
 from rmqkit.filter.subscription import TAG
 from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
 from rmqkit.protocol.bodies.consumers import (
@@ -46,6 +43,7 @@ from rmqkit.protocol.bodies.consumers import (
 from rmqkit.protocol.codes import CURRENT_VERSION, version_name
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import retry_topic, with_namespace
+from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.settings import to_properties
 
 __all__ = ["Membership", "QueueListener", "offsets_of"]
@@ -69,66 +67,23 @@ def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -
 
 
 class Membership:
-    """A member of a group; ``locks`` in ordered consumption, ``allocate`` None when every member has every queue.
-    ``pops`` where brokers share out the queues and may have them popped, as ``only_pops`` has all of them."""
+    """What a member subscribes to, and the queues it has: ``held``."""
 
-    def __init__(
-        self,
-        runtime: ClientRuntime,
-        group: str,
-        settings: ConsumerSettings,
-        *,
-        offsets: Offsets,
-        sink: Sink,
-        allocate: Allocate,
-        consume_type: str,
-        locks: QueueLocks | None = None,
-        is_ordered: bool = False,
-        pops: Pops | None = None,
-        only_pops: bool = False,
-    ) -> None:
-        self.subscriptions = Subscriptions(runtime, group)
-        self._held = HeldQueues(
-            runtime,
-            group,
-            settings,
-            offsets=offsets,
-            sink=sink,
-            subscriptions=self.subscriptions,
-            locks=locks,
-            is_ordered=is_ordered,
-            pops=pops,
-            rebalance_soon=self.rebalance_soon,
-        )
-        self.process_queues = self._held.process_queues
-        self._runtime = runtime
-        self._group = group
-        self._settings = settings
-        self._offsets = offsets
-        self._sink = sink
-        self._consume_type = consume_type
-        self._locks = locks
-        if pops is None:
-            self._rebalance = Rebalance(runtime, group, None if settings.is_broadcasting else allocate, self)
-        else:
-            self._rebalance = Assigned(runtime, group, allocate, self, pops, only_pops=only_pops)
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._runtime = member.runtime
+        self.subscriptions = Subscriptions(member.runtime, member.group)
+        self.held = HeldQueues(member, self.subscriptions, self.rebalance_soon)
+        self.process_queues = self.held.process_queues
+        self._rebalance = (Rebalance if member.pops is None else Assigned)(member, self)
         self._assigned: set[MessageQueue] | None = None
         self._unlocked: set[MessageQueue] = set()
         self._refused: set[MessageQueue] = set()
-        self._watch = Watch(
-            group,
-            self._held,
-            sink=sink,
-            locks=locks,
-            unlocked=lambda: self._unlocked,
-            clock=runtime.clock,
-            stall_after_ms=settings.stall_after_ms,
-        )
+        self._watch = Watch(member, self.held, lambda: self._unlocked)
         self._listeners: dict[str, tuple[QueueListener, tuple[set[MessageQueue], set[MessageQueue]]]] = {}
         self._tasks = Tasks()
         self._wake = asyncio.Event()
         self._is_open = False
-        self._is_ordered = is_ordered
         self._opened_ms = 0
 
     # -- what it is to read
@@ -142,7 +97,6 @@ class Membership:
             self._changed()
 
     def unsubscribe(self, topic: str) -> None:
-        """Give up a topic; its queues go with the next rebalance, at once."""
         if self.subscriptions.pop(topic, None) is not None and self._is_open:
             self._runtime.routes.unwatch(topic)
             self._changed()
@@ -157,7 +111,7 @@ class Membership:
     def schedule(self, topic: str, schedule: Schedule) -> None:
         """Have the program pull the queues of a topic by itself. Raises SettingsError: as `subscribe`."""
         self.subscribe(topic, "*", TAG)
-        self._held.schedules[topic] = schedule
+        self.held.schedules[topic] = schedule
 
     def listen(self, topic: str, listener: QueueListener) -> None:
         """Tell a listener about the queues of a topic, now and when they change."""
@@ -166,120 +120,111 @@ class Membership:
 
     @property
     def is_manual(self) -> bool:
-        """Whether queues were assigned."""
         return self._assigned is not None
-
-    def pause(self, queues: Collection[MessageQueue]) -> None:
-        """Take in nothing more of some queues, or of all there are and will be."""
-        self._held.pause(queues, is_paused=True)
-
-    def resume(self, queues: Collection[MessageQueue]) -> None:
-        """Go on with some queues, also when all were paused, or end every pause."""
-        self._held.pause(queues, is_paused=False)
 
     async def start_at(self, queue: MessageQueue, offset: int) -> None:
         """Begin a queue anew at an offset; what was pulled of it is dropped.
         Raises ClientError: the queue is not held."""
-        if queue not in self.process_queues and queue not in (self._assigned or ()):
+        is_ours = queue in self.process_queues or queue in (self._assigned or ())
+        if not is_ours or not await self.held.start_at(queue, offset, is_member=not self.is_manual):
             raise ClientError(
-                f"{queue} is not held by this member of group {self._group}: wait until it is, or assign it"
+                f"{queue} is not held by this member of group {self._member.group}: wait until it is, or assign it"
             )
-        await self._held.start_at(queue, offset, is_member=not self.is_manual)
 
     # -- from start to end
 
-    async def open(self) -> None:
-        """Say hello to the brokers and begin to share queues.
+    async def open(self, *, is_late: bool = False) -> None:
+        """Say hello to the brokers and begin to share queues. What this raises is only logged when the program is long
+        past its start: it goes on when somebody answers.
         Raises NoRoute: no name server answered.
         Raises PeerRefused: a broker cannot filter by an expression."""
         self._is_open = True
         self._opened_ms = self._runtime.clock.now_ms()
-        for topic in list(self.subscriptions):
-            self._runtime.routes.watch(topic)
-            await self._runtime.routes.refresh(topic)
-        await self.subscriptions.check()
+        try:
+            await self._look()
+        except RmqError as error:
+            if not is_late:
+                raise
+            _log.warning("subscriptions of group %s: %s", self._member.group, error)
+            self._runtime.refresh_routes_soon()
         await self._runtime.heartbeat()
-        name = f"rebalance of group {self._group}"
+        name = f"rebalance of group {self._member.group}"
         self._tasks.start(keep_doing(self._share_out, wake=self._wake, name=name), name)
-        self._tasks.start(self._save_offsets(), f"offsets of group {self._group}")
-        self._tasks.start(self._watch.run(), f"watchdog of group {self._group}")
+        self._tasks.start(self._save_offsets(), f"offsets of group {self._member.group}")
+        self._tasks.start(self._watch.run(), f"watchdog of group {self._member.group}")
 
     async def stop(self) -> None:
-        """Pull nothing more and start no handler."""
         self._is_open = False
         await self._tasks.close()
-        await self._held.stop()
+        await self.held.stop()
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
         """Save offsets, give back locks except of queues that a handler is busy with, leave the group."""
-        await self._offsets.save_all()
-        if self._locks is not None:
+        await self._member.offsets.save_all()
+        if self._member.locks is not None:
             for queue in still_handled:
                 _log.warning(
                     "group %s: the handler of %s is still at work in its thread, so no other member may have the queue "
                     "until the broker's lock ends, 60 s after it was last renewed: allow it more than drain_ms",
-                    self._group,
+                    self._member.group,
                     queue,
                 )
-            await self._locks.unlock(self._locks.asked.difference(still_handled))
+            await self._member.locks.unlock(self._member.locks.asked.difference(still_handled))
         for topic in self.subscriptions:
             self._runtime.routes.unwatch(topic)
         if not self.is_manual:
-            await self._runtime.unregister_consumer(self._group)
+            await self._runtime.unregister_consumer(self._member.group)
 
     # -- what the runtime and the rebalance call
 
     def consumer_data(self) -> ConsumerData | None:
-        """The group and its subscriptions, as heartbeats say them; None without one."""
         if not self.subscriptions:
             return None
         return ConsumerData(
-            group_name=self._group,
-            consume_type=self._consume_type,
-            message_model=self._settings.message_model.value,
-            consume_from_where=self._settings.start_from.value,
+            group_name=self._member.group,
+            consume_type=self._member.consume_type,
+            message_model=self._member.settings.message_model.value,
+            consume_from_where=self._member.settings.start_from.value,
             subscription_data_set=list(self.subscriptions.values()),
         )
 
     def rebalance_soon(self) -> None:
-        """Look at who owns which queue with the next turn of the loop."""
         self._wake.set()
 
     def held_queues(self) -> set[MessageQueue]:
-        """The queues this member has."""
         return set(self.process_queues)
 
     async def change_queues(self, taken: list[MessageQueue], given_up: list[MessageQueue], *, is_shared: bool) -> None:
-        """Give up queues, tell the brokers about the newest subscriptions, then begin to pull the new queues."""
-        await asyncio.gather(*(self._held.give_up(queue) for queue in given_up))
+        """Give up queues, tell the brokers about the newest subscriptions, then begin to pull the new queues.
+        ``is_shared``: whether the group has other clients."""
+        await asyncio.gather(*(self.held.give_up(queue) for queue in given_up))
         self.subscriptions.renew_versions({queue.topic for queue in (*taken, *given_up)})
         if not self.is_manual:
             await self._runtime.heartbeat()
-        if self._locks is not None and taken:
-            await self._locks.lock(taken)
-            self._refused.update(queue for queue in taken if not self._locks.is_held(queue))
-            taken = [queue for queue in taken if self._locks.is_held(queue)]
+        if self._member.locks is not None and taken:
+            await self._member.locks.lock(taken)
+            self._refused.update(queue for queue in taken if not self._member.locks.is_held(queue))
+            taken = [queue for queue in taken if self._member.locks.is_held(queue)]
         # Who had a lock before us saved its offset before it gave the lock back.
-        pause_ms = float(self._settings.take_over_pause_ms) if is_shared and self._locks is None else 0.0
-        self._held.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
+        pause_ms = float(self._member.settings.take_over_pause_ms) if is_shared and self._member.locks is None else 0.0
+        self.held.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
 
     async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
         """Go on elsewhere, as an operator wishes: handlers may finish, then queues begin anew at these offsets."""
         held = [(queue, offset) for queue, offset in offsets.items() if queue in self.process_queues]
-        await asyncio.gather(*(self._held.reset(queue, offset) for queue, offset in held))
+        await asyncio.gather(*(self.held.reset(queue, offset) for queue, offset in held))
         self.rebalance_soon()
 
     def offsets_of(self, topic: str) -> dict[MessageQueue, int]:
-        """Where the group is in the queues of a topic that are held here."""
-        known = {queue: self._offsets.known(queue) for queue in self.process_queues if queue.topic == topic}
+        known = {queue: self._member.offsets.known(queue) for queue in self.process_queues if queue.topic == topic}
         return {queue: offset for queue, offset in known.items() if offset is not None}
 
     def status(self, state: str) -> MemberStatus:
         """What every queue is doing; ``state`` is that of the client."""
         queues_of = self._runtime.routes.subscribe_queues
-        wanted = sorted(self.subscriptions.keys() - {retry_topic(self._group)}) if self._is_open else ()
+        wanted = sorted(self.subscriptions.keys() - {retry_topic(self._member.group)}) if self._is_open else ()
         return MemberStatus(
-            group=self._group,
+            group=self._member.group,
             client_id=self._runtime.client_id,
             state=state,
             queues=self._watch.look(),
@@ -290,14 +235,14 @@ class Membership:
         """Settings, subscriptions, what is held of each queue, rates, and why queues do not move."""
         own = {
             "PROP_NAMESERVER_ADDR": ";".join(self._runtime.name_servers),
-            "PROP_CONSUME_TYPE": self._consume_type,
-            "PROP_CONSUMEORDERLY": str(self._is_ordered).lower(),
-            "PROP_THREADPOOL_CORE_SIZE": str(getattr(self._settings, "handlers_max", 0)),
+            "PROP_CONSUME_TYPE": self._member.consume_type,
+            "PROP_CONSUMEORDERLY": str(self._member.is_ordered).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(getattr(self._member.settings, "handlers_max", 0)),
             "PROP_CONSUMER_START_TIMESTAMP": str(self._opened_ms),
             "PROP_CLIENT_VERSION": version_name(CURRENT_VERSION),
         }
-        settings = {key: text for key, text in to_properties(self._settings).items() if key not in _SECRETS}
-        now_ms, rates = self._runtime.clock.monotonic_ms(), self._held.rates
+        settings = {key: text for key, text in to_properties(self._member.settings).items() if key not in _SECRETS}
+        now_ms, rates = self._runtime.clock.monotonic_ms(), self.held.rates
         return ConsumerRunningInfo(
             properties=settings | own,
             subscription_set=list(self.subscriptions.values()),
@@ -322,19 +267,25 @@ class Membership:
         )
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Consume a message that an operator chose. Raises ClientError: there is no handler."""
-        return await self._sink.consume_directly(message)
+        return await self._member.sink.consume_directly(message)
 
     async def renew_locks(self) -> None:
         """Renew all locks but those that are being given back; a queue that somebody else has begins anew."""
-        if self._locks is not None:
+        if self._member.locks is not None:
             kept = [queue for queue, process_queue in self.process_queues.items() if not process_queue.is_released]
-            for queue in await self._locks.lock(kept):
-                if await self._held.drop(queue):
-                    _log.warning("group %s lost the lock of %s: it begins anew", self._group, queue)
+            for queue in await self._member.locks.lock(kept):
+                if await self.held.drop(queue):
+                    _log.warning("group %s lost the lock of %s: it begins anew", self._member.group, queue)
                     self.rebalance_soon()
 
     # -- inside
+
+    async def _look(self) -> None:
+        for topic in list(self.subscriptions):
+            self._runtime.routes.watch(topic)
+        for topic in list(self.subscriptions):
+            await self._runtime.routes.refresh(topic)
+        await self.subscriptions.check()
 
     def _changed(self) -> None:
         if not self.is_manual:
@@ -342,9 +293,9 @@ class Membership:
         self.rebalance_soon()
 
     def _queue_info(self, process_queue: ProcessQueue) -> ProcessQueueInfo:
-        (lowest, highest), locks = process_queue.bounds, self._locks
+        (lowest, highest), locks = process_queue.bounds, self._member.locks
         return ProcessQueueInfo(
-            commit_offset=self._offsets.known(process_queue.queue) or 0,
+            commit_offset=self._member.offsets.known(process_queue.queue) or 0,
             cached_msg_min_offset=lowest,
             cached_msg_max_offset=highest,
             cached_msg_count=len(process_queue),
@@ -358,7 +309,7 @@ class Membership:
 
     async def _share_out(self) -> float:
         self._refused = set()
-        await self._held.give_up_ended()
+        await self.held.give_up_ended()
         is_complete = True
         if self._assigned is None:
             is_complete = await self._rebalance.share_out(sorted(self.subscriptions))
@@ -369,7 +320,7 @@ class Membership:
         self._tell_listeners()
         if self._unlocked or any(one.is_dropped for one in self.process_queues.values()):
             return _LOCK_PAUSE_MS
-        return self._settings.rebalance_interval_ms if is_complete else _INCOMPLETE_PAUSE_MS
+        return self._member.settings.rebalance_interval_ms if is_complete else _INCOMPLETE_PAUSE_MS
 
     def _tell_listeners(self) -> None:
         for topic, (listener, told) in list(self._listeners.items()):
@@ -380,9 +331,11 @@ class Membership:
                 try:
                     listener(set(queues), set(held))
                 except Exception as error:  # noqa: BLE001 - the outer edge of a program's listener
-                    _log.warning("queue listener of topic %s, group %s failed", topic, self._group, exc_info=error)
+                    _log.warning(
+                        "queue listener of topic %s, group %s failed", topic, self._member.group, exc_info=error
+                    )
 
     async def _save_offsets(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.persist_interval_ms / 1000.0)
-            await self._offsets.send_changed()
+            await asyncio.sleep(self._member.settings.persist_interval_ms / 1000.0)
+            await self._member.offsets.send_changed()

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Sequence
 
-from rmqkit.errors import BodyError, NoRoute, PeerRefused, RemotingError
+from rmqkit.errors import BodyError, NoNameServer, PeerRefused, RemotingError
 from rmqkit.protocol.bodies.namesrv import TopicList
 from rmqkit.protocol.bodies.topics import TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -34,7 +34,7 @@ class NameServers:
 
     async def route(self, topic: str) -> TopicRoute | None:
         """The route of a topic; None when the name server knows no broker with it.
-        Raises NoRoute: no name server answered.
+        Raises NoNameServer: no name server answered.
         Raises PeerRefused: one answered with something else than a route."""
         header = RouteRequest(topic, accept_standard_json_only=True)
         answer, address = await self._ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header))
@@ -47,18 +47,18 @@ class NameServers:
             raise PeerRefused(answer.code, f"the route of topic {topic} cannot be read: {error}", address) from None
 
     async def topics(self) -> list[str]:
-        """The names of all topics that a name server knows. Raises NoRoute, PeerRefused: as `route`."""
+        """The names of all topics that a name server knows. Raises NoNameServer, PeerRefused: as `route`."""
         answer, address = await self._ask(Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
         return sorted(decode_as(expect_success(answer, address).payload, TopicList).topic_list)
 
     async def _ask(self, command: Command) -> tuple[Command, str]:
-        failures: list[str] = []
+        failures: list[RemotingError] = []
         for _ in self.addresses:
             address = self.addresses[self._chosen % len(self.addresses)]
             try:
                 return await self._remoting.call(address, command, self._timeout_ms), address
             except RemotingError as error:
-                failures.append(str(error))
+                failures.append(error)
                 self._chosen += 1
                 _log.info("name server %s: %s", address, error)
-        raise NoRoute(f"no name server answered, check the addresses: {'; '.join(failures)}")
+        raise NoNameServer(failures)

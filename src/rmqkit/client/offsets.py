@@ -3,14 +3,18 @@
 ======================  ========================================================================================
 saved                   how
 ======================  ========================================================================================
-every 5 s               one-way, the queues whose offset changed
+every 5 s               one-way, the queues whose offset changed; with an answer, those where it did not, once
 when a queue is let go  with an answer, so that the next owner of the queue reads what we wrote
 when the client closes  with an answer
 ======================  ========================================================================================
 
-Between two rounds a crash costs at most what was consumed since; those messages are delivered again. Offsets only
-rise, except where a program or an operator moves them (`set_to`) and that `freeze` sets one that a broker declared
-illegal. Broadcasting keeps offsets in a file instead (`local_offsets`). Loop only. Source: behaviour.md §5.6, §8.6.
+A broker may refuse what nobody waits for, as one that came back from a crash before it has heard of the group again:
+so an offset that came to rest is said once more, and counts as saved when the broker says so. Between two rounds a
+crash costs at most what was consumed since; those messages are delivered again. What a broker was told counts as long
+as the connection it was told over: behind a new one may be a slave in place of its master, or the master again, as it
+was when it crashed. Offsets only rise, except where a program or an operator moves them (`set_to`) and that `freeze`
+sets one that a broker declared illegal. Broadcasting keeps offsets in a file instead (`local_offsets`). Loop only.
+Source: behaviour.md §5.6, §8.6.
 """
 
 from __future__ import annotations
@@ -23,8 +27,12 @@ from rmqkit.client.routes import NOT_REGISTERED
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.errors import ConnectFailed, RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.remoting.connection import Connection
 
 __all__ = ["GroupOffsets", "Offsets"]
+
+_Told = tuple[int, Connection | None]
+"""An offset, and over which connection a broker was told it."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +45,6 @@ class Offsets(ABC):
         self._frozen: set[MessageQueue] = set()
 
     def known(self, queue: MessageQueue) -> int | None:
-        """The offset as it is known here."""
         return self._offsets.get(queue)
 
     def raise_to(self, queue: MessageQueue, offset: int) -> None:
@@ -85,11 +92,10 @@ class GroupOffsets(Offsets):
         super().__init__()
         self._runtime = runtime
         self._group = group
-        self._sent: dict[MessageQueue, int] = {}
-        self._confirmed: dict[MessageQueue, int] = {}
+        self._sent: dict[MessageQueue, _Told] = {}
+        self._confirmed: dict[MessageQueue, _Told] = {}
 
     def forget(self, queue: MessageQueue) -> None:
-        """The queue is not ours any more."""
         super().forget(queue)
         self._sent.pop(queue, None)
         self._confirmed.pop(queue, None)
@@ -101,36 +107,60 @@ class GroupOffsets(Offsets):
         if offset is not None:
             self._offsets[queue] = offset
             if offset:  # brokers also say 0 of a young queue when they have no offset of it: have them keep one
-                self._sent[queue] = self._confirmed[queue] = offset
+                self._sent[queue] = self._confirmed[queue] = self._told(self._address(queue), offset)
         return offset
 
     async def save(self, queue: MessageQueue) -> None:
         """Save one queue's offset and wait for the broker's answer; a failure is logged."""
         offset = self._offsets.get(queue)
-        if offset is None or offset == self._confirmed.get(queue):
+        if offset is None:
             return
         try:
-            await self._runtime.calls.commit_offset(self._address(queue), self._group, queue, offset)
-            self._sent[queue] = self._confirmed[queue] = offset
+            address = self._address(queue)
+            if self._confirmed.get(queue) == self._told(address, offset):
+                return
+            await self._runtime.calls.commit_offset(address, self._group, queue, offset)
+            self._sent[queue] = self._confirmed[queue] = self._told(address, offset)
         except RmqError as error:
             _log.warning("offset %d of group %s in %s is not saved: %s", offset, self._group, queue, error)
 
     async def save_all(self) -> None:
-        """`save` for every queue."""
-        await asyncio.gather(*(self.save(queue) for queue in list(self._offsets)))
+        """`save` for every queue, of every topic one first: where a broker has nothing of the group and topic yet,
+        Apache's makes a new table for each offset it is told at once, and keeps one of them."""
+        firsts = {(queue.broker_name, queue.topic): queue for queue in self._offsets}
+        rest = self._offsets.keys() - firsts.values()
+        await asyncio.gather(*(self.save(queue) for queue in firsts.values()))
+        await asyncio.gather(*(self.save(queue) for queue in rest))
 
     async def send_changed(self) -> None:
-        """Save what changed since the last round, one-way; a failure is logged and made good by the next round."""
-        for queue, offset in list(self._offsets.items()):
-            if self._sent.get(queue) != offset:
-                try:
-                    await self._runtime.calls.commit_offset_one_way(self._address(queue), self._group, queue, offset)
-                    self._sent[queue] = offset
-                except RmqError as error:
-                    _log.warning("offset %d of group %s in %s is not saved: %s", offset, self._group, queue, error)
+        """Save what changed since the last round, one-way, and what came to rest, with an answer; a failure is logged
+        and made good by the next round. A broker that cannot be reached keeps none of the others waiting."""
+        queues = list(self._offsets)
+        are_at_rest = await asyncio.gather(*map(self._send, queues))
+        await asyncio.gather(
+            *(self.save(queue) for queue, is_at_rest in zip(queues, are_at_rest, strict=True) if is_at_rest)
+        )
+
+    async def _send(self, queue: MessageQueue) -> bool:
+        """Save an offset one-way, unless the broker was told it: then it is at rest."""
+        offset = self._offsets.get(queue)
+        if offset is None:
+            return False  # given up during this round: its next owner may be further
+        try:
+            address = self._address(queue)
+            if self._sent.get(queue) == self._told(address, offset):
+                return True
+            await self._runtime.calls.commit_offset_one_way(address, self._group, queue, offset)
+            self._sent[queue] = self._told(address, offset)
+        except RmqError as error:
+            _log.warning("offset %d of group %s in %s is not saved: %s", offset, self._group, queue, error)
+        return False
+
+    def _told(self, address: str, offset: int) -> _Told:
+        return offset, self._runtime.remoting.connected(address)
 
     def _address(self, queue: MessageQueue) -> str:
-        found = self._runtime.routes.any_address(queue.broker_name)
+        found = self._runtime.routes.any_address(self._runtime.routes.broker_of(queue))
         if found is None:
             raise ConnectFailed(queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
         return found[1]

@@ -19,13 +19,8 @@ from __future__ import annotations
 
 import itertools
 
-from rmqkit.client.consuming import ConsumeLater, Consuming, ListenerOf, log_failure, restore_topic
-from rmqkit.client.hooks import Hooks
-from rmqkit.client.locks import QueueLocks
-from rmqkit.client.offsets import Offsets
+from rmqkit.client.consuming import ConsumeLater, Consuming, log_failure, restore_topic
 from rmqkit.client.process_queue import Failure, ProcessQueue
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import PushConsumerSettings
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import ReceivedMessage
 
@@ -36,26 +31,12 @@ _TO_DEAD_LETTERS = -1
 
 
 class OrderedConsuming(Consuming):
-    """The workers of an ordered push consumer; ``locks`` None in broadcasting."""
+    """The workers of an ordered push consumer."""
 
     _is_ordered = True
-
-    def __init__(
-        self,
-        runtime: ClientRuntime,
-        group: str,
-        offsets: Offsets,
-        settings: PushConsumerSettings,
-        listener_of: ListenerOf,
-        hooks: Hooks,
-        locks: QueueLocks | None,
-    ) -> None:
-        super().__init__(runtime, group, offsets, settings, listener_of, hooks)
-        self._retries_max = settings.retries_max
-        self._locks = locks
+    _retries_unless_set = -1
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Have messages handled that the process queue holds."""
         for message in messages:
             restore_topic(message, self._runtime.namespace)
         if not process_queue.is_scheduled:
@@ -83,13 +64,9 @@ class OrderedConsuming(Consuming):
             if not self._locks.is_held(process_queue.queue):
                 return _LOCK_PAUSE_MS
         messages = self._next(process_queue)
-        if not messages:
+        if process_queue.is_dropped or not messages:  # the lock may be that of the queue's next time here
             return 0.0
-        listener = self._listener_of(messages[0].topic)
-        assert listener is not None, f"ordered topic {messages[0].topic} has a handler"
-        begun_ms = self._begin(process_queue, messages)
-        error = await self._run(listener, messages)
-        self._count(process_queue, messages, begun_ms, error)
+        error = await self._call(process_queue, messages)
         if error is None:
             self.consumed(process_queue, *messages)
             return 0.0

@@ -21,12 +21,10 @@ import msgspec
 from msgspec.structs import replace
 
 from rmqkit.client.settings import ClientSettings
-from rmqkit.protocol.bodies.clients import CheckClientBody, HeartbeatData, MessageQueue
-from rmqkit.protocol.bodies.pop import Assignments, BatchAckBody, QueryAssignmentBody
-from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
+from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
-from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import with_namespace, without_namespace
 from rmqkit.remoting.address import join_address, split_address
@@ -58,6 +56,20 @@ VIP_CODES = frozenset(
 )
 _NAMED = ("topic", "consumerGroup", "producerGroup", "group", "originTopic")
 _SHORT_NAMED = ("a", "b")
+_NAMED_MEMBERS = frozenset(("topic", "group", "groupName", "consumerGroup", "c", "t"))
+"""Members of bodies that name a topic or a group; the short ones are those of `BatchAck`."""
+
+_BODIES = frozenset(
+    (
+        RequestCode.HEART_BEAT,
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.CHECK_CLIENT_CONFIG,
+        RequestCode.QUERY_ASSIGNMENT,
+        RequestCode.BATCH_ACK_MESSAGE,
+    )
+)
+_ANSWERS = (RequestCode.LOCK_BATCH_MQ, RequestCode.QUERY_ASSIGNMENT)
 _SENDS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
 
 _Name = Callable[[str], str]
@@ -71,15 +83,13 @@ class Outbound(RemotingClient):
         self.settings = settings
 
     async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
-        """As `RemotingClient.call`."""
         answer = await super().call(self._address(address, command), self._dressed(command), timeout_ms)
-        undress = _ANSWERS.get(command.code)
-        if undress is not None and answer.code == ResponseCode.SUCCESS:
-            answer.body = undress(answer.payload, lambda name: without_namespace(self.settings.namespace, name))
+        if command.code in _ANSWERS and answer.code == ResponseCode.SUCCESS:
+            namespace = self.settings.namespace
+            answer.body = _renamed_body(answer.payload, lambda name: without_namespace(namespace, name))
         return answer
 
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
-        """As `RemotingClient.send_one_way`."""
         await super().send_one_way(self._address(address, command), self._dressed(command), timeout_ms)
 
     def drop(self, address: str) -> None:
@@ -97,9 +107,8 @@ class Outbound(RemotingClient):
             for field in _SHORT_NAMED if command.code in _SENDS else _NAMED:
                 if field in fields:
                     fields[field] = self._full(fields[field])
-            dress = _BODIES.get(command.code)
-            if dress is not None:
-                command.body = dress(command.payload, self._full)
+            if command.code in _BODIES:
+                command.body = _renamed_body(command.payload, self._full)
         if settings.namespace_v2:
             fields |= {"nsd": "true", "ns": settings.namespace_v2}
         command.fields = fields
@@ -128,69 +137,17 @@ def renamed(table: Mapping[MessageQueue, V], name: _Name) -> dict[MessageQueue, 
     return {replace(queue, topic=name(queue.topic)): value for queue, value in table.items()}
 
 
-def _queues(queues: Iterable[MessageQueue], name: _Name) -> list[MessageQueue]:
-    return [replace(queue, topic=name(queue.topic)) for queue in queues]
+def _renamed_body(body: bytes, name: _Name) -> bytes:
+    """A JSON body under other names of topics and groups."""
+    return msgspec.json.encode(_renamed_members(loads(body), name))
 
 
-def _heartbeat(body: bytes, name: _Name) -> bytes:
-    data = msgspec.json.decode(body, type=HeartbeatData)
-    for producer in data.producerDataSet:
-        producer.group_name = name(producer.group_name)
-    for consumer in data.consumerDataSet:
-        consumer.group_name = name(consumer.group_name)
-        for subscription in consumer.subscription_data_set:
-            subscription.topic = name(subscription.topic)
-    return msgspec.json.encode(data)
-
-
-def _lock(body: bytes, name: _Name) -> bytes:
-    data = msgspec.json.decode(body, type=LockBody)
-    data.consumer_group, data.queues = name(data.consumer_group), _queues(data.queues, name)
-    return msgspec.json.encode(data)
-
-
-def _locked(body: bytes, name: _Name) -> bytes:
-    data = decode_as(body, LockedQueues)
-    return msgspec.json.encode(LockedQueues(_queues(data.queues, name)))
-
-
-def _query_assignment(body: bytes, name: _Name) -> bytes:
-    data = msgspec.json.decode(body, type=QueryAssignmentBody)
-    data.topic, data.consumer_group = name(data.topic), name(data.consumer_group)
-    return msgspec.json.encode(data)
-
-
-def _assignments(body: bytes, name: _Name) -> bytes:
-    data = decode_as(body, Assignments)
-    for one in data.message_queue_assignments:
-        (one.message_queue,) = _queues([one.message_queue], name)
-    return msgspec.json.encode(data)
-
-
-def _batch_ack(body: bytes, name: _Name) -> bytes:
-    data = msgspec.json.decode(body, type=BatchAckBody)
-    for ack in data.acks:
-        ack.topic, ack.group = name(ack.topic), name(ack.group)
-    return msgspec.json.encode(data)
-
-
-def _check_client(body: bytes, name: _Name) -> bytes:
-    data = msgspec.json.decode(body, type=CheckClientBody)
-    data.group = name(data.group)
-    if data.subscription_data is not None:
-        data.subscription_data.topic = name(data.subscription_data.topic)
-    return msgspec.json.encode(data)
-
-
-_BODIES: dict[int, Callable[[bytes, _Name], bytes]] = {
-    RequestCode.HEART_BEAT: _heartbeat,
-    RequestCode.LOCK_BATCH_MQ: _lock,
-    RequestCode.UNLOCK_BATCH_MQ: _lock,
-    RequestCode.CHECK_CLIENT_CONFIG: _check_client,
-    RequestCode.QUERY_ASSIGNMENT: _query_assignment,
-    RequestCode.BATCH_ACK_MESSAGE: _batch_ack,
-}
-_ANSWERS: dict[int, Callable[[bytes, _Name], bytes]] = {
-    RequestCode.LOCK_BATCH_MQ: _locked,
-    RequestCode.QUERY_ASSIGNMENT: _assignments,
-}
+def _renamed_members(value: Any, name: _Name) -> Any:
+    if isinstance(value, list):
+        return [_renamed_members(one, name) for one in value]
+    if isinstance(value, dict):
+        return {
+            key: name(one) if key in _NAMED_MEMBERS and isinstance(one, str) else _renamed_members(one, name)
+            for key, one in value.items()
+        }
+    return value

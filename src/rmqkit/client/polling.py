@@ -19,7 +19,7 @@ from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["MessageStream", "Polling"]
+__all__ = ["MessageStream", "Polling", "StreamSource"]
 
 _Item = tuple[ProcessQueue, ReceivedMessage]
 
@@ -98,13 +98,11 @@ class Polling:
     # -- what the pull loops call
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Messages that the process queue holds now are to be given out."""
         if messages:
             self._ready.append((process_queue, messages))
             self._arrived.set()
 
     def passed(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Nothing before an offset is wanted."""
         if not process_queue.is_released:
             self._positions[process_queue] = offset
             self._sought.pop(process_queue.queue, None)
@@ -115,7 +113,6 @@ class Polling:
         """A body cannot be unpacked: the pull loop logged it, and it is left out."""
 
     def waits_for(self, message: ReceivedMessage) -> str:
-        """Whose turn it is with a message that is held."""
         return "the program to poll or iterate further"
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:

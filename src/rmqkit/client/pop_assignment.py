@@ -17,13 +17,13 @@ Source: behaviour.md §4.15, §8.4; remoting.md §4.6.1.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rmqkit.client import allocate as strategies
 from rmqkit.client.allocate import Allocate
-from rmqkit.client.popping import ANY_QUEUE, Pops
-from rmqkit.client.rebalance import QueueOwner, Rebalance
-from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.member import Member
+from rmqkit.client.popping import ANY_QUEUE
+from rmqkit.client.rebalance import Rebalance
 from rmqkit.errors import PeerRefused
 from rmqkit.filter.subscription import TAG
 from rmqkit.protocol.bodies.clients import MessageQueue
@@ -31,35 +31,24 @@ from rmqkit.protocol.bodies.pop import Assignment, QueryAssignmentBody
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic, with_namespace
 
-__all__ = ["Assigned", "Subscriber"]
+if TYPE_CHECKING:
+    from rmqkit.client.membership import Membership
+
+__all__ = ["Assigned"]
 
 _STRATEGIES: dict[Allocate, str] = {strategies.averagely: "AVG", strategies.averagely_by_circle: "AVG_BY_CIRCLE"}
 _POP = "POP"
 
 
-class Subscriber(QueueOwner, Protocol):
-    """Who holds the queues and subscribes."""
-
-    def subscribe(self, topic: str, expression: str, expression_type: str) -> None:
-        """Subscribe to a topic."""
-        ...
-
-    def unsubscribe(self, topic: str) -> None:
-        """Give up a topic."""
-        ...
-
-
 class Assigned(Rebalance):
     """Asks brokers for our queues, and tells ``pops`` which of them are popped."""
 
-    def __init__(
-        self, runtime: ClientRuntime, group: str, allocate: Allocate, owner: Subscriber, pops: Pops, *, only_pops: bool
-    ) -> None:
-        super().__init__(runtime, group, allocate, owner)
-        self._strategy = _STRATEGIES.get(allocate)
-        self._subscriber = owner
-        self._pops = pops
-        self._only_pops = only_pops
+    def __init__(self, member: Member, owner: Membership) -> None:
+        super().__init__(member, owner)
+        assert member.pops is not None, "a member whose queues brokers share out pops"
+        self._pops = member.pops
+        self._only_pops = member.only_pops
+        self._strategy = _STRATEGIES.get(member.allocate)
         self._retried: set[str] = set()
 
     async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
@@ -81,11 +70,11 @@ class Assigned(Rebalance):
         retry = pop_retry_topic(self._group, with_namespace(self._runtime.namespace, topic))
         if pulled and not popped and topic not in self._retried and not topic.startswith(RETRY_PREFIX):
             self._retried.add(topic)
-            self._subscriber.subscribe(retry, "*", TAG)
+            self._owner.subscribe(retry, "*", TAG)
         elif popped and topic in self._retried:
             # Pops read that topic, too: first, in another round, save what was pulled of it.
             self._retried.discard(topic)
-            self._subscriber.unsubscribe(retry)
+            self._owner.unsubscribe(retry)
             return {queue for queue in self._owner.held_queues() if queue.topic == topic}, 0
         return self._with_modes(topic, pulled, popped)
 

@@ -12,16 +12,11 @@ Source: behaviour.md §4.7–§4.15, §8.13; remoting.md §4.6.1.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from rmqkit.client.allocate import Allocate, averagely
-from rmqkit.client.hooks import Hook
 from rmqkit.client.popping import ANY_QUEUE, Pops
 from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import PushConsumerSettings
-from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import ClientError, RemotingError, SettingsError
+from rmqkit.errors import ClientError, RemotingError
 from rmqkit.filter.subscription import TAG, subscription
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
@@ -56,32 +51,7 @@ class PopConsumer(PushConsumer):
 
     _kind = "pop consumer"
     _only_pops = True
-
-    def __init__(
-        self,
-        group: str,
-        name_servers: str | None = None,
-        *,
-        settings: PushConsumerSettings | None = None,
-        ordered: bool = False,
-        allocate: Allocate = averagely,
-        runtime: ClientRuntime | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        hooks: Sequence[Hook] = (),
-    ) -> None:
-        if settings is not None and settings.is_broadcasting:
-            raise SettingsError("message_model is BROADCASTING: what is popped goes to one member, use a PushConsumer")
-        super().__init__(
-            group,
-            name_servers,
-            settings=settings,
-            ordered=ordered,
-            allocate=allocate,
-            runtime=runtime,
-            clock=clock,
-            hooks=hooks,
-        )
-        self._turn = 0
+    _turn = 0
 
     async def pop(
         self,

@@ -39,7 +39,6 @@ class PopConsuming(Consuming):
     """The workers of a consumer that has queues to pop; others may be pulled."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Have messages handled that the process queue holds."""
         prefix = pop_retry_topic(self._group, "")  # pulled by a group that popped before
         for message in messages:
             if message.topic.startswith(prefix):

@@ -37,7 +37,7 @@ class PopLoop(PullLoop):
 
     async def _step(self) -> float:
         """One pop; ms to pause after it."""
-        process_queue, clock, settings = self._process_queue, self._runtime.clock, self._settings
+        process_queue, clock, settings = self._process_queue, self._runtime.clock, self._member.settings
         assert isinstance(process_queue, PopProcessQueue), "a queue to pop has a process queue of that kind"
         subscription, pops = self._subscription_of(self._queue.topic), process_queue.pops
         if subscription is None:
@@ -64,12 +64,12 @@ class PopLoop(PullLoop):
             process_queue.rates.pulls += 1
             process_queue.rates.pull_ms += took_ms
             process_queue.rates.pulled += len(result.messages)
-        self._sink.put(process_queue, process_queue.put(result.messages))
+        self._member.sink.put(process_queue, process_queue.put(result.messages))
         process_queue.max_offset = process_queue.position + len(process_queue) + result.rest_count
         for message in result.unwanted:
             pops.ack_soon(message)
         for message in result.unreadable:
-            await self._sink.unreadable(message)
+            await self._member.sink.unreadable(message)
             pops.ack_soon(message)
         # A broker whose clock is ahead finds every request too old and does not wait.
         is_hasty = result.status is PopStatus.NOT_FOUND and took_ms < settings.suspend_ms / 2

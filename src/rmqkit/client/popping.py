@@ -35,7 +35,6 @@ from rmqkit.client.pulling import unpack
 from rmqkit.client.rates import TopicRates
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import PushConsumerSettings, StartFrom
-from rmqkit.client.tasks import Tasks
 from rmqkit.errors import RemotingError, RmqError
 from rmqkit.filter.subscription import matches_tags
 from rmqkit.protocol import properties as names
@@ -44,6 +43,7 @@ from rmqkit.protocol.bodies.pop import BatchAckBody
 from rmqkit.protocol.headers.pop import AckMessageRequest, ChangeInvisibleTimeRequest, PopMessageRequest
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.pop import PopHandle, encode_pop_handle
+from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["ANY_QUEUE", "PopProcessQueue", "PopResult", "Pops"]
 
@@ -120,7 +120,6 @@ class PopProcessQueue(ProcessQueue):
         return new
 
     def remove(self, message: ReceivedMessage) -> int:
-        """A message is held no longer; `NOTHING_HELD` when it was not."""
         if self._messages.pop(id(message), None) is None:
             return NOTHING_HELD
         del self.leases[id(message)]
@@ -343,18 +342,18 @@ class Pops:
                     await self._release(one.not_begun())
 
     async def _renew_one(self, process_queue: PopProcessQueue, message: ReceivedMessage) -> None:
-        asked_ms, invisible_ms, receipt = self.clock.monotonic_ms(), self.settings.pop_invisible_ms, receipt_of(message)
+        asked_ms, invisible_ms = self.clock.monotonic_ms(), self.settings.pop_invisible_ms
         try:
+            receipt = receipt_of(message)
             handle = await self._changed(receipt, invisible_ms)
+            lease = process_queue.leases.get(id(message))
+            if lease is not None and receipt_of(message) == receipt:
+                lease.expires_ms = asked_ms + invisible_ms
+                message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
+            elif not self.is_ordered:
+                self._ack_soon(Receipt(message.topic, handle))  # it was settled meanwhile, with the handle of before
         except RmqError as error:
             _log.warning("message %s of %s is not renewed: %s", message.msg_id, message.topic, error)
-            return
-        lease = process_queue.leases.get(id(message))
-        if lease is not None and receipt_of(message) == receipt:
-            lease.expires_ms = asked_ms + invisible_ms
-            message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
-        elif not self.is_ordered:
-            self._ack_soon(Receipt(message.topic, handle))  # it was settled meanwhile, with the handle of before
 
     async def _release_late(self, asked: asyncio.Task[Popped], queue: MessageQueue) -> None:
         try:

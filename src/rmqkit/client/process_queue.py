@@ -93,7 +93,6 @@ class ProcessQueue:
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be pulled."""
         return (
             len(self._messages) < self.messages_max
             and self.body_bytes < self.bytes_max
@@ -177,7 +176,6 @@ class ProcessQueue:
         self._handlers += 1
 
     def handler_ends(self) -> None:
-        """The opposite of `handler_starts`."""
         self._handlers -= 1
         self._changed.set()
 

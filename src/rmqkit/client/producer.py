@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 
+from rmqkit.client.accumulator import Accumulator
 from rmqkit.client.batching import Batching
 from rmqkit.client.hooks import NO_HOOKS, Hook, Recall, Sending
 from rmqkit.client.lifecycle import Client
@@ -63,6 +64,11 @@ class Producer(Client):
         self._clock = self._runtime.clock
         self._sender = Sender(self._runtime, group, self.settings)
         self._announced: set[str] = set()
+        self._accumulator: Accumulator | None = None
+        if self.settings.auto_batch:
+            self._accumulator = Accumulator(
+                group, self.settings, send=self._send_prepared, next_key=self._next_key, hooks=self._hooks
+            )
 
     async def send(
         self,
@@ -75,7 +81,8 @@ class Producer(Client):
         """Send a message and wait until a broker has stored it.
 
         Args:
-            timeout_ms: for all tries together; the setting ``send_timeout_ms`` otherwise.
+            timeout_ms: for all tries together; the setting ``send_timeout_ms`` otherwise. With ``auto_batch`` a send
+                that gives it does not wait for others.
             queue: send there, once.
             selector: chooses the queue (see `rmqkit.client.selectors`), then as above.
 
@@ -87,6 +94,10 @@ class Producer(Client):
             ClientError: the producer is not started, or the selector chose nothing.
         """
         self._check_started()
+        if self._accumulator is not None and timeout_ms is None and self._accumulator.takes(message):
+            queue = await self._chosen(message, queue, selector)
+            self._check_started()
+            return await self._accumulator.send(message, queue)
         prepared = self._prepare(message)
         if queue is not None or selector is not None:
             with telling(prepared):
@@ -241,13 +252,18 @@ class Producer(Client):
 
     def status(self) -> ProducerStatus:
         """The brokers that are known, connections to them, and what is under way; its text is a table."""
-        return self._sender.status(self._state_name)
+        return self._sender.status(self._state.value)
 
     def _register(self) -> None:
         self._runtime.register_producer(self.group)
 
     async def _finish(self) -> None:
+        if self._accumulator is not None:
+            await self._accumulator.close()
         await self._runtime.unregister_producer(self.group)
+
+    async def _send_prepared(self, prepared: Outgoing, queue: MessageQueue | None) -> SendResult:
+        return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
     def _next_key(self) -> str:
         return self._runtime.keys.next(self._clock.now_ms())
@@ -274,7 +290,8 @@ class Producer(Client):
             if queue.topic != message.topic:
                 why = f"message for topic {message.topic} cannot go to a queue of topic {queue.topic}"
                 raise MessageIllegal(f"{why}: choose one of its topic's")
-            if self._runtime.routes.address(queue.broker_name) is None:
+            routes = self._runtime.routes
+            if routes.address(routes.broker_of(queue)) is None:
                 await self._sender.queues(message.topic)
         elif selector is not None:
             queue = selector((await self._sender.queues(message.topic)).queues, message)

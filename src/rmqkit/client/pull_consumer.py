@@ -16,22 +16,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from types import TracebackType
 
 from msgspec import Struct
 
 from rmqkit.client.allocate import Allocate, averagely
 from rmqkit.client.calls import PullStatus
+from rmqkit.client.consumer import Consumer
 from rmqkit.client.hooks import Hook
-from rmqkit.client.lifecycle import Client
-from rmqkit.client.membership import Membership, QueueListener, offsets_of
+from rmqkit.client.member import Member
+from rmqkit.client.membership import Membership, offsets_of
 from rmqkit.client.outbound import bare
 from rmqkit.client.polling import MessageStream, Polling
+from rmqkit.client.pulling import place_in
 from rmqkit.client.queries import query_messages, view_message
+from rmqkit.client.routes import LOGICAL_BROKER_PREFIX
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.scheduled import PullTask, Schedule
 from rmqkit.client.settings import PullConsumerSettings, check
-from rmqkit.client.status import MemberStatus
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError
 from rmqkit.filter.subscription import TAG, matches_tags, subscription
@@ -53,7 +54,7 @@ class PullResult(Struct):
     messages: list[ReceivedMessage]
 
 
-class PullConsumer(Client):
+class PullConsumer(Consumer):
     """Gives messages to a program that asks for them::
 
         consumer = PullConsumer("audit", name_servers="127.0.0.1:9876")
@@ -76,7 +77,6 @@ class PullConsumer(Client):
     Raises SettingsError: a name or a setting is not legal, or no name server is known."""
 
     _kind = "pull consumer"
-    _reserved_group = "DEFAULT_CONSUMER"
 
     def __init__(
         self,
@@ -96,17 +96,11 @@ class PullConsumer(Client):
         self._offsets = offsets_of(self._runtime, group, self.settings)
         self._polling = Polling(self._offsets, auto_commit=self.settings.auto_commit)
         self._membership = Membership(
-            self._runtime,
-            group,
-            self.settings,
-            offsets=self._offsets,
-            sink=self._polling,
-            allocate=allocate,
-            consume_type="CONSUME_ACTIVELY",
+            Member(self._runtime, group, self.settings, self._offsets, self._polling, allocate, "CONSUME_ACTIVELY")
         )
         self._opening: asyncio.Task[None] | None = None
         self._has_stopped = False
-        self._streams: list[MessageStream] = []
+        self._streams = []
 
     # -- pulled in the background
 
@@ -116,20 +110,14 @@ class PullConsumer(Client):
         ``expression`` is ``*`` for everything, ``A || B`` for some tags, an SQL92 text with that ``expression_type``.
         Raises SettingsError: topic or expression are not legal.
         Raises ClientError: queues were assigned."""
-        if self._membership.is_manual:
-            raise ClientError(f"Subscribe and assign are mutually exclusive. {self._described} did the other: use two")
+        self._check_mode(is_wrong=self._membership.is_manual)
         self._membership.subscribe(topic, expression, expression_type)
         self._open_later()
-
-    def unsubscribe(self, topic: str) -> None:
-        """Give up a topic; its queues go with the next rebalance, at once."""
-        self._membership.unsubscribe(topic)
 
     def assign(self, queues: Collection[MessageQueue], expression: str = "*", *, expression_type: str = TAG) -> None:
         """Read these queues and no others, whatever other members of the group read; before or after the start.
         Raises SettingsError, ClientError: as `subscribe`, the latter when a topic was subscribed."""
-        if self._membership.subscriptions and not self._membership.is_manual:
-            raise ClientError(f"Subscribe and assign are mutually exclusive. {self._described} did the other: use two")
+        self._check_mode(is_wrong=bool(self._membership.subscriptions) and not self._membership.is_manual)
         self._membership.assign(queues, expression, expression_type)
         self._open_later()
 
@@ -141,27 +129,9 @@ class PullConsumer(Client):
         ``pause_ms``; raising makes it ``error_pause_ms``. Its calls for a queue follow one another, those for several
         queues overlap. A queue is given up, and this is closed, when its call has ended, or after 30 s.
         Raises SettingsError, ClientError: as `subscribe`."""
-        if self._membership.is_manual:
-            raise ClientError(f"Subscribe and assign are mutually exclusive. {self._described} did the other: use two")
+        self._check_mode(is_wrong=self._membership.is_manual)
         self._membership.schedule(topic, Schedule(task, pause_ms))
         self._open_later()
-
-    def on_queues_changed(self, topic: str, listener: QueueListener) -> None:
-        """Call ``listener(queues, held)`` on the loop when the queues of a topic change that is subscribed or assigned,
-        or which of them are held here."""
-        self._membership.listen(topic, listener)
-
-    def held_queues(self) -> set[MessageQueue]:
-        """The queues that are assigned, or that this consumer has of its group's."""
-        return self._membership.held_queues()
-
-    def pause(self, *queues: MessageQueue) -> None:
-        """Take in nothing more of some queues, or of all now and later; what was pulled before is still given out."""
-        self._membership.pause(queues)
-
-    def resume(self, *queues: MessageQueue) -> None:
-        """Go on with some queues, also when all were paused, or end every pause."""
-        self._membership.resume(queues)
 
     async def poll(self, timeout_ms: float = 5000, *, max_count: int | None = None) -> list[ReceivedMessage]:
         """The next messages, all of one queue and at most ``max_count``; an empty list when there is none in time.
@@ -180,9 +150,7 @@ class PullConsumer(Client):
         A message counts as consumed when the next one is asked for, or when the consumer is closed without an
         exception. Raises ClientError: nothing is subscribed or assigned."""
         self._check_polling()
-        stream = MessageStream(self._polling, lambda message: self._hooks.polled(self.group, [message]))
-        self._streams.append(stream)
-        return stream
+        return self._stream_of(self._polling)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at an offset of a queue.
@@ -248,11 +216,12 @@ class PullConsumer(Client):
             sub_version=self._clock.now_ms(),
             subscription=wanted.sub_string,
             expression_type=wanted.expression_type,
-            bname=queue.broker_name,
+            bname=self._runtime.routes.broker_of(queue),
         )
         pulled = await self._runtime.calls.pull(address, header, self.settings.request_timeout_ms + suspend_ms)
         self._suggested[queue] = pulled.suggested_broker_id
         messages = read_messages(pulled.body, queue.broker_name) if pulled.status is PullStatus.FOUND else []
+        place_in(queue, messages, pulled.offset_delta)
         bare(self._runtime.namespace, messages)
         return PullResult(
             pulled.status,
@@ -312,10 +281,6 @@ class PullConsumer(Client):
         self._check_started()
         return await query_messages(self._runtime, topic, key, max_count, begin_ms, end_ms)
 
-    def status(self) -> MemberStatus:
-        """What every queue that is subscribed or assigned is doing, and why those that stand still do."""
-        return self._membership.status(self._state_name)
-
     # -- inside
 
     def _check_started(self) -> None:
@@ -323,24 +288,28 @@ class PullConsumer(Client):
         if not is_closing or self._opening is None or self._has_stopped:
             super()._check_started()  # while it closes, scheduled pulls under way may still commit
 
+    def _check_mode(self, *, is_wrong: bool) -> None:
+        if is_wrong:
+            raise ClientError(f"Subscribe and assign are mutually exclusive. {self._described} did the other: use two")
+
     def _check_polling(self) -> None:
         super()._check_started()
         if not self._membership.subscriptions:
             raise ClientError(f"{self._described} has no queues to poll: subscribe to a topic or assign queues")
 
-    def _open_later(self) -> None:
+    def _open_later(self, *, is_late: bool = True) -> None:
         """Begin to pull in the background when this is started, once there is something to pull."""
         if self._is_started and self._opening is None:
-            self._opening = asyncio.create_task(self._begin(), name=f"opening of {self._described}")
+            self._opening = asyncio.create_task(self._begin(is_late=is_late), name=f"opening of {self._described}")
 
-    async def _begin(self) -> None:
+    async def _begin(self, *, is_late: bool) -> None:
         if not self._membership.is_manual:
             self._runtime.register_consumer(self.group, self._membership)
-        await self._membership.open()
+        await self._membership.open(is_late=is_late)
 
     async def _open(self) -> None:
         if self._membership.subscriptions:
-            self._open_later()
+            self._open_later(is_late=False)
             assert self._opening is not None, "this is started"
             await self._opening
 
@@ -356,18 +325,16 @@ class PullConsumer(Client):
             self._polling.close()
             await self._membership.leave()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._polling.abandon()
-            for stream in self._streams:
-                stream.abandon()
-        await self.close()
+    def _abandon(self) -> None:
+        self._polling.abandon()
+        super()._abandon()
 
     async def _commit(self, queue: MessageQueue, offset: int) -> None:
         await self._runtime.calls.commit_offset(await self._address(queue), self.group, queue, offset)
 
     async def _address(self, queue: MessageQueue, broker_id: int = 0) -> str:
         self._check_started()
-        return await self._runtime.routes.find_address(queue.broker_name, queue.topic, broker_id)
+        routes = self._runtime.routes
+        if routes.broker_of(queue).startswith(LOGICAL_BROKER_PREFIX):  # its route is not known yet
+            await routes.refresh(queue.topic)
+        return await routes.find_address(routes.broker_of(queue), queue.topic, broker_id)

@@ -23,28 +23,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable
 
 from rmqkit.client.calls import Pulled, PullStatus
-from rmqkit.client.offsets import Offsets
+from rmqkit.client.member import Member
 from rmqkit.client.outbound import bare
 from rmqkit.client.process_queue import ProcessQueue
-from rmqkit.client.routes import MASTER_ID, NOT_REGISTERED
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import ConsumerSettings, StartFrom
-from rmqkit.errors import BodyError, ConnectFailed, PeerRefused, RmqError
+from rmqkit.client.routes import LOGICAL_BROKER_PREFIX, MASTER_ID, NOT_REGISTERED
+from rmqkit.client.settings import StartFrom
+from rmqkit.errors import BodyError, ConnectFailed, PeerRefused, RemotingError, RmqError
 from rmqkit.filter.subscription import matches_tags
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.bodies.clients import SubscriptionData
-from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
+from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record, records_of
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP
 
-__all__ = ["PullLoop", "Sink", "SubscriptionOf", "unpack"]
+__all__ = ["PullLoop", "SubscriptionOf", "unpack"]
 
 SubscriptionOf = Callable[[str], SubscriptionData | None]
 
@@ -56,59 +53,28 @@ _NOT_KNOWN_THERE = frozenset((ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.
 _log = logging.getLogger(__name__)
 
 
-class Sink(Protocol):
-    """Where pulled messages go."""
-
-    def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Messages that the process queue holds now are to be consumed."""
-        ...
-
-    def passed(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Nothing is under way and nothing before an offset is wanted."""
-        ...
-
-    async def unreadable(self, message: ReceivedMessage) -> None:
-        """A body cannot be unpacked. Raises RemotingError, PeerRefused: it could not be put elsewhere, try again."""
-        ...
-
-    def waits_for(self, message: ReceivedMessage) -> str:
-        """Whose turn it is with a message that is held and that no handler has begun with."""
-        ...
-
-    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Consume a message that an operator chose. Raises ClientError: there is no handler."""
-        ...
-
-
 class PullLoop:
     """Keeps one process queue filled; ``on_illegal`` gives it up, told the offset that the broker wants instead.
     ``is_member`` False has each pull carry its own subscription."""
 
     def __init__(
         self,
-        runtime: ClientRuntime,
-        group: str,
+        member: Member,
         process_queue: ProcessQueue,
-        *,
         subscription_of: SubscriptionOf,
-        offsets: Offsets,
-        sink: Sink,
-        settings: ConsumerSettings,
         on_illegal: Callable[[ProcessQueue, int], Awaitable[None]],
+        *,
         is_member: bool = True,
-        commits: bool = True,
     ) -> None:
-        self._runtime = runtime
-        self._group = group
+        self._member = member
+        self._runtime = member.runtime
         self._process_queue = process_queue
         self._queue = process_queue.queue
         self._subscription_of = subscription_of
-        self._offsets = offsets
-        self._sink = sink
-        self._settings = settings
         self._on_illegal = on_illegal
         self._is_member = is_member
-        self._commits = commits and not settings.is_broadcasting
+        # In an ordered queue a commit that is overtaken by the last save would take the group back.
+        self._commits = member.locks is None and not member.settings.is_broadcasting
 
     async def run(self, pause_ms: float) -> None:
         """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
@@ -129,12 +95,12 @@ class PullLoop:
         process_queue = self._process_queue
         subscription = self._subscription_of(self._queue.topic)
         if subscription is None:
-            return self._settings.error_pause_ms
+            return self._member.settings.error_pause_ms
         if process_queue.next_offset is None:
             process_queue.next_offset = await self._start_offset()
-            if self._offsets.known(self._queue) is None:
+            if self._member.offsets.known(self._queue) is None:
                 # Saved, so that a group which began at the end misses nothing that is sent while it is away.
-                self._sink.passed(process_queue, process_queue.next_offset)
+                self._member.sink.passed(process_queue, process_queue.next_offset)
         await process_queue.wait_for_room()
         if not process_queue.is_dropped:
             pulled = await self._pull(subscription, process_queue.next_offset)
@@ -142,25 +108,27 @@ class PullLoop:
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
                 _log.warning("offset %d of %s is illegal: %s", process_queue.next_offset, self._queue, pulled)
                 await self._on_illegal(process_queue, pulled.next_begin_offset)
-            else:
+            elif self._is_current(subscription):
                 await self._take(subscription, pulled)
         return 0.0
 
+    def _is_current(self, asked: SubscriptionData) -> bool:
+        """False: it was replaced during the pull, so that the broker may have left out what is wanted now; the same
+        offset is asked for again."""
+        now = self._subscription_of(self._queue.topic)
+        return now is not None and (now.sub_string, now.expression_type) == (asked.sub_string, asked.expression_type)
+
     async def _pull(self, subscription: SubscriptionData, offset: int) -> Pulled:
-        found = self._runtime.routes.any_address(self._queue.broker_name, self._process_queue.broker_id)
-        if found is None:
-            self._runtime.refresh_routes_soon()
-            raise ConnectFailed(self._queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
-        broker_id, address = found
-        commit_offset = self._offsets.known(self._queue) or 0
+        broker_id, address = self._broker(self._process_queue.broker_id)
+        commit_offset = self._member.offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
         if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
             flags |= PullFlag.COMMIT_OFFSET
         if not self._is_member:
             flags |= PullFlag.SUBSCRIPTION
-        settings = self._settings
+        settings = self._member.settings
         header = PullMessageRequest(
-            consumer_group=self._group,
+            consumer_group=self._member.group,
             topic=self._queue.topic,
             queue_id=self._queue.queue_id,
             queue_offset=offset,
@@ -172,7 +140,7 @@ class PullLoop:
             subscription=None if self._is_member else subscription.sub_string,
             expression_type=subscription.expression_type,
             max_msg_bytes=settings.pull_bytes_max,
-            bname=self._queue.broker_name,
+            bname=self._runtime.routes.broker_of(self._queue),
         )
         clock, process_queue = self._runtime.clock, self._process_queue
         asked_ms = clock.now_ms()
@@ -186,22 +154,30 @@ class PullLoop:
             process_queue.rates.pull_ms += process_queue.pulled_ms - asked_ms
         return pulled
 
+    def _broker(self, broker_id: int) -> tuple[int, str]:
+        """Id and address of the wanted broker, or of one in its place. Raises ConnectFailed: no route has any."""
+        found = self._runtime.routes.any_address(self._runtime.routes.broker_of(self._queue), broker_id)
+        if found is None:
+            raise ConnectFailed(self._queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
+        return found
+
     async def _take(self, subscription: SubscriptionData, pulled: Pulled) -> None:
         if pulled.status is PullStatus.FOUND:
             messages, unreadable = self._unpack(subscription, pulled)
             for message in unreadable:
-                await self._sink.unreadable(message)
+                await self._member.sink.unreadable(message)
             self._process_queue.rates.pulled += len(messages)
-            self._sink.put(self._process_queue, self._process_queue.put(messages))
+            self._member.sink.put(self._process_queue, self._process_queue.put(messages))
         self._process_queue.next_offset = pulled.next_begin_offset
         if not len(self._process_queue):
-            self._sink.passed(self._process_queue, pulled.next_begin_offset)
+            self._member.sink.passed(self._process_queue, pulled.next_begin_offset)
 
     def _unpack(
         self, subscription: SubscriptionData, pulled: Pulled
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
         """The messages that match the subscription, and those whose bodies cannot be read, as they are stored."""
         messages, unreadable = unpack(pulled.body, self._queue.broker_name)
+        place_in(self._queue, (*messages, *unreadable), pulled.offset_delta)
         unreadable = [message for message in unreadable if matches_tags(subscription, message.tags)]
         matching = [message for message in messages if matches_tags(subscription, message.tags)]
         bare(self._runtime.namespace, (*matching, *unreadable))
@@ -215,14 +191,12 @@ class PullLoop:
     async def _start_offset(self) -> int:
         """Where to begin: what the broker has saved, else as the settings say (behaviour.md §8.9).
         Raises RemotingError, PeerRefused: the broker did not say."""
-        saved = await self._offsets.fetch(self._queue)
+        saved = await self._member.offsets.fetch(self._queue)
         if saved is not None:
             return saved
-        found = self._runtime.routes.any_address(self._queue.broker_name)
-        assert found is not None, "fetch asked the same broker"
-        address, calls = found[1], self._runtime.calls
+        (_, address), calls = self._broker(MASTER_ID), self._runtime.calls
         is_retry = self._queue.topic.startswith(RETRY_PREFIX)
-        match self._settings.start_from:
+        match self._member.settings.start_from:
             case StartFrom.FIRST_OFFSET:
                 return 0
             case StartFrom.LAST_OFFSET:
@@ -230,7 +204,7 @@ class PullLoop:
             case StartFrom.TIMESTAMP:
                 if is_retry:
                     return await calls.max_offset(address, self._queue)
-                at_ms = self._settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
+                at_ms = self._member.settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
                 return await calls.search_offset(address, self._queue, at_ms)
 
     def _failed(self, error: RmqError) -> float:
@@ -240,10 +214,20 @@ class PullLoop:
             return _FLOW_CONTROL_PAUSE_MS
         if code in _NOT_KNOWN_THERE:
             self._runtime.heartbeat_soon()
+        if isinstance(error, RemotingError):  # the name servers may know by now who is there instead
+            self._runtime.refresh_routes_soon()
         if code == ResponseCode.SUBSCRIPTION_NOT_LATEST:  # this pull overtook the heartbeat with the newer version
             return _OVERTAKEN_PAUSE_MS
-        _log.warning("pulling %s for group %s: %s", self._queue, self._group, error)
-        return self._settings.error_pause_ms
+        _log.warning("pulling %s for group %s: %s", self._queue, self._member.group, error)
+        return self._member.settings.error_pause_ms
+
+
+def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_delta: int) -> None:
+    """Number messages of a static topic's queue as they are in the topic, not as the broker has stored them."""
+    if queue.broker_name.startswith(LOGICAL_BROKER_PREFIX):
+        for message in messages:
+            message.queue_id = queue.queue_id
+            message.queue_offset += offset_delta
 
 
 def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:

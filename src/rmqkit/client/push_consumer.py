@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TypeVar
 
 from rmqkit.client.allocate import Allocate, averagely
+from rmqkit.client.consumer import Consumer
 from rmqkit.client.consuming import BatchHandler, Consuming, Handler, Listener
 from rmqkit.client.hooks import Hook
-from rmqkit.client.lifecycle import Client
 from rmqkit.client.locks import QueueLocks
-from rmqkit.client.membership import Membership, QueueListener, offsets_of
+from rmqkit.client.member import Member
+from rmqkit.client.membership import Membership, offsets_of
 from rmqkit.client.ordered import OrderedConsuming
 from rmqkit.client.polling import MessageStream
 from rmqkit.client.pop_consuming import OrderedPopConsuming, PopConsuming
@@ -29,14 +29,12 @@ from rmqkit.client.popping import Pops
 from rmqkit.client.process_queue import ProcessQueue
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import PushConsumerSettings, check
-from rmqkit.client.status import MemberStatus
-from rmqkit.client.tasks import Tasks
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.filter.subscription import TAG
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import retry_topic
+from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["PushConsumer"]
 
@@ -45,7 +43,7 @@ H = TypeVar("H", bound="Handler | BatchHandler")
 _BATCH_MAX = 1024
 
 
-class PushConsumer(Client):
+class PushConsumer(Consumer):
     """Consumes messages as a member of a group::
 
         consumer = PushConsumer("billing", name_servers="127.0.0.1:9876")
@@ -65,7 +63,6 @@ class PushConsumer(Client):
     Raises SettingsError: a name or a setting is not legal, or no name server is known."""
 
     _kind = "consumer"
-    _reserved_group = "DEFAULT_CONSUMER"
     _only_pops = False
 
     def __init__(
@@ -81,6 +78,8 @@ class PushConsumer(Client):
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.settings = settings = check(settings or PushConsumerSettings())
+        if self._only_pops and settings.is_broadcasting:
+            raise SettingsError("message_model is BROADCASTING: what is popped goes to one member, use a PushConsumer")
         super().__init__(group, name_servers, settings, runtime, clock, hooks)
         runtime = self._runtime
         self._is_ordered = ordered
@@ -90,27 +89,22 @@ class PushConsumer(Client):
         pops = Pops(runtime, group, settings, is_ordered=ordered) if self._only_pops or is_shared_by_brokers else None
         self._pops = pops
         locks = QueueLocks(runtime, group) if ordered and not (settings.is_broadcasting or pops) else None
-        what = (runtime, group, offsets, settings, self._listener_of, self._hooks)
-        self._consuming: Consuming
-        if ordered:
-            self._consuming = (OrderedPopConsuming if pops else OrderedConsuming)(*what, locks)
-        else:
-            self._consuming = (PopConsuming if pops else Consuming)(*what)
-        self._membership = Membership(
-            runtime,
-            group,
-            settings,
-            offsets=offsets,
-            sink=self._consuming,
-            allocate=allocate,
-            consume_type="CONSUME_POP" if self._only_pops else "CONSUME_PASSIVELY",
-            locks=locks,
-            is_ordered=ordered,
-            pops=pops,
-            only_pops=self._only_pops,
+        kinds = {
+            (False, False): Consuming,
+            (True, False): OrderedConsuming,
+            (False, True): PopConsuming,
+            (True, True): OrderedPopConsuming,
+        }
+        self._consuming = kinds[ordered, pops is not None](
+            runtime, group, offsets, settings, self._listener_of, self._hooks, locks
         )
+        kind = "CONSUME_POP" if self._only_pops else "CONSUME_PASSIVELY"
+        member = Member(
+            runtime, group, settings, offsets, self._consuming, allocate, kind, locks, ordered, pops, self._only_pops
+        )
+        self._membership = Membership(member)
         self._tasks = Tasks()
-        self._streams: list[MessageStream] = []
+        self._streams = []
         if not settings.is_broadcasting and not self._only_pops:
             self._membership.subscribe(retry_topic(group), "*", TAG)
             self._listeners[retry_topic(group)] = None
@@ -161,15 +155,7 @@ class PushConsumer(Client):
     def unsubscribe(self, topic: str) -> None:
         """Give up a topic; its queues go with the next rebalance, at once."""
         self._listeners.pop(topic, None)
-        self._membership.unsubscribe(topic)
-
-    def pause(self, *queues: MessageQueue) -> None:
-        """Take in nothing more of some queues, or of all now and later; what was pulled before is still handled."""
-        self._membership.pause(queues)
-
-    def resume(self, *queues: MessageQueue) -> None:
-        """Go on with some queues, also when all were paused, or end every pause."""
-        self._membership.resume(queues)
+        super().unsubscribe(topic)
 
     def messages(self) -> MessageStream:
         """The messages of topics subscribed without a handler, for ``async for``.
@@ -177,22 +163,7 @@ class PushConsumer(Client):
         A message counts as consumed when the next one is asked for, or when the consumer is closed without an
         exception. One that was not is delivered again to the next consumer of the group.
         """
-        stream = MessageStream(self._consuming, lambda message: self._hooks.polled(self.group, [message]))
-        self._streams.append(stream)
-        return stream
-
-    def on_queues_changed(self, topic: str, listener: QueueListener) -> None:
-        """Call ``listener(queues, held)`` on the loop when the queues of a subscribed topic change, or which of them
-        are held here."""
-        self._membership.listen(topic, listener)
-
-    def held_queues(self) -> set[MessageQueue]:
-        """The queues this consumer has of its group's."""
-        return self._membership.held_queues()
-
-    def status(self) -> MemberStatus:
-        """What every queue is doing, and why those that stand still do; its text is a table."""
-        return self._membership.status(self._state_name)
+        return self._stream_of(self._consuming)
 
     # -- inside
 
@@ -232,14 +203,6 @@ class PushConsumer(Client):
     @property
     def _is_in_handler(self) -> bool:
         return self._consuming.is_at_work_here
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            for stream in self._streams:
-                stream.abandon()
-        await self.close()
 
     def _listener_of(self, topic: str) -> Listener | None:
         return self._listeners.get(topic, _NOT_SUBSCRIBED)

@@ -4,7 +4,7 @@ Per topic: the queues of its route and the client ids of the group, from one bro
 allocation strategy; every client computes the same answer for itself. Queues that are not in it are given up, new
 ones are taken. What cannot be found out leaves everything as it is until the next round.
 
-This is the computing only; when it happens, and what giving up and taking mean, is the consumer's (`QueueOwner`).
+This is the computing only; when it happens, and what giving up and taking mean, is the `Membership`'s.
 Source: behaviour.md §8.4.
 """
 
@@ -13,38 +13,28 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from rmqkit.client.allocate import Allocate
-from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.member import Member
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode
 
-__all__ = ["QueueOwner", "Rebalance"]
+if TYPE_CHECKING:
+    from rmqkit.client.membership import Membership
+
+__all__ = ["Rebalance"]
 
 _log = logging.getLogger(__name__)
 
 
-class QueueOwner(Protocol):
-    """Who holds the queues that are shared out."""
-
-    def held_queues(self) -> set[MessageQueue]:
-        """The queues it has now."""
-        ...
-
-    async def change_queues(self, taken: list[MessageQueue], given_up: list[MessageQueue], *, is_shared: bool) -> None:
-        """Take some queues and give up others; ``is_shared`` says that the group has other clients."""
-        ...
-
-
 class Rebalance:
-    """Computes who gets what; everybody gets everything where ``allocate`` is None (broadcasting)."""
+    """Computes who gets what; everybody gets everything in broadcasting."""
 
-    def __init__(self, runtime: ClientRuntime, group: str, allocate: Allocate | None, owner: QueueOwner) -> None:
-        self._runtime = runtime
-        self._group = group
-        self._allocate = allocate
+    def __init__(self, member: Member, owner: Membership) -> None:
+        self._runtime = member.runtime
+        self._group = member.group
+        self._allocate = None if member.settings.is_broadcasting else member.allocate
         self._owner = owner
 
     async def share_out(self, topics: Iterable[str]) -> bool:
@@ -93,7 +83,6 @@ class Rebalance:
             raise
 
     def _some_broker(self, topic: str) -> str:
-        """The address of one of a topic's brokers."""
         routes = self._runtime.routes
         found = routes.any_address(random.choice(routes.brokers_of(topic)))
         assert found is not None, "a broker of a route has an address"

@@ -8,6 +8,7 @@ the reference does: brokers go on serving without name servers. Loop only. Sourc
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from rmqkit.client.routes import (
     PublishQueues,
     broker_addresses,
     from_template,
+    logical_queues,
     publish_queues,
     subscribe_queues,
 )
@@ -40,10 +42,12 @@ class RouteTable:
         self._name_servers = name_servers
         self._on_change = on_change
         self._routes: dict[str, TopicRoute] = {}
-        self._templates: set[str] = set()
+        self._templates: dict[str, tuple[str, int]] = {}
         self._publish: dict[str, PublishQueues] = {}
         self._watched: set[str] = set()
         self._fetching = asyncio.Lock()
+        self._asking: dict[str, asyncio.Task[PublishQueues]] = {}
+        self._logical: dict[MessageQueue, str] = {}
         self.brokers: dict[str, dict[int, str]] = {}
 
     def known_publish_queues(self, topic: str) -> PublishQueues | None:
@@ -53,6 +57,15 @@ class RouteTable:
     async def publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
         """The queues to send to.
         Raises NoRoute: no name server answered, or neither the topic nor the template topic can be written to."""
+        asking = self._asking.get(topic)
+        if asking is None:  # whoever else wants to know waits for the same answer, or error
+            asking = self._asking[topic] = asyncio.create_task(
+                self._ask_publish_queues(topic, template_topic, template_queue_count), name=f"route of topic {topic}"
+            )
+            asking.add_done_callback(functools.partial(self._asked, topic))
+        return await asyncio.shield(asking)
+
+    async def _ask_publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
         async with self._fetching:
             if topic not in self._publish:
                 await self._fetch(topic)
@@ -94,12 +107,14 @@ class RouteTable:
         self._watched.add(topic)
 
     def unwatch(self, topic: str) -> None:
-        """The opposite of `watch`."""
         self._watched.discard(topic)
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """Where a broker is."""
         return self.brokers.get(broker_name, {}).get(broker_id)
+
+    def broker_of(self, queue: MessageQueue) -> str:
+        """The name of the broker that a queue is at: one of a static topic does not say it."""
+        return self._logical.get(queue, queue.broker_name) if self._logical else queue.broker_name
 
     def any_address(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
         """Where the wanted broker is, else the next slave, else any of that name; with the id that was found."""
@@ -123,7 +138,6 @@ class RouteTable:
         return found[1]
 
     def brokers_of(self, topic: str) -> list[str]:
-        """The names of the brokers that have a topic."""
         route = self._routes.get(topic)
         return [] if route is None else [broker.broker_name for broker in route.broker_datas]
 
@@ -150,28 +164,42 @@ class RouteTable:
         route = await self._name_servers.route(topic)
         if route is not None and route.broker_datas:
             self._take(topic, route)
+        elif topic in self._templates:  # a broker may be elsewhere by now
+            await self._use_template(topic, *self._templates[topic])
 
     async def _use_template(self, topic: str, template_topic: str, queue_count: int) -> None:
         template = await self._name_servers.route(template_topic)
-        if template is not None and template.broker_datas and topic not in self._routes:
-            self._templates.add(topic)
-            self._put(topic, from_template(template, queue_count))
+        if template is None or not template.broker_datas or self._exists(topic):
+            return
+        self._templates[topic] = template_topic, queue_count
+        route = from_template(template, queue_count)
+        if route != self._routes.get(topic):
+            self._put(topic, route)
 
     def _take(self, topic: str, route: TopicRoute) -> None:
         route.queue_datas.sort(key=lambda data: data.broker_name)
         route.broker_datas.sort(key=lambda broker: broker.broker_name)
         if route == self._routes.get(topic) and topic not in self._templates:
             return
-        self._templates.discard(topic)
+        self._templates.pop(topic, None)
         self._put(topic, route)
         _log.info("route of topic %s: %d queues", topic, len(subscribe_queues(topic, route)))
 
+    def _asked(self, topic: str, asking: asyncio.Task[PublishQueues]) -> None:
+        """Forget a question that was answered; an error may have nobody left who waits for it."""
+        del self._asking[topic]
+        if not asking.cancelled():
+            asking.exception()
+
     def _put(self, topic: str, route: TopicRoute) -> None:
-        self._routes[topic] = route
+        self._routes.pop(topic, None)
+        self._routes[topic] = route  # the last one: where it says brokers are is newer than what others say
         queues = publish_queues(topic, route)
         if queues:
             self._publish[topic] = PublishQueues(queues, random.randrange(len(queues)))
         else:
             self._publish.pop(topic, None)
+        self._logical = {queue: name for queue, name in self._logical.items() if queue.topic != topic}
+        self._logical |= logical_queues(topic, route)
         self.brokers = {name: ids for known in self._routes.values() for name, ids in broker_addresses(known).items()}
         self._on_change(topic)

@@ -4,7 +4,10 @@
 queues to publish to         those of ``orderTopicConf`` exactly as it lists them; else, per writable queue data whose
                              broker has a master: 0 … writeQueueNums - 1; sorted by broker name
 queues to subscribe to       per readable queue data: 0 … readQueueNums - 1; no master needed
+queues of a static topic     for both: 0 … totalQueues - 1 of broker ``__syslo__global__``, wherever each of them is
 ===========================  ==================================================================================
+
+The last rule makes members of one group agree on the order of queues while these move (`logical_queues`).
 
 Pure functions and one counter. Who asks the name servers: `runtime`. Source: behaviour.md §7.2, §7.5.
 """
@@ -19,16 +22,19 @@ from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.topics import Permission, TopicRoute
 
 __all__ = [
+    "LOGICAL_BROKER_PREFIX",
     "MASTER_ID",
     "NOT_REGISTERED",
     "PublishQueues",
     "broker_addresses",
     "from_template",
+    "logical_queues",
     "publish_queues",
     "subscribe_queues",
 ]
 
 MASTER_ID = 0
+LOGICAL_BROKER_PREFIX = "__syslo__"
 NOT_REGISTERED = "look whether it runs and registers with these name servers"
 """What to do about a broker that is in no route."""
 
@@ -65,6 +71,8 @@ def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
     order = route.order_topic_conf
     if isinstance(order, str) and order:
         return _ordered_queues(topic, order)
+    if logical := logical_queues(topic, route):
+        return sorted(logical)
     with_master = {broker.broker_name for broker in route.broker_datas if MASTER_ID in broker.broker_addrs}
     return [
         MessageQueue(topic, data.broker_name, queue_id)
@@ -76,14 +84,27 @@ def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
 
 def subscribe_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
     """The queues a topic may be read from, sorted as rebalancing needs them."""
-    return sorted(
-        {
-            MessageQueue(topic, data.broker_name, queue_id)
-            for data in route.queue_datas
-            if data.perm & Permission.READ
-            for queue_id in range(data.read_queue_nums)
-        }
-    )
+    physical = {
+        MessageQueue(topic, data.broker_name, queue_id)
+        for data in route.queue_datas
+        if data.perm & Permission.READ
+        for queue_id in range(data.read_queue_nums)
+    }
+    return sorted(logical_queues(topic, route) or physical)
+
+
+def logical_queues(topic: str, route: TopicRoute) -> dict[MessageQueue, str]:
+    """The queues of a static topic and the broker that each is at; none of another topic. One that no broker claims is
+    at a broker that does not exist. Source: remoting.md §4.6.2."""
+    queues: dict[MessageQueue, str] = {}
+    infos = route.topic_queue_mapping_by_broker
+    for info in sorted(infos.values() if isinstance(infos, dict) else (), key=lambda info: info.epoch):
+        mock = LOGICAL_BROKER_PREFIX + info.scope.removeprefix("__")
+        for number in range(info.total_queues):
+            queues.setdefault(MessageQueue(topic, mock, number), f"{LOGICAL_BROKER_PREFIX}none__")
+        for number in info.curr_id_map or {}:
+            queues[MessageQueue(topic, mock, number)] = info.bname
+    return queues
 
 
 def from_template(template: TopicRoute, queue_count: int) -> TopicRoute:

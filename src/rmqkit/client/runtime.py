@@ -32,7 +32,6 @@ from rmqkit.client.request_reply import PendingReplies
 from rmqkit.client.route_table import RouteTable
 from rmqkit.client.routes import MASTER_ID
 from rmqkit.client.settings import ClientSettings, name_server_list
-from rmqkit.client.tasks import Tasks, keep_doing
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, RmqError
 from rmqkit.protocol.bodies.clients import HeartbeatData, ProducerData
@@ -49,6 +48,7 @@ from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.remoting.tls import ClientTls
 
 __all__ = ["ClientRuntime"]
@@ -182,7 +182,6 @@ class ClientRuntime:
     # -- what is to be done soon
 
     def heartbeat_soon(self) -> None:
-        """Send a heartbeat with the next turn of the loop."""
         self._beat.set()
 
     def refresh_routes_soon(self) -> None:

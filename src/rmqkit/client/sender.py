@@ -130,7 +130,7 @@ class Sender:
                     name=name,
                     broker_id=broker_id,
                     address=address,
-                    is_connected=self._remoting.is_connected(address),
+                    is_connected=self._remoting.connected(address) is not None,
                     avoided_ms=0.0 if faults is None else faults.avoided_ms(name),
                     is_reachable=faults is None or faults.is_reachable(name),
                 )
@@ -264,7 +264,7 @@ class Sender:
             reconsume_times=message.reconsume_times or None,
             max_reconsume_times=message.retries_max,
             batch=message.is_batch or None,
-            bname=queue.broker_name,
+            bname=self._runtime.routes.broker_of(queue),
         )
         code = RequestCode.SEND_BATCH_MESSAGE if message.is_batch else RequestCode.SEND_MESSAGE_V2
         if message.is_reply:
@@ -282,7 +282,7 @@ class Sender:
             self._faults.note(queue.broker_name, latency_ms, is_isolated=is_isolated, is_reachable=is_reachable)
 
     def _master_address(self, queue: MessageQueue) -> str:
-        address = self._runtime.routes.address(queue.broker_name)
+        address = self._runtime.routes.address(self._runtime.routes.broker_of(queue))
         if address is None:
             raise ConnectFailed(queue.broker_name, "no route names its master", NOT_REGISTERED)
         return address

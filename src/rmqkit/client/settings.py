@@ -79,15 +79,11 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
     namespace: Annotated[
         str, Setting("namespace", "part of the names of all topics and groups at brokers: <namespace>%<name>")
     ] = ""
-    namespace_v2: Annotated[
-        str, Setting("namespaceV2", "namespace that requests name beside the topic, for proxies")
-    ] = ""
+    namespace_v2: Annotated[str, Setting("namespaceV2", "namespace told beside topics, for proxies")] = ""
     vip_channel: Annotated[
         bool, Setting("vipChannelEnabled", "whether requests other than pulls go to the brokers' port - 2")
     ] = False
-    enable_trace: Annotated[bool, Setting("enableTrace", "whether the trace topic tells what became of messages")] = (
-        False
-    )
+    enable_trace: Annotated[bool, Setting("enableTrace", "whether messages are traced to the trace topic")] = False
     trace_topic: Annotated[str, Setting("traceTopic", "topic that tells what became of messages")] = TRACE_TOPIC
     trace_batch_count: Annotated[
         int, Setting("traceMsgBatchNum", "acts that the trace topic is told of together", low=1, high=20)
@@ -96,8 +92,7 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
         bool, Setting("com.rocketmq.recall.default.trace.enable", "whether the trace topic tells of recalls, too")
     ] = False
     name_server_domain: Annotated[
-        str,
-        Setting("rocketmq.namesrv.domain", "host, or host:port, whose web server knows the name servers; empty: none"),
+        str, Setting("rocketmq.namesrv.domain", "host[:port] whose web server knows the name servers; empty: none")
     ] = ""
     name_server_subgroup: Annotated[
         str, Setting("rocketmq.namesrv.domain.subgroup", "last part of the web server's /rocketmq/<subgroup>")
@@ -118,8 +113,7 @@ class ProducerSettings(ClientSettings, kw_only=True):
     ] = -1
     retries: Annotated[int, Setting("retryTimesWhenSendFailed", "more tries after a failed one", low=0, high=100)] = 2
     retry_not_stored: Annotated[
-        bool,
-        Setting("retryAnotherBrokerWhenNotStoreOK", "whether a flush or replication time-out is sent again elsewhere"),
+        bool, Setting("retryAnotherBrokerWhenNotStoreOK", "whether flush and replication time-outs are sent again")
     ] = False
     compress_body_bytes: Annotated[
         int, Setting("compressMsgBodyOverHowmuch", "bodies of at least this many bytes are compressed", low=1)
@@ -137,18 +131,21 @@ class ProducerSettings(ClientSettings, kw_only=True):
         int, Setting("backPressureForAsyncSendNum", "sends under way at a time; further ones wait in line", low=10)
     ] = 1024
     sends_bytes_max: Annotated[
-        int,
-        Setting("backPressureForAsyncSendSize", "bytes under way at a time; further sends wait in line", low=1 << 20),
+        int, Setting("backPressureForAsyncSendSize", "bytes under way; further sends wait in line", low=1 << 20)
     ] = 100 << 20
     avoid_slow_brokers: Annotated[
         bool, Setting("sendLatencyEnable", "whether brokers that were slow or failed get no messages for a while")
     ] = False
-    batch_bytes: Annotated[
-        int, Setting("batchMaxBytes", "bytes at which send_many closes a batch", low=1, high=2 << 20)
-    ] = 32 << 10
+    batch_bytes: Annotated[int, Setting("batchMaxBytes", "bytes that close a batch", low=1, high=2 << 20)] = 32 << 10
     batch_delay_ms: Annotated[
-        int, Setting("batchMaxDelayMs", "ms send_many keeps a batch open for further messages", low=1, high=30_000)
+        int, Setting("batchMaxDelayMs", "ms a batch is kept open for further messages", low=1, high=30_000)
     ] = 10
+    auto_batch: Annotated[
+        bool, Setting("autoBatch", "whether single sends wait for others, to share a request as a batch")
+    ] = False
+    batch_total_bytes: Annotated[
+        int, Setting("totalBatchMaxBytes", "bytes waiting with auto_batch; further sends go alone", low=1)
+    ] = 32 << 20
 
 
 class ConsumerSettings(ClientSettings, kw_only=True):
@@ -167,9 +164,7 @@ class ConsumerSettings(ClientSettings, kw_only=True):
     span_max: Annotated[
         int, Setting("consumeConcurrentlyMaxSpan", "offsets from the first to the last message held", low=1, high=65535)
     ] = 2000
-    held_messages_max: Annotated[
-        int, Setting("pullThresholdForQueue", "messages held of a queue", low=1, high=65535)
-    ] = 1000
+    held_messages_max: Annotated[int, Setting("pullThresholdForQueue", "messages per queue", low=1, high=65535)] = 1000
     held_mib_max: Annotated[int, Setting("pullThresholdSizeForQueue", "MiB held of a queue", low=1, high=1024)] = 100
     topic_messages_max: Annotated[
         int, Setting("pullThresholdForTopic", "messages held of a topic; -1: as the queues", low=-1, high=6_553_500)
@@ -222,12 +217,7 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
 
     handlers_max: Annotated[int, Setting("consumeThreadMax", "messages handled at a time", low=1, high=1000)] = 20
     retries_max: Annotated[
-        int,
-        Setting(
-            "maxReconsumeTimes",
-            "failures after which a message goes to the dead letters; -1: 16, in ordered consumption without end",
-            low=-1,
-        ),
+        int, Setting("maxReconsumeTimes", "failures before the dead letters; -1: 16, in order without end", low=-1)
     ] = -1
     consume_timeout_minutes: Annotated[int, Setting("consumeTimeout", "minutes a handler may take", low=1)] = 15
     drain_ms: Annotated[
@@ -237,29 +227,16 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
         int, Setting("localRetryPause", "ms until a message that could not be sent back is handled again", low=1)
     ] = 5000
     suspend_queue_ms: Annotated[
-        int,
-        Setting(
-            "suspendCurrentQueueTimeMillis",
-            "ms an ordered queue stands still after a failure",
-            low=10,
-            high=30_000,
-        ),
+        int, Setting("suspendCurrentQueueTimeMillis", "ms an ordered queue stops after a failure", low=10, high=30_000)
     ] = 1000
     client_rebalance: Annotated[
-        bool,
-        Setting(
-            "clientRebalance",
-            "whether members share out queues among themselves; false: brokers do, and say whether to pull or to pop",
-        ),
+        bool, Setting("clientRebalance", "whether members share out queues; false: brokers do, and say whether to pop")
     ] = True
     pop_invisible_ms: Annotated[
-        int,
-        Setting("popInvisibleTime", "ms a popped message is nobody else's; renewed while held", low=5000, high=300_000),
+        int, Setting("popInvisibleTime", "ms a popped message is ours; renewed while held", low=5000, high=300_000)
     ] = 60_000
     pop_count: Annotated[int, Setting("popBatchNums", "messages one pop asks for", low=1, high=32)] = 32
-    pop_held_max: Annotated[
-        int, Setting("popThresholdForQueue", "popped messages held of a queue, or of a broker", low=1)
-    ] = 96
+    pop_held_max: Annotated[int, Setting("popThresholdForQueue", "popped messages per queue or broker", low=1)] = 96
     lock_interval_ms: Annotated[
         int, Setting("lockInterval", "ms between two rounds that renew the locks of ordered queues", low=10)
     ] = 20_000

@@ -28,7 +28,12 @@ class Subscriptions(dict[str, SubscriptionData]):
         fault = topic_fault(topic)
         if fault is not None:
             raise SettingsError(fault)
-        version = self._runtime.clock.now_ms()
+        if not isinstance(expression, str):
+            raise SettingsError(
+                f"subscription to topic {topic}: {expression!r} is no expression: use '*' or 'A || B'; a handler goes"
+                " in handler="
+            )
+        version = self._version(topic)
         try:
             self[topic] = subscription(topic, expression, expression_type=expression_type, version=version)
         except ValueError as error:
@@ -36,9 +41,13 @@ class Subscriptions(dict[str, SubscriptionData]):
 
     def renew_versions(self, topics: Iterable[str]) -> None:
         """Have brokers take these subscriptions for newer than what other members told them."""
-        now_ms = self._runtime.clock.now_ms()
         for topic in self.keys() & topics:
-            self[topic] = replace(self[topic], sub_version=max(now_ms, self[topic].sub_version + 1))
+            self[topic] = replace(self[topic], sub_version=self._version(topic))
+
+    def _version(self, topic: str) -> int:
+        """The time, and more than before also when the clock was set back: brokers keep the highest version."""
+        before = self[topic].sub_version if topic in self else 0
+        return max(self._runtime.clock.now_ms(), before + 1)
 
     async def check(self) -> None:
         """Have a broker say whether it can filter by the expressions that are not tags.

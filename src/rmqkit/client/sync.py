@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
-from rmqkit.client import forks, pop_consumer, producer, pull_consumer, push_consumer, transaction
+from rmqkit.client import consumer, forks, pop_consumer, producer, pull_consumer, push_consumer, transaction
 from rmqkit.client.lifecycle import Client
 from rmqkit.client.polling import MessageStream
 from rmqkit.client.portal import Portal, portal
@@ -189,9 +189,21 @@ class TransactionProducer(Producer):
         """As `rmqkit.client.transaction.TransactionProducer`."""
 
     send_in_transaction = _waits(transaction.TransactionProducer.send_in_transaction)
+    send_half = _waits(transaction.TransactionProducer.send_half)
 
 
-class PullConsumer(_Blocking):
+class _Consumer(_Blocking):
+    """What the consumers have in common."""
+
+    unsubscribe = _calls(consumer.Consumer.unsubscribe)
+    pause = _calls(consumer.Consumer.pause)
+    resume = _calls(consumer.Consumer.resume)
+    on_queues_changed = _calls(consumer.Consumer.on_queues_changed)
+    held_queues = _calls(consumer.Consumer.held_queues)
+    status = _calls(consumer.Consumer.status)
+
+
+class PullConsumer(_Consumer):
     """`rmqkit.client.pull_consumer.PullConsumer`, blocking."""
 
     @_makes(pull_consumer.PullConsumer)
@@ -199,14 +211,8 @@ class PullConsumer(_Blocking):
         """As `rmqkit.client.pull_consumer.PullConsumer`."""
 
     subscribe = _calls(pull_consumer.PullConsumer.subscribe)
-    unsubscribe = _calls(pull_consumer.PullConsumer.unsubscribe)
     assign = _calls(pull_consumer.PullConsumer.assign)
     schedule = _calls(pull_consumer.PullConsumer.schedule)
-    on_queues_changed = _calls(pull_consumer.PullConsumer.on_queues_changed)
-    held_queues = _calls(pull_consumer.PullConsumer.held_queues)
-    status = _calls(pull_consumer.PullConsumer.status)
-    pause = _calls(pull_consumer.PullConsumer.pause)
-    resume = _calls(pull_consumer.PullConsumer.resume)
     poll = _waits(pull_consumer.PullConsumer.poll)
     seek = _waits(pull_consumer.PullConsumer.seek)
     seek_to_begin = _waits(pull_consumer.PullConsumer.seek_to_begin)
@@ -225,7 +231,7 @@ class PullConsumer(_Blocking):
     messages = _iterates(pull_consumer.PullConsumer.messages)
 
 
-class PushConsumer(_Blocking):
+class PushConsumer(_Consumer):
     """`rmqkit.client.push_consumer.PushConsumer`, blocking."""
 
     @_makes(push_consumer.PushConsumer)
@@ -235,11 +241,6 @@ class PushConsumer(_Blocking):
     subscribe = _calls(push_consumer.PushConsumer.subscribe)
     on = _shares(push_consumer.PushConsumer.on)
     unsubscribe = _calls(push_consumer.PushConsumer.unsubscribe)
-    pause = _calls(push_consumer.PushConsumer.pause)
-    resume = _calls(push_consumer.PushConsumer.resume)
-    on_queues_changed = _calls(push_consumer.PushConsumer.on_queues_changed)
-    held_queues = _calls(push_consumer.PushConsumer.held_queues)
-    status = _calls(push_consumer.PushConsumer.status)
     _stream = _calls(push_consumer.PushConsumer.messages)
     messages = _iterates(push_consumer.PushConsumer.messages)
 

@@ -32,7 +32,6 @@ from rmqkit.client.outgoing import outgoing
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.sender import Sender, SendStatus
 from rmqkit.client.settings import ClientSettings, ProducerSettings
-from rmqkit.client.tasks import Tasks
 from rmqkit.errors import RmqError
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.message import Message, ReceivedMessage
@@ -46,6 +45,7 @@ from rmqkit.protocol.trace import (
     TracedType,
     encode_traces,
 )
+from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["MessageTrace"]
 
@@ -90,7 +90,6 @@ class MessageTrace(Hook):
         self._reported_ms = -_REPORT_INTERVAL_MS
 
     def start(self) -> None:
-        """Begin to send what is recorded."""
         self._sending = self._tasks.start(self._run(), f"trace of group {self._group}")
 
     async def close(self) -> None:
@@ -107,13 +106,11 @@ class MessageTrace(Hook):
     # -- what clients tell
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None] | None:
-        """A message or batch is about to be sent."""
         if sending.messages[0].topic == self._topic:
             return None
         return lambda outcome: self._sent(sending, outcome)
 
     def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None] | None:
-        """A handler is about to be called."""
         messages = [one for one in consumption.messages if one.properties.get(names.TRACE_ON) != "false"]
         region_id = messages[-1].properties.get(names.MSG_REGION) if messages else None
         if region_id is None or messages[0].topic == self._topic:
@@ -142,7 +139,6 @@ class MessageTrace(Hook):
         return lambda outcome: self._consumed(messages, request_id, begun_ms, count, outcome)
 
     def transaction_ended(self, end: TransactionEnd) -> None:
-        """A broker is about to be told how a transaction ended."""
         message = end.message
         if message.topic == self._topic:
             return
@@ -165,7 +161,6 @@ class MessageTrace(Hook):
         self._add(message.topic, [(trace, _words(end.msg_id, keys))])
 
     def recalled(self, recall: Recall) -> None:
-        """A broker answered a recall."""
         if self._has_recalls:
             trace = RecallTrace(
                 self._clock.now_ms(), _NO_REGION, self._group, recall.topic, recall.msg_id, recall.error is None

@@ -29,20 +29,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rmqkit.client.hooks import Hook, TransactionEnd
+from rmqkit.client.outgoing import telling
 from rmqkit.client.producer import Producer
 from rmqkit.client.routes import NOT_REGISTERED
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.sender import SendResult, SendStatus
 from rmqkit.client.settings import ProducerSettings
-from rmqkit.client.tasks import Tasks
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectFailed, MessageIllegal, RemotingError
 from rmqkit.protocol import properties as names
+from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.headers.transactions import CheckTransactionRequest, EndTransactionRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.names import with_namespace
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from rmqkit.remoting.tasks import Tasks, is_cancelled
 
 __all__ = ["Check", "Execute", "TransactionProducer", "TransactionResult", "TransactionState"]
 
@@ -80,7 +82,7 @@ class TransactionResult(Struct):
 
     sent: SendResult
     state: TransactionState
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class TransactionProducer(Producer):
@@ -131,14 +133,7 @@ class TransactionProducer(Producer):
         ``timeout_ms`` is for storing it.
         Raises MessageIllegal: as `send`, or the message has a delay level.
         Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`; the local transaction did not run."""
-        self._check_started()
-        if message.delay_level:
-            where = f"message for topic {message.topic} in a transaction"
-            raise MessageIllegal(f"{where} cannot have a delay_level: leave it out")
-        group = with_namespace(self._runtime.namespace, self.group)
-        prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group})
-        prepared.sys_flag |= TRANSACTION_PREPARED
-        sent = await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms)
+        sent = await self.send_half(message, timeout_ms=timeout_ms)
         result = TransactionResult(sent, TransactionState.ROLLBACK)
         end = EndTransactionRequest(
             topic=message.topic,
@@ -148,14 +143,32 @@ class TransactionProducer(Producer):
             commit_or_rollback=result.state.value,
             msg_id=sent.msg_id,
             transaction_id=sent.transaction_id,
-            bname=sent.queue.broker_name,
+            bname=self._runtime.routes.broker_of(sent.queue),
         )
         if sent.status is SendStatus.SEND_OK:
             named = replace(message, msg_id=sent.msg_id)
             result.state, result.error = await self._outcome(sent.msg_id, self._execute, named, argument)
             end.commit_or_rollback = result.state.value
-        await self._end(self._runtime.routes.address(sent.queue.broker_name), end, result.state, result.error, message)
+        address = self._runtime.routes.address(end.bname or "")
+        await self._end(address, end, result.state, result.error, message)
         return result
+
+    async def send_half(
+        self, message: Message, *, timeout_ms: float | None = None, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Store a message where no consumer sees it, for a transaction that ends elsewhere (END_TRANSACTION).
+        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send_in_transaction`."""
+        self._check_started()
+        if message.delay_level:
+            where = f"message for topic {message.topic} in a transaction"
+            raise MessageIllegal(f"{where} cannot have a delay_level: leave it out")
+        group = with_namespace(self._runtime.namespace, self.group)
+        prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group})
+        prepared.sys_flag |= TRANSACTION_PREPARED
+        if queue is not None:
+            with telling(prepared):
+                queue = await self._chosen(message, queue, None)
+        return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
 
     def _register(self) -> None:
         self._runtime.register_producer(self.group, self._asked)
@@ -196,7 +209,7 @@ class TransactionProducer(Producer):
 
     async def _outcome(
         self, msg_id: str, function: Callable[..., Any], *arguments: Any
-    ) -> tuple[TransactionState, Exception | None]:
+    ) -> tuple[TransactionState, BaseException | None]:
         try:
             if inspect.iscoroutinefunction(function):
                 outcome = await function(*arguments)
@@ -205,6 +218,10 @@ class TransactionProducer(Producer):
                 if inspect.isawaitable(outcome):
                     outcome = await outcome
             return TransactionState.UNKNOWN if outcome is None else TransactionState(outcome), None
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return TransactionState.UNKNOWN, error  # what it waited for was
         except Exception as error:  # noqa: BLE001 - the outer edge of the program's part: the broker will ask again
             _log.warning("state of transaction %s is not known", msg_id, exc_info=error)
             return TransactionState.UNKNOWN, error
@@ -214,7 +231,7 @@ class TransactionProducer(Producer):
         address: str | None,
         header: EndTransactionRequest,
         state: TransactionState,
-        error: Exception | None,
+        error: BaseException | None,
         message: Message | ReceivedMessage,
     ) -> None:
         self._hooks.transaction_ended(

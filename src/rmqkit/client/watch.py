@@ -29,12 +29,10 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from rmqkit.client.holding import HeldQueues
-from rmqkit.client.locks import QueueLocks
+from rmqkit.client.member import Member
 from rmqkit.client.process_queue import ProcessQueue
-from rmqkit.client.pulling import Sink
 from rmqkit.client.rates import SAMPLE_INTERVAL_MS
 from rmqkit.client.status import QueueState, QueueStatus, utc
-from rmqkit.clock import Clock
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.properties import CONSUME_START_TIME
@@ -64,28 +62,15 @@ class _Seen(Struct):
 class Watch:
     """Looks at the queues of one member; ``unlocked`` are those that it wants and has no lock of."""
 
-    def __init__(
-        self,
-        group: str,
-        held: HeldQueues,
-        *,
-        sink: Sink,
-        locks: QueueLocks | None,
-        unlocked: Callable[[], set[MessageQueue]],
-        clock: Clock,
-        stall_after_ms: int,
-    ) -> None:
-        self._group = group
+    def __init__(self, member: Member, held: HeldQueues, unlocked: Callable[[], set[MessageQueue]]) -> None:
+        self._member = member
         self._held = held
-        self._sink = sink
-        self._locks = locks
         self._unlocked = unlocked
-        self._clock = clock
-        self._stall_after_ms = stall_after_ms
+        self._clock = member.runtime.clock
+        self._stall_after_ms = member.settings.stall_after_ms
         self._seen: dict[MessageQueue, _Seen] = {}
 
     async def run(self) -> None:
-        """Look for ever, and log what changed."""
         while True:
             await asyncio.sleep(min(self._stall_after_ms / 2, SAMPLE_INTERVAL_MS) / 1000.0)
             self.report()
@@ -101,7 +86,7 @@ class Watch:
                 _log.log(
                     logging.INFO if status.state is QueueState.PAUSED else logging.WARNING,
                     "group %s: %s stands still since %s at offset %s, backlog %s: %s, %s",
-                    self._group,
+                    self._member.group,
                     status.queue,
                     utc(status.since_ms),
                     status.consumed_offset,
@@ -111,7 +96,9 @@ class Watch:
                 )
             elif seen.reported is not None and not status.is_stalled:
                 seen.reported = None
-                _log.info("group %s: %s moves again, at offset %s", self._group, status.queue, status.consumed_offset)
+                _log.info(
+                    "group %s: %s moves again, at offset %s", self._member.group, status.queue, status.consumed_offset
+                )
 
     def look(self) -> list[QueueStatus]:
         """What every queue is doing now, sorted."""
@@ -149,9 +136,9 @@ class Watch:
 
     def _blocked(self, queue: MessageQueue, one: ProcessQueue | None) -> tuple[QueueState, str] | None:
         """Why nothing may be pulled or handled of a queue, whatever is held of it."""
-        locks = self._locks
+        locks = self._member.locks
         if locks is not None and not locks.is_held(queue):
-            error = locks.errors.get(queue.broker_name)
+            error = locks.error_of(queue)
             if error is not None and not isinstance(error, PeerRefused):
                 return QueueState.UNREACHABLE, f"its lock cannot be had: {error}"
             return QueueState.WAITING_FOR_LOCK, "another member of the group has it" if error is None else str(error)
@@ -179,7 +166,6 @@ class Watch:
         return state, reason
 
     def _of_message(self, process_queue: ProcessQueue) -> tuple[QueueState, str]:
-        """Why the first message is not consumed."""
         message, failure = process_queue.lowest(1)[0], process_queue.failure
         name = f"message {message.msg_id} at offset {message.queue_offset}"
         if failure is not None and failure.message is message:
@@ -188,4 +174,4 @@ class Watch:
         started_ms = message.properties.get(CONSUME_START_TIME)
         if started_ms is not None:
             return QueueState.BUSY, f"the handler works on {name} since {utc(int(started_ms))}"
-        return QueueState.WAITING_FOR_TURN, f"{name} waits for {self._sink.waits_for(message)}"
+        return QueueState.WAITING_FOR_TURN, f"{name} waits for {self._member.sink.waits_for(message)}"

@@ -1,0 +1,38 @@
+"""Starting and closing at the same time. Source: behaviour.md §8.12."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rmqkit.client.pop_consumer import PopConsumer
+from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.push_consumer import PushConsumer
+from rmqkit.client.settings import PullConsumerSettings, PushConsumerSettings
+from rmqkit.errors import ClientError
+from rmqkit.protocol.codes import RequestCode
+from tests.client.peers import Cluster, on_loop, until
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(PushConsumer, PushConsumerSettings), (PopConsumer, PushConsumerSettings), (PullConsumer, PullConsumerSettings)],
+)
+@on_loop
+async def test_closing_a_client_that_starts_ends_the_start_and_leaves_nothing_running(kind, settings):
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=1)
+        before = asyncio.all_tasks()
+        consumer = kind("CG", cluster.namesrv, settings=settings(api_timeout_ms=200))
+        consumer.subscribe("T")
+        cluster.broker.answer(RequestCode.HEART_BEAT, lambda command: None)
+        starting = asyncio.create_task(consumer.start())
+        await until(
+            lambda: any(one.code == RequestCode.HEART_BEAT for one in cluster.broker.requests), "the first heartbeat"
+        )
+        cluster.broker.answer(RequestCode.HEART_BEAT, cluster._heartbeat)
+        await consumer.close()
+        with pytest.raises(ClientError, match="of group CG was closed while it started"):
+            await starting
+        assert [one for one in asyncio.all_tasks() - before if "CG" in one.get_name() and not one.done()] == []
