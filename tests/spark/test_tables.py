@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
-from collections import defaultdict
+import tarfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +30,11 @@ from rmqkit.spark.store_source import (
     store_parts,
     store_splits,
 )
-from tests.golden_stores import GoldenStore, unpack_golden
+from tests.golden_stores import GoldenStore, golden_manifest, unpack_golden
 from tests.store.stores import message, opened
+from tests.store.test_recovery import GOLDEN, damage
 
-NAMES = ["5.4.0", "4.9.4", "5.4.0-ipv6-crc"]
+NAMES = ["5.4.0", "4.9.4", "5.4.0-ipv6-crc", "5.4.0-retained"]
 Row = dict[str, Any]
 LEVEL_MS = {1: 1000, 2: 5000, 3: 10_000, 6: 120_000, 9: 300_000, 18: 7_200_000}
 
@@ -39,7 +44,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return unpack_golden(request.param, tmp_path_factory.mktemp("golden"))
 
 
-def rows(root: Path, **given: str) -> list[Row]:
+def rows(root: Path | str, **given: str) -> list[Row]:
     """All rows of a read, as Spark would get them."""
     options = store_options({"path": str(root), **given})
     names = [column.name for column in chosen_columns(options, ())]
@@ -69,6 +74,9 @@ def test_queue_entries_are_what_the_client_read(store):
     listed = {place(one): one for one in store.manifest["messages"] if is_listed(one["topic"])}
     found = {place(row): row for row in rows(store.root, entity="consumequeue") if is_listed(row["topic"])}
     batch_queues = {topic.name for topic in (store.root / "batchconsumequeue").glob("*")}
+    # Entries outlive the log.
+    first_offset = int(min(path.name for path in (store.root / "commitlog").iterdir()))
+    found = {key: row for key, row in found.items() if row["commitLogOffset"] >= first_offset}
     assert found
     assert found.keys() <= listed.keys()
     assert {one[0] for one in listed.keys() - found.keys()} <= batch_queues
@@ -105,6 +113,20 @@ def test_the_index_holds_every_key_that_can_be_asked_for(store):
             assert set(query["physicalOffsets"]) <= by_hash[hashed]
 
 
+def test_the_index_has_the_keys_of_every_message_and_no_others(store):
+    has_tag_keys = store.manifest["brokerVersionDesc"] != "V4_9_4"
+    expected = Counter()
+    for row in rows(store.root, unwrap="false"):
+        properties = dict(row["properties"])
+        names = [properties.get("UNIQ_KEY", ""), *properties.get("KEYS", "").split(" ")]
+        if has_tag_keys and properties.get("TAGS"):
+            names.append(f"T#{properties['TAGS']}")
+        hashes = [abs(java_hash(f"{row['topic']}#{name}")) for name in names if name]
+        expected.update((hashed, row["commitLogOffset"]) for hashed in hashes)
+    found = rows(store.root, entity="index", maxHashSlotNum=slots(store))
+    assert Counter((row["keyHash"], row["commitLogOffset"]) for row in found) == expected
+
+
 def test_an_index_that_does_not_fit_its_slots_names_the_option(store):
     with pytest.raises(StoreError, match=r"index/\d{17} of \d+ bytes has no room .* give the broker's maxHashSlotNum"):
         rows(store.root, entity="index")
@@ -112,12 +134,13 @@ def test_an_index_that_does_not_fit_its_slots_names_the_option(store):
 
 def test_raw_records_are_the_bytes_of_the_log(store):
     raw = rows(store.root, entity="commitlog-raw")
-    log = b"".join(path.read_bytes() for path in sorted((store.root / "commitlog").iterdir()))
+    files = sorted((store.root / "commitlog").iterdir())
+    base, log = int(files[0].name), b"".join(path.read_bytes() for path in files)
     at = 0
     for row in raw:
         if is_blank(log, at):
             at += int.from_bytes(log[at : at + 4])
-        assert (row["offset"], row["size"]) == (at, len(row["bytes"]))
+        assert (row["offset"], row["size"]) == (base + at, len(row["bytes"]))
         assert row["bytes"] == log[at : at + row["size"]]
         at += row["size"]
     assert len(raw) > 20
@@ -166,6 +189,10 @@ def test_delayed_messages_are_told_with_the_time_they_are_due(store):
         due_ms = listed[key]["storeTimestamp"] + LEVEL_MS[row["delayLevel"]]
         assert row["deliverTimestamp"].timestamp() * 1000 == pytest.approx(due_ms)
         assert row["realTopic"] == listed[key]["properties"]["REAL_TOPIC"]
+
+
+def test_every_half_message_of_the_golden_stores_is_decided(store):
+    assert rows(store.root, entity="transactions") == []
 
 
 def test_half_messages_wait_until_an_op_message_names_them(tmp_path):
@@ -224,3 +251,72 @@ def test_files_outside_of_the_wanted_times_are_not_read(store):
     hour = 3_600_000
     assert read("GreaterThan", stored[-1] + hour) == everything[-1:]
     assert read("LessThan", stored[0] - hour) == everything[:1]
+
+
+# ---------------------------------------------------------------- after a crash, and after retention
+
+
+def as_listed(row: Row) -> Row:
+    """What a manifest says of a message."""
+    return {
+        "physicalOffset": row["commitLogOffset"],
+        "size": row["storeSize"],
+        "msgId": row["msgId"],
+        "tags": row["tags"],
+        "keys": row["keys"],
+        "bodyCRC": row["bodyCrc"],
+        "bodySha256": hashlib.sha256(row["body"]).hexdigest(),
+        "flag": row["flag"],
+        "reconsumeTimes": row["reconsumeTimes"],
+        "bornTimestamp": round(row["bornTimestamp"].timestamp() * 1000),
+        "storeTimestamp": round(row["storeTimestamp"].timestamp() * 1000),
+    }
+
+
+def assert_listed(found: dict[tuple[str, int, int], Row], listed: Iterable[Row]) -> None:
+    for one in listed:
+        read = as_listed(found[place(one)])
+        assert read == {name: one[name] for name in read}
+
+
+CRASHED = json.loads(gzip.decompress((GOLDEN / "expected-5.4.0-unclean.json.gz").read_bytes()))
+
+
+@pytest.mark.parametrize("was", CRASHED["variants"], ids=lambda was: was["variant"])
+def test_a_crashed_store_reads_as_the_broker_that_recovered_it(was, tmp_path):
+    with tarfile.open(GOLDEN / "store-5.4.0-unclean.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    root = tmp_path / "store"
+    damage(was["variant"], root, was["lastRecord"])
+    kept = [one for one in CRASHED["messages"] if one["physicalOffset"] < int(was["after"]["commitLogMaxOffset"])]
+    found = {place(row): row for row in rows(root)}
+    assert found.keys() == {place(one) for one in kept}
+    assert_listed(found, kept)
+    if (root / "index").exists():
+        asked = [one for one in was["after"]["queryByKey"] if "error" not in one]
+        assert asked
+        for one in asked:
+            keyed = rows(root, topic=one["topic"], key=one["key"], maxHashSlotNum="64")
+            assert [row["commitLogOffset"] for row in keyed] == one["physicalOffsets"]
+    if (root / "consumequeue").exists():
+        assert {place(row) for row in rows(root, offsetsFrom="consumequeue")} == found.keys()
+
+
+def test_a_store_that_lost_two_files_reads_as_the_broker_reads_it(tmp_path):
+    """Left out is the delayed message which the broker delivered before it was asked."""
+    root, retained = unpack_golden("5.4.0", tmp_path).root, golden_manifest("5.4.0-retained")
+    for path in sorted((root / "commitlog").iterdir())[:2]:
+        path.unlink()
+    listed = [one for one in retained["messages"] if place(one) != ("GoldDelay", 0, 1)]
+    for given in ({}, {"offsetsFrom": "consumequeue"}):
+        found = {place(row): row for row in rows(root, **given)}
+        assert found.keys() == {place(one) for one in listed}
+        assert_listed(found, listed)
+    ends = {(one["topic"], one["queueId"]): one["maxOffset"] for one in retained["queues"]}
+    progress = [row for row in rows(root, entity="offsets") if (row["topic"], row["queueId"]) in ends]
+    assert progress
+    assert all(row["maxOffset"] == ends[row["topic"], row["queueId"]] for row in progress)
+    offsets = {one["physicalOffset"] for one in listed}
+    for query in retained["queryByKey"]:
+        keyed = rows(root, topic=query["topic"], key=query["key"], maxHashSlotNum="64")
+        assert {row["commitLogOffset"] for row in keyed} >= offsets & set(query.get("physicalOffsets", ()))

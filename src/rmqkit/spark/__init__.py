@@ -6,11 +6,13 @@
     spark = spark_session()
     spark.read.format("rocketmq-store").load("/data/store").show()
 
-`spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists.
+`spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists;
+``with one_line():`` around an action raises our error itself, not Spark's page about it.
 """
 
 from __future__ import annotations
 
+from rmqkit.spark.failures import one_line
 from rmqkit.spark.session import register, spark_session
 
-__all__ = ["register", "spark_session"]
+__all__ = ["one_line", "register", "spark_session"]

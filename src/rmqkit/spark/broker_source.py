@@ -20,19 +20,29 @@ while a stream runs is read from its first message. Source: spark.md §6, §8.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from rmqkit.errors import SettingsError
+from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter.subscription import TAG, subscription
 from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.spark.broker_sink import BatchWriter, StreamWriter, sink_options
+from rmqkit.spark.failures import CHECKPOINT_REMEDY
 from rmqkit.spark.live import Bounds, DataLost, Live, live, wanted_topics
 from rmqkit.spark.offsets import EARLIEST, LATEST, Offsets, Range, from_json, limited, ranges, read_option, to_json
 from rmqkit.spark.options import ByTimestamp, IncludeProperties, LiveOptions, parse_options, words
@@ -44,8 +54,6 @@ __all__ = ["FORMAT", "BrokerReader", "BrokerSource", "BrokerStreamReader", "live
 FORMAT = "rocketmq"
 
 _NO_LIMIT = (1 << 63) - 1
-
-_log = logging.getLogger(__name__)
 
 
 class BrokerSource(DataSource):
@@ -74,6 +82,14 @@ class BrokerSource(DataSource):
             if value:
                 raise SettingsError(f"{FORMAT}: {name} is for batches: a stream has no end")
         return BrokerStreamReader(options, _checked(self.options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer of rows that are there."""
+        return BatchWriter(sink_options(self.options, schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
+        """A writer of rows that will be there."""
+        return StreamWriter(sink_options(self.options, schema, overwrite=overwrite))
 
 
 class _Reading:
@@ -164,10 +180,8 @@ class _Reading:
         kept = dict(start)
         for queue, offset in start.items():
             if queue in bounds and offset < bounds[queue].low:
-                lost = DataLost(queue, offset, bounds[queue].low, f"the queue begins at {bounds[queue].low}")
-                if self._options.fail_on_data_loss:
-                    raise lost
-                _log.warning("%s", lost)
+                why = f"the queue begins at {bounds[queue].low}"
+                self._live().report(DataLost(queue, offset, bounds[queue].low, why))
                 kept[queue] = bounds[queue].low
         return kept
 
@@ -179,7 +193,12 @@ class BrokerReader(_Reading, DataSourceReader):
         """Stretches of the queues as they are now."""
         bounds = self._live().bounds(self._queues())
         start = self._check_there(self._started(bounds, "earliest"), bounds)
-        return self._parts(start, self._ended(bounds)) or [InputPartition(None)]
+        end = self._ended(bounds)
+        for queue, offset in end.items():
+            if (high := bounds[queue].high) < offset:
+                self._live().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
+                end[queue] = high
+        return self._parts(start, end) or [InputPartition(None)]
 
 
 class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -190,6 +209,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         self._target: Offsets | None = None
         self._latest: Offsets = {}
         self._mean_bytes: dict[MessageQueue, float] = {}
+        self._given_up: set[MessageQueue] = set()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a new query begins."""
@@ -203,14 +223,19 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return ReadMaxRows(self._options.offsets_max or _NO_LIMIT)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end at what there is now."""
-        self._target = self._ends({})
+        """Fix the end at what there is now; of queues whose broker is away, when it is back."""
+        self._target = {}
+        with contextlib.suppress(NoRoute):
+            self._target = self._ends({})
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends."""
-        begun = from_json(start or {})
+        begun = _kept({} if start is None else start)
         self._latest = self._ends(begun)
-        end = self._latest if self._target is None else self._within_target(begun, self._latest, self._target)
+        end = self._latest
+        if self._target is not None:
+            self._target = {**{queue: end[queue] for queue in begun}, **self._target}
+            end = {queue: min(end[queue], offset) for queue, offset in self._target.items() if queue in end}
         firsts = {queue: bound.low for queue, bound in self._live().bounds(end.keys() - begun.keys()).items()}
         begun = {**firsts, **begun}
         end = {queue: max(offset, begun[queue]) for queue, offset in end.items()}
@@ -228,44 +253,40 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Stretches from one offset to the other."""
-        ended = from_json(end)
-        begun = {queue: offset for queue, offset in from_json(start).items() if queue in ended}
+        ended = _kept(end)
+        begun = {queue: offset for queue, offset in _kept(start).items() if queue in ended}
         bounds = self._live().bounds(queue for queue, high in ended.items() if begun.get(queue, 0) < high)
-        begun = {**{queue: bound.low for queue, bound in bounds.items()}, **begun}
+        begun = {**dict.fromkeys(bounds, 0), **begun}
         return self._parts(self._check_there(begun, bounds), ended)
 
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is done."""
         if self._options.commit_group:
-            self._live().commit(self._options.commit_group, from_json(end))
+            there = {queue: offset for queue, offset in _kept(end).items() if queue not in self._given_up}
+            self._live().commit(self._options.commit_group, there)
 
     def stop(self) -> None:
         """The query has ended; the connections stay for the next one of this process."""
 
     def _ends(self, begun: Offsets) -> Offsets:
-        """How far queues reach now; what was read before and is in no route any more stays where it is."""
-        bounds = self._live().bounds(self._queues())
+        """How far queues reach now; what was read before and does not come back stays where it is."""
+        options = self._options
+        waited_for = {queue: offset for queue, offset in begun.items() if queue not in self._given_up}
+        assigned = _assigned(options.assigned) if options.assigned else []
+        bounds = self._live().reach(wanted_topics(options), options.pattern, assigned, waited_for)
         ends = {queue: bound.high for queue, bound in bounds.items()}
-        for queue in begun.keys() - ends.keys():
-            lost = DataLost(
-                queue, begun[queue], begun[queue] + 1, "no route has the queue, its topic or broker is gone"
-            )
-            if self._options.fail_on_data_loss:
-                raise lost
-            _log.warning("%s", lost)
-            ends[queue] = begun[queue]
-        for queue in begun.keys() & bounds.keys():
-            if ends[queue] < begun[queue]:
-                lost = DataLost(queue, ends[queue], begun[queue], f"the queue ends at {ends[queue]}")
-                if self._options.fail_on_data_loss:
-                    raise lost
-                _log.warning("%s", lost)
-        return ends
-
-    def _within_target(self, begun: Offsets, ends: Offsets, target: Offsets) -> Offsets:
-        return {queue: min(offset, target[queue]) for queue, offset in ends.items() if queue in target} | {
-            queue: offset for queue, offset in begun.items() if queue not in target
-        }
+        self._given_up &= {queue for queue, offset in begun.items() if ends.get(queue, -1) < offset}
+        for queue, offset in waited_for.items():
+            high = ends.get(queue)
+            if high is None:
+                why = "no route has the queue, its topic or broker is gone"
+                self._live().report(DataLost(queue, offset, offset + 1, why))
+            elif high < offset:
+                self._live().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
+            else:
+                continue
+            self._given_up.add(queue)
+        return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}
 
     def _count_of(self, size: int, begun: Offsets, end: Offsets) -> int:
         """How many messages of the queues that have any are about so many bytes: brokers tell no sizes, so a few
@@ -285,6 +306,8 @@ def live_options(given: Mapping[str, str]) -> LiveOptions:
     asked = [bool(wanted_topics(options)), bool(options.pattern), bool(options.assigned)]
     if sum(asked) != 1:
         raise SettingsError(f"{FORMAT}: give one of subscribe, subscribePattern and assign, it is {sum(asked)} now")
+    if options.assigned:
+        _assigned(options.assigned)
     return options
 
 
@@ -315,13 +338,23 @@ def _tags(options: LiveOptions, topic: str) -> frozenset[str]:
     return frozenset(subscription(topic, options.expression).tags_set)
 
 
+def _kept(told: Any) -> Offsets:
+    """Offsets out of a checkpoint. Raises SettingsError: they are not what this format had put there."""
+    try:
+        return from_json(told)
+    except ValueError as error:
+        raise SettingsError(
+            f"{FORMAT}: the checkpoint has unusable offsets, {json.dumps(told):.100}: {error}; {CHECKPOINT_REMEDY}"
+        ) from None
+
+
 def _assigned(text: str) -> list[MessageQueue]:
     try:
         return sorted(
             MessageQueue(topic, broker_name, queue_id)
             for topic, brokers in json.loads(text).items()
             for broker_name, queue_ids in brokers.items()
-            for queue_id in queue_ids
+            for queue_id in map(operator.index, queue_ids)
         )
     except (ValueError, AttributeError, TypeError) as error:
         raise SettingsError(f'{FORMAT}: assign must look like {{"topic":{{"broker-a":[0,1]}}}}: {error}') from None

@@ -1,15 +1,13 @@
 """The files that point into a commit log, as arrays: consume queues and the index.
 
-Files are mapped read-only and read as far as they are written, so the store may be a live broker's: an entry is there
-as a whole or not at all. Source: store.md §4, §7.
+Files are read as far as they are written, so the store may be a live broker's: an entry is there as a whole or not at
+all. Source: store.md §4, §7.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from rmqkit.errors import StoreError
-from rmqkit.spark.fs import data_end, local_path, map_file
+from rmqkit.spark.fs import StoreFile, above, data_end, exists, join, list_files, map_file, resolve
 from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY_BYTES
 from rmqkit.store.index_file import ENTRY, HEADER, SLOT
 from rmqkit.store.queue_ext import ADDRESS_BASE, ADDRESS_MAX, UNIT
@@ -55,17 +53,16 @@ class IndexPart(Struct, frozen=True):
 def find_queue_files(root: str, topics: Sequence[str] = ()) -> list[QueueFile]:
     """The consume queue files of a store, of all topics when none are named, by topic, queue and offset.
     Raises StoreError: the store has no ``consumequeue`` directory."""
-    folder = local_path(root) / "consumequeue"
-    if not folder.is_dir():
+    folder = join(resolve(root), "consumequeue")
+    if not exists(folder):
         raise StoreError(f"{folder} does not exist: give the store directory, or have the queues rebuilt")
     found: list[QueueFile] = []
-    for topic in sorted(topics or (entry.name for entry in _entries(folder))):
-        queue_ids = (entry.name for entry in _entries(folder / topic) if entry.name.isdecimal())
-        for queue_id in sorted(map(int, queue_ids)):
-            files = [one for one in _entries(folder / topic / str(queue_id)) if _QUEUE_FILE.fullmatch(one.name)]
-            files.sort(key=lambda one: one.name)
-            found += [QueueFile(one.path, topic, queue_id, int(one.name) // ENTRY_BYTES, _size(one)) for one in files]
-    return found
+    for below in [[topic] for topic in topics] or [[]]:
+        for file in list_files(folder, *below):
+            match file.names:
+                case (topic, queue_id, name) if queue_id.isdecimal() and _QUEUE_FILE.fullmatch(name):
+                    found.append(QueueFile(file.path, topic, int(queue_id), int(name) // ENTRY_BYTES, file.size))
+    return sorted(found, key=lambda file: (file.topic, file.queue_id, file.first))
 
 
 def queue_entries(file: QueueFile) -> tuple[NDArray[np.int64], Entries]:
@@ -87,13 +84,13 @@ def queue_entries(file: QueueFile) -> tuple[NDArray[np.int64], Entries]:
 
 def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
     """The tag codes in the extension units at some addresses."""
-    folder = Path(file.path).parents[3] / "consumequeue_ext" / file.topic / str(file.queue_id)
+    folder = join(above(file.path, 4), "consumequeue_ext", file.topic, str(file.queue_id))
     codes, positions = addresses.copy(), addresses ^ np.int64(-ADDRESS_BASE)  # the top bit flipped: less the base
-    for extension in _entries(folder):
-        if not _QUEUE_FILE.fullmatch(extension.name) or not _size(extension):
+    for extension in list_files(folder):
+        if not _QUEUE_FILE.fullmatch(extension.names[-1]) or extension.size < UNIT.size:
             continue
         buffer = map_file(extension.path)
-        at = positions - int(extension.name)
+        at = positions - int(extension.names[-1])
         inside = np.flatnonzero((at >= 0) & (at <= len(buffer) - UNIT.size))
         windows = np.lib.stride_tricks.as_strided(
             np.frombuffer(buffer, "u1"), (len(buffer) - UNIT.size + 1, UNIT.size), (1, 1), writeable=False
@@ -104,34 +101,22 @@ def _codes_at(file: QueueFile, addresses: NDArray[np.int64]) -> NDArray[np.int64
 
 def find_index_files(root: str, slot_count: int) -> list[IndexPart]:
     """The index files of a store, oldest first; none when it has no index."""
-    names = sorted(entry.path for entry in _entries(local_path(root) / "index") if _INDEX_FILE.fullmatch(entry.name))
-    return [IndexPart(path, slot_count) for path in names]
+    files = list_files(join(resolve(root), "index"))
+    return [IndexPart(file.path, slot_count) for file in files if _INDEX_FILE.fullmatch(file.names[0])]
 
 
 def index_entries(part: IndexPart) -> tuple[int, Entries]:
     """The clock (ms) from which the entries of a file count seconds, and the entries, numbered from 1.
     Raises StoreError: the file is too small for its slots, or says more entries than it has room for."""
-    buffer = map_file(part.path)
-    room = (len(buffer) - HEADER.size - part.slot_count * SLOT.size) // ENTRY.size
-    begin, _, _, _, _, next_number = HEADER.unpack_from(buffer) if len(buffer) >= HEADER.size else (0,) * 6
-    if room < max(next_number, 1):
+    file = StoreFile(part.path)
+    file.fetch(0, min(HEADER.size, file.size))
+    entries_at = HEADER.size + part.slot_count * SLOT.size
+    begin, _, _, _, _, next_number = HEADER.unpack_from(file.buffer) if file.size >= HEADER.size else (0,) * 6
+    if (file.size - entries_at) // ENTRY.size < max(next_number, 1):
         raise StoreError(
-            f"{part.path} of {len(buffer)} bytes has no room for {part.slot_count} slots and {next_number} entries:"
+            f"{part.path} of {file.size} bytes has no room for {part.slot_count} slots and {next_number} entries:"
             " give the broker's maxHashSlotNum as an option"
         )
-    at = HEADER.size + part.slot_count * SLOT.size + ENTRY.size
-    return begin, np.frombuffer(buffer, _INDEX_ENTRY, max(next_number - 1, 0), at)
-
-
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        yield from os.scandir(folder)
-    except (FileNotFoundError, NotADirectoryError):  # a topic deleted meanwhile, or a file between the folders
-        return
-
-
-def _size(file: os.DirEntry[str]) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:  # retention was quicker
-        return 0
+    first, count = entries_at + ENTRY.size, max(next_number - 1, 0)
+    file.fetch(first, first + count * ENTRY.size)
+    return begin, np.frombuffer(file.buffer, _INDEX_ENTRY, count, first)

@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from rmqkit.spark.fs import Segment, map_file
+from rmqkit.spark.fs import Segment, map_records
 from rmqkit.spark.kernels.batch import topics_of
 from rmqkit.spark.kernels.columns import to_microseconds
 from rmqkit.store import scan
@@ -131,7 +131,7 @@ def _bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
 
 def _first_stored(segment: Segment) -> int:
     """µs of the first message of a file; 0 when it begins with none, which says nothing."""
-    for part in scan.pick(map_file(segment.path), segment.base_offset, [0]):
+    for part in scan.pick(map_records(segment.path, [0]), segment.base_offset, [0]):
         if isinstance(part, Records):
             return int(part.field("store_timestamp")[0]) * 1000
     return 0

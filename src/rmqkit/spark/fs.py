@@ -1,32 +1,81 @@
-"""The commit log files of a store: which there are, and their bytes.
+"""The files of a store, wherever it is: which there are, and their bytes at their positions.
 
-==============  ============================================================================
-file name       20 digits: the physical offset of the first byte
-order           by name; several directories (``storePathCommitLog=a,b``) form one log
-first files     may be missing or vanish any time: retention removes whole files at the front
-==============  ============================================================================
+===========  ===================================  =========================================================
+             path, or ``file:`` address           any other address of pyarrow.fs (s3:, gs:, abfs:, hdfs:)
+===========  ===================================  =========================================================
+bytes        mapped: stay readable when the       fetched by ranges, each to its position in a mapping of
+             broker deletes the file              its own: what was not fetched costs nothing, reads as 0
+behind the   told by the file system (`data_end`) found by looking at a few places (`rmqkit.spark.splits`)
+last write
+credentials  none                                 of the environment, or in the address; `RemotePath` has
+                                                  them, and nobody sees them
+===========  ===================================  =========================================================
 
-Files are mapped read-only, so a mapping stays readable when the broker deletes the file. Source: store.md §2, §15.
+A commit log is made of files whose names are 20 digits, the physical offset of the first byte; several directories
+(``storePathCommitLog=a,b``) form one log, in the order of the names. Retention removes whole files at the front, at
+any time. Source: store.md §2, §15; spark.md §7.
 """
 
 from __future__ import annotations
 
-import io
+import functools
 import itertools
 import mmap
 import os
 import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from rmqkit.errors import StoreError, StoreMismatch
-from rmqkit.store.scan import Buffer
+from rmqkit.store.scan import RECORD_BYTES_MIN, Buffer
 
-__all__ = ["Segment", "data_end", "find_segments", "local_path", "map_file"]
+__all__ = [
+    "RemotePath",
+    "Segment",
+    "StoreFile",
+    "StoredFile",
+    "above",
+    "data_end",
+    "exists",
+    "find_segments",
+    "join",
+    "list_files",
+    "local_path",
+    "map_file",
+    "map_range",
+    "map_records",
+    "read_file",
+    "resolve",
+]
 
 _SEGMENT_NAME = re.compile(r"\d{20}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+", re.IGNORECASE)
+_USER = re.compile(r"(:/+)(?:[^@/]*@|[^@/]*:(?!\d+(?:/|$))[^@]*@)")  # slashes in a secret should be %2F, but may not be
+_SIZE = struct.Struct(">i")
+_NEAR_BYTES = 1 << 20  # what lies between two ranges is fetched with them when it costs less than one more request
+_RECORD_GUESS_BYTES = 4096
+
+
+class RemotePath(str):
+    """A file or directory below an address, as people may see it: without user, secret and options.
+    Those travel along, unseen, in ``root``; ``below`` is the way from there."""
+
+    root: str
+    below: str
+
+    def __new__(cls, root: str, below: str = "") -> RemotePath:
+        shown = _USER.sub(r"\1", root.partition("?")[0], count=1).rstrip("/")
+        self = super().__new__(cls, f"{shown}/{below}" if below else shown)
+        self.root, self.below = root, below
+        return self
+
+    def __reduce__(self) -> tuple[type[RemotePath], tuple[str, str]]:
+        return RemotePath, (self.root, self.below)
 
 
 class Segment(Struct, frozen=True):
@@ -37,14 +86,83 @@ class Segment(Struct, frozen=True):
     size: int
 
 
+class StoredFile(Struct, frozen=True):
+    """A file below a directory; ``names`` lead there."""
+
+    names: tuple[str, ...]
+    path: str
+    size: int
+
+
+# ---------------------------------------------------------------- places
+
+
+def resolve(text: str) -> str:
+    """A path or an address in its one form: an absolute path, or a `RemotePath`."""
+    scheme = _SCHEME.match(text)
+    if isinstance(text, RemotePath) or scheme is None:
+        return text if isinstance(text, RemotePath) else str(Path(text).absolute())
+    return f"/{text[scheme.end() :]}" if scheme[1].lower() == "file" else RemotePath(text)
+
+
 def local_path(text: str) -> Path:
     """An absolute path from a path or a ``file:`` address. Raises StoreError: the address is not of a local file."""
-    scheme = _SCHEME.match(text)
-    if scheme is None:
-        return Path(text).absolute()
-    if scheme[1].lower() != "file":
-        raise StoreError(f"store {text} is not on a file system: copy it or mount it, and give a path")
-    return Path("/" + text[scheme.end() :])
+    path = resolve(text)
+    if isinstance(path, RemotePath):
+        raise StoreError(f"store {path} is not on a file system: copy it or mount it, and give a path")
+    return Path(path)
+
+
+def join(folder: str, *names: str) -> str:
+    """What has a name in a directory."""
+    if isinstance(folder, RemotePath):
+        return RemotePath(folder.root, "/".join(filter(None, (folder.below, *names))))
+    return str(Path(folder, *names))
+
+
+def above(path: str, levels: int) -> str:
+    """The directory some levels up."""
+    if isinstance(path, RemotePath):
+        return RemotePath(path.root, "/".join(path.below.split("/")[:-levels]))
+    return str(Path(path).parents[levels - 1])
+
+
+def list_files(folder: str, *below: str) -> list[StoredFile]:
+    """The files at any depth of a directory, or of a directory ``below``, by name; none when it does not exist.
+    Raises StoreError: it cannot be listed."""
+    listing = _remote_files if isinstance(folder, RemotePath) else _local_files
+    return sorted(
+        (
+            StoredFile((*below, *names), join(folder, *below, *names), size)
+            for names, size in listing(join(folder, *below))
+        ),
+        key=lambda file: file.names,
+    )
+
+
+def _local_files(folder: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    def refused(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):  # deleted meanwhile, or checked by the caller
+            with _reading(folder):
+                raise error
+
+    for at, _, names in os.walk(folder, onerror=refused):
+        way = Path(at).relative_to(folder).parts
+        for name in names:
+            with suppress(FileNotFoundError):  # retention was quicker
+                yield (*way, name), Path(at, name).stat().st_size
+
+
+def _remote_files(folder: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    from pyarrow.fs import FileSelector, FileType
+
+    filesystem, inside = _inside(folder)
+    with _reading(folder):
+        infos = filesystem.get_file_info(FileSelector(inside, recursive=True, allow_not_found=True))
+    for info in infos:
+        if info.type is FileType.File:
+            way = info.path[info.path.index(inside) + len(inside) :].strip("/")
+            yield tuple(way.split("/")), info.size
 
 
 def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
@@ -52,10 +170,18 @@ def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
     ``log_paths`` are the directories of the log when they are not ``root/commitlog``.
     Raises StoreError: there is no such directory.
     Raises StoreMismatch: two files overlap."""
-    folders = [local_path(text) for text in log_paths] or [local_path(root) / "commitlog"]
+    folders = [resolve(text) for text in log_paths] or [join(resolve(root), "commitlog")]
     found: list[Segment] = []
     for folder in folders:
-        found += _segments_in(folder)
+        files = list_files(folder)
+        if not files and not exists(folder):
+            what = "is not a directory" if exists(folder, as_folder=False) else "does not exist"
+            raise StoreError(f"{folder} {what}: give the store directory, the one that holds commitlog")
+        found += [
+            Segment(file.path, int(file.names[0]), file.size)
+            for file in files
+            if len(file.names) == 1 and _SEGMENT_NAME.fullmatch(file.names[0]) and file.size
+        ]
     found.sort(key=lambda segment: segment.base_offset)
     for segment, following in itertools.pairwise(found):
         if segment.base_offset + segment.size > following.base_offset:
@@ -65,53 +191,157 @@ def find_segments(root: str, log_paths: list[str]) -> list[Segment]:
     return found
 
 
-def _segments_in(folder: Path) -> list[Segment]:
-    try:
-        entries = list(os.scandir(folder))
-    except FileNotFoundError:
-        raise StoreError(f"{folder} does not exist: give the store directory, the one that holds commitlog") from None
-    except NotADirectoryError:
-        raise StoreError(f"{folder} is not a directory: give the store directory, the one with commitlog") from None
-    segments: list[Segment] = []
-    for entry in entries:
-        if _SEGMENT_NAME.fullmatch(entry.name) and entry.is_file():
-            try:
-                size = entry.stat().st_size
-            except FileNotFoundError:  # retention was quicker
-                continue
-            if size:
-                segments.append(Segment(entry.path, int(entry.name), size))
-    return segments
+def exists(path: str, *, as_folder: bool = True) -> bool:
+    """Whether there is such a directory, or (else) a file or directory. Raises StoreError: that cannot be learnt."""
+    if not isinstance(path, RemotePath):
+        return Path(path).is_dir() if as_folder else Path(path).exists()
+    from pyarrow.fs import FileType
+
+    filesystem, inside = _inside(path)
+    with _reading(path):
+        kind = filesystem.get_file_info(inside).type
+    return kind is FileType.Directory if as_folder else kind is not FileType.NotFound
+
+
+# ---------------------------------------------------------------- bytes
+
+
+class StoreFile:
+    """The bytes of a file at their positions; of a remote one those that were fetched, the rest is zeros.
+
+    Attributes:
+        size: in bytes, as it is now.
+        buffer: the mapping.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open it. Raises StoreError: it cannot be opened; when it has vanished, the text says what to do."""
+        self.path = path
+        self._remote: Any = None
+        with _reading(path), ExitStack() as stack:
+            if isinstance(path, RemotePath):
+                filesystem, inside = _inside(path)
+                self._remote = filesystem.open_input_file(inside)
+                self.size = int(self._remote.size())
+                kind = {"fileno": -1, "flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+            else:
+                file = stack.enter_context(open(path, "rb"))
+                self.size = os.fstat(file.fileno()).st_size
+                kind = {"fileno": file.fileno(), "access": mmap.ACCESS_READ}
+            self.buffer: Buffer = mmap.mmap(length=self.size, **kind) if self.size else b""
+
+    def fetch(self, low: int, high: int) -> None:
+        """Have the bytes from ``low`` up to ``high``. Raises StoreError: they cannot be read."""
+        if self._remote is None or low >= high:
+            return
+        with _reading(self.path), memoryview(self.buffer) as view:
+            self._remote.seek(low)
+            count = self._remote.readinto(view[low:high])
+        if count != high - low:
+            raise StoreError(f"{self.path} ended at byte {low + count} while it was read: load the store again")
 
 
 def map_file(path: str) -> Buffer:
-    """The bytes of a file, mapped read-only.
-    Raises StoreError: it cannot be opened; when it has vanished, the text says what to do."""
-    with _opened(path) as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    """All bytes of a file. Raises StoreError: as `StoreFile`."""
+    file = StoreFile(path)
+    file.fetch(0, file.size)
+    return file.buffer
+
+
+def map_range(path: str, low: int, high: int) -> Buffer:
+    """The bytes of a file from ``low`` up to ``high``, at their positions; what lies around them is not to be used.
+    Raises StoreError: as `StoreFile`, or the file is shorter."""
+    file = StoreFile(path)
+    if file.size < high:
+        raise StoreError(f"{path} has {file.size} bytes, {high} when the query was planned: load it again")
+    file.fetch(low, high)
+    return file.buffer
+
+
+def map_records(path: str, positions: Sequence[int]) -> Buffer:
+    """The bytes of the records at some positions, which ascend; what lies around them is not to be used.
+    Raises StoreError: as `StoreFile`."""
+    file = StoreFile(path)
+    if isinstance(path, RemotePath):
+        inside = [position for position in positions if 0 <= position <= file.size - RECORD_BYTES_MIN]
+        for low, high in _merged((at, min(at + _RECORD_GUESS_BYTES, file.size)) for at in inside):
+            file.fetch(low, high)
+        ends = [(at, at + _SIZE.unpack_from(file.buffer, at)[0]) for at in inside]
+        long = [(at + _RECORD_GUESS_BYTES, end) for at, end in ends if at + _RECORD_GUESS_BYTES < end <= file.size]
+        for low, high in _merged(long):
+            file.fetch(low, high)
+    return file.buffer
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ascending ranges, those that are near each other as one."""
+    merged: list[tuple[int, int]] = []
+    for low, high in ranges:
+        if merged and low - merged[-1][1] < _NEAR_BYTES:
+            merged[-1] = merged[-1][0], max(high, merged[-1][1])
+        else:
+            merged.append((low, high))
+    return merged
+
+
+def read_file(path: str) -> bytes | None:
+    """The content of a small file; None when there is none. Raises StoreError: it cannot be read."""
+    with suppress(FileNotFoundError), _reading(path, is_planned=False):
+        if not isinstance(path, RemotePath):
+            return Path(path).read_bytes()
+        filesystem, inside = _inside(path)
+        with filesystem.open_input_file(inside) as file:
+            return bytes(file.read())
+    return None
 
 
 def data_end(path: str, size: int) -> int:
     """Where the last byte that was ever written may lie; behind it the file is a hole and reads as zeros.
 
-    A preallocated segment is a sparse file: asking the file system saves reading a gigabyte of nothing.
-    Raises StoreError: as in `map_file`."""
+    A preallocated segment is a sparse file: asking the file system saves reading a gigabyte of nothing. An object
+    store knows no holes: the end is the ``size``. Raises StoreError: as `StoreFile`."""
+    if isinstance(path, RemotePath):
+        return size
     end = 0
-    with _opened(path) as file:
-        try:
-            while end < size:
-                end = os.lseek(file.fileno(), os.lseek(file.fileno(), end, os.SEEK_DATA), os.SEEK_HOLE)
-        except OSError:  # ENXIO: no data behind `end`
-            return end
+    with _reading(path), open(path, "rb") as file, suppress(OSError):  # ENXIO: no data behind `end`
+        while end < size:
+            end = os.lseek(file.fileno(), os.lseek(file.fileno(), end, os.SEEK_DATA), os.SEEK_HOLE)
     return min(end, size)
 
 
-def _opened(path: str) -> io.FileIO:
+# ---------------------------------------------------------------- errors and connections
+
+
+@contextmanager
+def _reading(path: str, *, is_planned: bool = True) -> Iterator[None]:
     try:
-        return io.FileIO(path)
+        yield
     except FileNotFoundError:
+        if not is_planned:
+            raise
         raise StoreError(
             f"{path} has vanished since the query was planned: the broker's retention removed it; load the store again"
         ) from None
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        reason = error.strerror or str(error).partition("\n")[0]
+        raise StoreError(f"{path} cannot be read: {reason}") from None
+
+
+def _inside(path: str) -> tuple[Any, str]:
+    """The file system that has a file, and the file's name there."""
+    assert isinstance(path, RemotePath), "only what is remote has a file system of its own"
+    filesystem, top = _connected(path.root)
+    return filesystem, "/".join(filter(None, (top.rstrip("/"), path.below)))
+
+
+@functools.lru_cache(maxsize=16)
+def _connected(root: str) -> tuple[Any, str]:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
+
+    try:
+        filesystem, top = FileSystem.from_uri(root)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0].replace(root, str(RemotePath(root)))
+        raise StoreError(f"{RemotePath(root)} is not an address that pyarrow.fs can use: {reason}") from None
+    return filesystem, top

@@ -26,7 +26,7 @@ from rmqkit.filter.subscription import subscription
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.spark.offsets import Range
+from rmqkit.spark.offsets import Offsets, Range
 from rmqkit.spark.options import LiveOptions, words
 
 __all__ = ["Bounds", "DataLost", "Live", "live", "wanted_topics"]
@@ -36,6 +36,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.5
+_DISPATCH_PAUSE_S = 0.01
 _CHUNK_BYTES = 4 << 20
 _PASSING_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 _SAMPLE_COUNT = 16
@@ -49,6 +50,15 @@ class DataLost(RmqError):
             f"messages {low} to {high - 1} of queue {queue.queue_id} of {queue.topic} on {queue.broker_name} are gone:"
             f" {why}; failOnDataLoss=false goes on without them"
         )
+
+
+class _NotYet(RmqError):
+    """A queue is in no route, or ends before what was seen of it: its broker may be coming back."""
+
+    def __init__(self, found: dict[MessageQueue, Bounds] | None = None, pulled: Pulled | None = None) -> None:
+        super().__init__("a queue is not back as far as it was")
+        self.found = found or {}
+        self.pulled = pulled
 
 
 class Bounds(Struct, frozen=True):
@@ -65,6 +75,7 @@ class Live:
         self._options = options
         self._portal = portal()
         self._runtime = self._portal.run(self._started)
+        self._portal.close_at_exit(self._runtime)
 
     async def _started(self) -> ClientRuntime:
         options = self._options
@@ -73,6 +84,8 @@ class Live:
             secret_key=options.secret_key,
             namespace=options.namespace,
             tls_enable=options.use_tls,
+            tls_verify_server=bool(options.trusted),
+            tls_trusted=options.trusted,
             api_timeout_ms=options.pull_timeout_ms,
         )
         runtime = ClientRuntime(options.name_servers or None, settings=settings)
@@ -84,6 +97,30 @@ class Live:
         """Whether the connections are those of the process that this one was forked from."""
         return self._portal.is_left_behind
 
+    @property
+    def runtime(self) -> ClientRuntime:
+        """The connections, for a producer beside these requests; to be used on the portal's loop."""
+        return self._runtime
+
+    def wait_dispatched(self, queues: Iterable[MessageQueue]) -> None:
+        """Wait until every message that the brokers of some queues have stored so far can be pulled: the dispatcher
+        enters messages into queues in the order of the log, some time after their sender was answered."""
+
+        async def dispatched(queue: MessageQueue) -> None:
+            stored, _ = await self._log_ends(queue)
+            while True:
+                if (await self._log_ends(queue))[1] >= stored:
+                    return
+                await asyncio.sleep(_DISPATCH_PAUSE_S)
+
+        async def all_of_them() -> None:
+            one_each = {queue.broker_name: queue for queue in queues}
+            await asyncio.gather(
+                *(self._patiently(functools.partial(dispatched, queue)) for queue in one_each.values())
+            )
+
+        self._portal.run(all_of_them)
+
     def queues(self, topics: Iterable[str], pattern: str = "") -> list[MessageQueue]:
         """The queues that can be read now of some topics, or of those whose whole name matches.
         Raises NoRoute: a named topic does not exist, or no name server answers."""
@@ -91,17 +128,25 @@ class Live:
 
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
         """What queues have now. Raises RemotingError, PeerRefused: a broker does not answer, or refuses."""
+        return self._portal.run(lambda: self._bounds(queues))
 
-        async def bounds_of(queue: MessageQueue) -> tuple[MessageQueue, Bounds]:
-            address = await self._address(queue)
-            calls = self._runtime.calls
-            low, high = await asyncio.gather(calls.min_offset(address, queue), calls.max_offset(address, queue))
-            return queue, Bounds(low, high)
+    def reach(
+        self, topics: Iterable[str], pattern: str, assigned: list[MessageQueue], begun: Offsets
+    ) -> dict[MessageQueue, Bounds]:
+        """What the wanted queues have now. Those that were read before are waited for until they reach ``begun``
+        again: a broker that was killed is in no route until it is back, and may find the ends of its queues late.
+        Raises NoRoute, RemotingError, PeerRefused: as `queues` and `bounds`."""
 
-        async def all_of_them() -> dict[MessageQueue, Bounds]:
-            return dict(await asyncio.gather(*(self._patiently(functools.partial(bounds_of, one)) for one in queues)))
+        async def reached() -> dict[MessageQueue, Bounds]:
+            found = await self._bounds(assigned or await self._queues(list(topics), pattern))
+            if any(queue not in found or found[queue].high < offset for queue, offset in begun.items()):
+                raise _NotYet(found)
+            return found
 
-        return self._portal.run(all_of_them)
+        try:
+            return self._portal.run(lambda: self._patiently(reached) if begun else reached())
+        except _NotYet as late:
+            return late.found
 
     def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The first message of a queue that was stored at or after a time; its end when there is none."""
@@ -112,13 +157,21 @@ class Live:
         return self._portal.run(lambda: self._patiently(found))
 
     def commit(self, group: str, offsets: dict[MessageQueue, int]) -> None:
-        """Save where a group is."""
+        """Save where a group is. Raises RemotingError, NoRoute, PeerRefused: a broker did not take it, or refused."""
 
         async def one(queue: MessageQueue, offset: int) -> None:
-            await self._runtime.calls.commit_offset(await self._address(queue), group, queue, offset)
+            calls, address = self._runtime.calls, await self._address(queue)
+            try:
+                await calls.commit_offset(address, group, queue, offset)
+            except PeerRefused as error:
+                if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                    raise
+                await self._pull(queue, offset, 1)  # a broker of which nothing was read does not know the group yet
+                await calls.commit_offset(address, group, queue, offset)
 
         async def every() -> None:
-            await asyncio.gather(*(one(queue, offset) for queue, offset in offsets.items()))
+            saves = (self._patiently(functools.partial(one, *place)) for place in offsets.items())
+            await asyncio.gather(*saves)
 
         self._portal.run(every)
 
@@ -138,6 +191,21 @@ class Live:
         pieces = self._bodies(part)
         while (body := self._portal.run(functools.partial(anext, pieces, b""))) != b"":
             yield body
+
+    def report(self, lost: DataLost) -> None:
+        """Raises DataLost: failOnDataLoss; the log is told otherwise."""
+        if self._options.fail_on_data_loss:
+            raise lost
+        _log.warning("%s", lost)
+
+    async def _bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
+        async def bounds_of(queue: MessageQueue) -> tuple[MessageQueue, Bounds]:
+            address = await self._address(queue)
+            calls = self._runtime.calls
+            low, high = await asyncio.gather(calls.min_offset(address, queue), calls.max_offset(address, queue))
+            return queue, Bounds(low, high)
+
+        return dict(await asyncio.gather(*(self._patiently(functools.partial(bounds_of, one)) for one in queues)))
 
     async def _queues(self, topics: list[str], pattern: str) -> list[MessageQueue]:
         routes = self._runtime.routes
@@ -168,22 +236,31 @@ class Live:
         offset = part.low
         while offset < part.high:
             count = min(self._options.pull_count, part.high - offset)
-            pulled = await self._patiently(functools.partial(self._pull, part.queue, offset, count))
+            try:
+                pulled = await self._patiently(functools.partial(self._pull_there, part.queue, offset, count))
+            except _NotYet as short:
+                end = short.pulled.max_offset if short.pulled else offset
+                self.report(DataLost(part.queue, offset, part.high, f"the queue ends at {end}"))
+                return
+            except (RemotingError, NoRoute, PeerRefused) as error:
+                queue = part.queue
+                place = f"queue {queue.queue_id} of {queue.topic} on {queue.broker_name}, from offset {offset}"
+                error.args = (f"{place}: {error}",)
+                raise
             if pulled.status is PullStatus.FOUND:
                 yield pulled.body
-            elif pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.max_offset <= offset:
-                self._lost(part.queue, offset, part.high, f"the queue ends at {pulled.max_offset}")
-                return
             elif pulled.status is PullStatus.OFFSET_ILLEGAL and pulled.next_begin_offset > offset:
                 gone = min(pulled.next_begin_offset, part.high)
-                self._lost(part.queue, offset, gone, f"the queue begins at {pulled.min_offset}")
+                self.report(DataLost(part.queue, offset, gone, f"the queue begins at {pulled.min_offset}"))
             offset = max(pulled.next_begin_offset, offset + (pulled.status is PullStatus.FOUND))
 
-    def _lost(self, queue: MessageQueue, low: int, high: int, why: str) -> None:
-        lost = DataLost(queue, low, high, why)
-        if self._options.fail_on_data_loss:
-            raise lost
-        _log.warning("%s", lost)
+    async def _pull_there(self, queue: MessageQueue, offset: int, count: int) -> Pulled:
+        """Raises _NotYet: the queue ends before the offset, where it was said to have a message."""
+        pulled = await self._pull(queue, offset, count)
+        is_short = pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.max_offset <= offset
+        if is_short and pulled.status is not PullStatus.FOUND:
+            raise _NotYet(pulled=pulled)
+        return pulled
 
     async def _pull(self, queue: MessageQueue, offset: int, count: int) -> Pulled:
         options = self._options
@@ -204,6 +281,12 @@ class Live:
         )
         return await self._runtime.calls.pull(await self._address(queue), header, options.pull_timeout_ms)
 
+    async def _log_ends(self, queue: MessageQueue) -> tuple[int, int]:
+        """Where the log of a queue's broker ends, and where its dispatched part does."""
+        figures = await self._runtime.calls.runtime_info(await self._address(queue))
+        end = int(figures["commitLogMaxOffset"])
+        return end, end - int(figures["dispatchBehindBytes"])
+
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """What some work returns, which is done again while a broker or the name servers do not answer."""
         loop = asyncio.get_running_loop()
@@ -211,7 +294,7 @@ class Live:
         while True:
             try:
                 return await work()
-            except (RemotingError, NoRoute, PeerRefused) as error:
+            except (RemotingError, NoRoute, PeerRefused, _NotYet) as error:
                 lasts = isinstance(error, PeerRefused) and error.code not in _PASSING_CODES
                 if lasts or loop.time() > deadline:
                     raise

@@ -84,7 +84,7 @@ def ranges(start: Offsets, end: Offsets, *, parts_min: int = 0, count_max: int =
     whole = {queue: (start[queue], high) for queue, high in sorted(end.items()) if start.get(queue, high) < high}
     total = sum(high - low for low, high in whole.values())
     for queue, (low, high) in whole.items():
-        parts = max(1, round((high - low) * parts_min / total)) if len(whole) < parts_min else 1
+        parts = -(-(high - low) * parts_min // total) if len(whole) < parts_min else 1
         if count_max:
             parts = max(parts, -(-(high - low) // count_max))
         bounds = [low + (high - low) * i // parts for i in range(parts + 1)]

@@ -23,9 +23,11 @@ from rmqkit.store.scan import BATCH_ROWS
 
 __all__ = [
     "CorruptRecords",
+    "DeliveryGuarantee",
     "Entity",
     "IncludeProperties",
     "OffsetsFrom",
+    "SinkOptions",
     "StoreOptions",
     "VerifyCrc",
     "parse_options",
@@ -81,7 +83,7 @@ class CorruptRecords(enum.Enum):
 class StoreOptions(msgspec.Struct, frozen=True):
     """The options of ``spark.read.format("rocketmq-store")``."""
 
-    path: Annotated[str, Setting("path", help="the store directory of a broker (storePathRootDir)")] = ""
+    path: Annotated[str, Setting("path", help="a broker's store directory (storePathRootDir), or its address")] = ""
     log_paths: Annotated[
         str, Setting("storePathCommitLog", help="commit log directories, separated by commas, if not path/commitlog")
     ] = ""
@@ -128,10 +130,25 @@ class ByTimestamp(enum.Enum):
     LATEST = "latest"
 
 
-class LiveOptions(msgspec.Struct, frozen=True):
-    """The options of ``spark.read`` and ``spark.readStream.format("rocketmq")``."""
+class _Connected(msgspec.Struct, frozen=True):
+    """To which brokers, and as whom."""
 
     name_servers: Annotated[str, Setting("nameServer", help="host:port;host:port. Default: NAMESRV_ADDR")] = ""
+    access_key: Annotated[str, Setting("accessKey", help="user who signs every request")] = ""
+    secret_key: Annotated[str, Setting("secretKey", help="the user's secret")] = ""
+    namespace: Annotated[str, Setting("namespace", help="part of the names of all topics and groups")] = ""
+    use_tls: Annotated[bool, Setting("useTLS", help="connections are encrypted")] = False
+    trusted: Annotated[
+        str, Setting("trustCertPath", help="certificates, PEM, that sign the servers' own; empty: any is taken")
+    ] = ""
+    patience_ms: Annotated[
+        int, Setting("brokerPatienceMs", low=0, help="ms that a task waits for a broker that does not answer")
+    ] = 60_000
+
+
+class LiveOptions(_Connected, frozen=True):
+    """The options of ``spark.read`` and ``spark.readStream.format("rocketmq")``."""
+
     topics: Annotated[str, Setting("subscribe", help="topics, separated by commas")] = ""
     topic: Annotated[str, Setting("topic", help="the same as subscribe")] = ""
     pattern: Annotated[str, Setting("subscribePattern", help="regular expression of the whole name of topics")] = ""
@@ -171,9 +188,6 @@ class LiveOptions(msgspec.Struct, frozen=True):
     pull_timeout_ms: Annotated[int, Setting("pullTimeoutMs", low=1, help="ms until a broker must have answered")] = (
         10_000
     )
-    patience_ms: Annotated[
-        int, Setting("brokerPatienceMs", low=0, help="ms that a task waits for a broker that does not answer")
-    ] = 60_000
     columns: Annotated[str, Setting("columns", help="read only these columns, separated by commas")] = ""
     include_properties: Annotated[
         IncludeProperties, Setting("includeProperties", help="properties as a map, as stored, or no such column")
@@ -181,10 +195,56 @@ class LiveOptions(msgspec.Struct, frozen=True):
     decompress: Annotated[bool, Setting("decompress", help="bodies as they were sent, or as they are stored")] = True
     unwrap: Annotated[bool, Setting("unwrap", help="one row per member of an inner batch, or per record")] = True
     batch_rows: Annotated[int, Setting("batchRows", low=1, high=1 << 20, help="records decoded at once")] = BATCH_ROWS
-    access_key: Annotated[str, Setting("accessKey", help="user who signs every request")] = ""
-    secret_key: Annotated[str, Setting("secretKey", help="the user's secret")] = ""
-    namespace: Annotated[str, Setting("namespace", help="part of the names of all topics and groups")] = ""
-    use_tls: Annotated[bool, Setting("useTLS", help="connections are encrypted")] = False
+
+
+class DeliveryGuarantee(enum.Enum):
+    """What the sink promises about a row."""
+
+    AT_LEAST_ONCE = "at-least-once"
+    TRANSACTIONAL = "transactional"
+
+
+class SinkOptions(_Connected, frozen=True):
+    """The options of ``write`` and ``writeStream.format("rocketmq")``."""
+
+    topic: Annotated[str, Setting("topic", help="where rows without a topic of their own go")] = ""
+    guarantee: Annotated[
+        DeliveryGuarantee,
+        Setting("deliveryGuarantee", help="at-least-once, or transactional: every row once, half messages first"),
+    ] = DeliveryGuarantee.AT_LEAST_ONCE
+    group: Annotated[
+        str, Setting("producerGroup", help="producer group; its ledger is the topic rmqkit-ledger-<producerGroup>")
+    ] = "rmqkit-spark"
+    sink_id: Annotated[
+        str, Setting("sinkId", help="first part of every row's key; default: the stream's id, or a new one per batch")
+    ] = ""
+    batch_id: Annotated[
+        int, Setting("batchId", low=0, help="second part of every row's key in a batch, such as foreachBatch's number")
+    ] = 0
+    rows_per_s: Annotated[
+        int, Setting("maxRowsPerSecond", low=0, help="rows that a task sends, and the commit, at most; 0: no limit")
+    ] = 0
+    send_timeout_ms: Annotated[int, Setting("sendTimeoutMs", low=1, help="ms that one try of a send may take")] = 3000
+    settle_ms: Annotated[
+        int,
+        Setting(
+            "transactionSettleMs",
+            low=1,
+            help="ms within which an END_TRANSACTION takes effect or never does; above waitTimeMillsInTransactionQueue",
+        ),
+    ] = 5000
+    fail_on_ledger_loss: Annotated[
+        bool, Setting("failOnLedgerLoss", help="fail when brokers do not know any more what was decided, or go on")
+    ] = True
+    sends_max: Annotated[
+        int, Setting("backPressureForAsyncSendNum", low=10, help="requests of a task under way at a time")
+    ] = 256
+    batch_bytes: Annotated[
+        int, Setting("batchMaxBytes", low=1, high=2 << 20, help="bytes of a request with several rows")
+    ] = 256 << 10
+    compress_body_bytes: Annotated[
+        int, Setting("compressMsgBodyOverHowmuch", low=1, help="bodies of at least this many bytes are compressed")
+    ] = 4096
 
 
 OptionsType = TypeVar("OptionsType", bound=msgspec.Struct)

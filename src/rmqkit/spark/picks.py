@@ -16,9 +16,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from rmqkit.spark.derived import QueueFile, find_index_files, find_queue_files, index_entries, queue_entries
-from rmqkit.spark.fs import Segment, map_file
+from rmqkit.spark.fs import Segment, map_records
 from rmqkit.spark.reader import ReadPlan, read_parts
-from rmqkit.spark.splits import Split
+from rmqkit.spark.splits import Split, records_end
 from rmqkit.store import scan
 from rmqkit.store.index_file import key_hash
 
@@ -57,7 +57,7 @@ def queue_splits(
     splits: list[QueueSplit] = []
     if not segments:
         return splits
-    log_start, log_end = segments[0].base_offset, segments[-1].base_offset + segments[-1].size
+    log_start, log_end = segments[0].base_offset, records_end(segments)
     for file in find_queue_files(root, topics):
         if queue_ids and file.queue_id not in queue_ids:
             continue
@@ -89,7 +89,8 @@ def key_picks(
     for part in find_index_files(root, slot_count):
         _, entries = index_entries(part)
         found |= set(entries["offset"][np.isin(entries["hash"], hashes)].tolist())
-    return _in_segments(sorted(found), segments)
+    log_end = records_end(segments)
+    return _in_segments(sorted(offset for offset in found if offset < log_end), segments)
 
 
 def read_picks(picks: Picks, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
@@ -98,7 +99,8 @@ def read_picks(picks: Picks, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     for first in range(0, len(picks.offsets), plan.batch_rows):
         positions = [offset - segment.base_offset for offset in picks.offsets[first : first + plan.batch_rows]]
         split = Split(segment.path, segment.base_offset, positions[0], positions[-1])
-        yield from read_parts(split, scan.pick(map_file(segment.path), segment.base_offset, positions), plan)
+        buffer = map_records(segment.path, positions)
+        yield from read_parts(split, scan.pick(buffer, segment.base_offset, positions), plan)
 
 
 def read_queue(split: QueueSplit, plan: ReadPlan) -> Iterator[pa.RecordBatch]:

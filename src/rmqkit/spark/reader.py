@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rmqkit.errors import StoreError
 from rmqkit.protocol import properties as names
 from rmqkit.spark.filters import Condition, matches
-from rmqkit.spark.fs import map_file
+from rmqkit.spark.fs import map_range
 from rmqkit.spark.kernels.batch import MessageBatch, message_batches
 from rmqkit.spark.options import CorruptRecords, VerifyCrc
 from rmqkit.spark.schema import CORRUPT, Column, arrow_schema
@@ -57,11 +57,7 @@ class ReadPlan(Struct, frozen=True):
 def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     """The messages of a split in the order of the log.
     Raises StoreError: the file has vanished, or there is damage and the plan says to fail."""
-    buffer = map_file(split.path)
-    if len(buffer) < split.high:
-        raise StoreError(
-            f"{split.path} has {len(buffer)} bytes, {split.high} when the query was planned: load it again"
-        )
+    buffer = map_range(split.path, split.low, split.high)
     return read_parts(
         split, scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.batch_rows), plan
     )
@@ -85,14 +81,7 @@ def decode_pulled(body: bytes, plan: ReadPlan, low: int, high: int) -> Iterator[
     source = Split("a pulled body", 0, 0, len(body))
     for first in range(0, len(records), plan.batch_rows):
         part = records.take(slice(first, first + plan.batch_rows))
-        batches = message_batches(
-            part,
-            bodies=plan.needs("body"),
-            decompressed=plan.decompress,
-            unwrapped=plan.unwrap,
-            broker_name=plan.broker_name,
-        )
-        for batch in batches:
+        for batch in _planned(part, plan):
             offsets = batch.field("queue_offset") + batch.member
             decoded = _decoded(source, batch, np.empty(0, "i8"), plan, (offsets >= low) & (offsets < high))
             if len(decoded):
@@ -115,15 +104,18 @@ def _batches(split: Split, records: Records, plan: ReadPlan) -> Iterator[pa.Reco
             f"{split.path}: the body at byte {position} (commitLogOffset {split.base_offset + position}) does not match"
             " its CRC; verifyCrc=drop leaves such messages out, column marks them"
         )
-    batches = message_batches(
+    for batch in _planned(records, plan):
+        yield _decoded(split, batch, crc_wrong, plan)
+
+
+def _planned(records: Records, plan: ReadPlan) -> Iterator[MessageBatch]:
+    return message_batches(
         records,
         bodies=plan.needs("body"),
         decompressed=plan.decompress,
         unwrapped=plan.unwrap,
         broker_name=plan.broker_name,
     )
-    for batch in batches:
-        yield _decoded(split, batch, crc_wrong, plan)
 
 
 def _decoded(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,27 +29,35 @@ _DEFAULTS = {
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.python.filterPushdown.enabled": "true",
 }
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOOPBACK = "127.0.0.1"
+_NO_TCP = "spark.python.unix.domain.socket.enabled"
+"""Between the JVM and Python workers of one machine, a few percent cheaper than TCP."""
+
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 
 def spark_session(
     app_name: str = "rmqkit", master: str = "local[*]", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The running session, or a new one, with our formats registered; settings in ``conf`` go before ours.
+    """The running session, or a new one, with our formats registered; settings in ``conf`` go before ours,
+    but the driver's Java options are put behind ours.
     Raises SettingsError: pyspark is not installed, or no Java runtime can be used."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
         raise SettingsError("pyspark is not installed: pip install 'rmqkit[spark]'") from None
     _prepare(os.environ, is_local=master.startswith("local"))
-    settings = {**_DEFAULTS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}"}
+    given = dict(conf or {})
+    java_options = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {given.pop(_JAVA_OPTIONS, '')}".strip()
+    settings = {**_DEFAULTS, _JAVA_OPTIONS: java_options}
     if master.startswith("local"):
-        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK, _NO_TCP: "true"}
     builder = SparkSession.builder.appName(app_name).master(master)
-    for key, value in {**settings, **(conf or {})}.items():
+    for key, value in {**settings, **given}.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with _java_home(os.environ):
+        spark = builder.getOrCreate()
     register(spark)
     return spark
 
@@ -64,8 +73,21 @@ def register(spark: SparkSession) -> None:
 
 def _prepare(environ: os._Environ[str], *, is_local: bool) -> None:
     """Settle what Spark reads from the environment, where the caller has not."""
-    environ["JAVA_HOME"] = str(find_java_home(environ))
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if is_local:
         environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+
+
+@contextmanager
+def _java_home(environ: os._Environ[str]) -> Iterator[None]:
+    """Name the Java runtime to the JVM that starts meanwhile, and to what it starts; what the process runs later with a
+    Java of its own shall not get our wrapper."""
+    before = environ.get("JAVA_HOME")
+    environ["JAVA_HOME"] = str(find_java_home(environ))
+    try:
+        yield
+    finally:
+        del environ["JAVA_HOME"]
+        if before is not None:
+            environ["JAVA_HOME"] = before

@@ -3,20 +3,30 @@
 A split is a part of one file that begins and ends at records, so tasks need nothing from each other. The plan is also
 a snapshot: the newest file is read only up to the last record that was complete when the query was planned, and
 preallocated files behind it not at all. The plan reads the heads of that one file, and one record per boundary.
-Source: spark.md §3, §7.
+
+Of a remote file the plan fetches some twenty `_LOOK_BYTES`, however large it is: the end of its records is where
+bisection comes to zeros and the chain of records before them ends. Two rare states of the newest file are told only
+where it is local: records behind a hole of zeros are not looked for in a remote one, and what a recovery cut off
+behind the end is taken for records behind damage. Source: spark.md §3, §7.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.spark.fs import Segment, data_end, map_file
+from rmqkit.protocol.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2
+from rmqkit.spark.fs import RemotePath, Segment, StoreFile, data_end
 from rmqkit.store import scan
 
-__all__ = ["Split", "plan_splits"]
+__all__ = ["Split", "plan_splits", "records_end"]
+
+_LOOK_BYTES = 64 << 10
+_HEAD = struct.Struct(">ii20xqiq")  # size, magic, ..., physicalOffset, sysFlag, bornTimestamp
+_MAGICS = (0, MAGIC_V1, MAGIC_V2, BLANK_MAGIC)  # 0: the writer is at work
 
 
 class Split(Struct, frozen=True):
@@ -44,16 +54,50 @@ def plan_splits(segments: Sequence[Segment], split_bytes: int) -> list[Split]:
     return splits
 
 
+def records_end(segments: Sequence[Segment]) -> int:
+    """The physical offset at which the records of a log end, found without reading all heads: what points behind it,
+    points at what a crash has torn. Raises StoreError: a file cannot be read."""
+    for segment in reversed(segments):
+        file = StoreFile(segment.path)
+        written = _written_end(file, segment.size)
+        if end := _chained_end(file, segment.base_offset, written):
+            return segment.base_offset + end
+    return segments[0].base_offset if segments else 0
+
+
 def _records_end(segment: Segment) -> int:
-    """Where the records of a file that may be the newest one end; 0 when nothing was written to it yet."""
-    written = data_end(segment.path, segment.size)
-    return scan.log_end(map_file(segment.path), segment.base_offset, written) if written else 0
+    """Where the records of a file that may be the newest one end; 0 when nothing was written to it yet. A file that
+    was not written by a broker is kept whole: whoever reads it will say so."""
+    file = StoreFile(segment.path)
+    written = _written_end(file, segment.size)
+    if written < _HEAD.size:
+        return 0
+    if isinstance(segment.path, RemotePath):
+        end = _chained_end(file, segment.base_offset, written)
+    else:
+        end = scan.log_end(file.buffer, segment.base_offset, written)
+    return end or (written if _is_foreign(file, segment.base_offset) else 0)
+
+
+def _written_end(file: StoreFile, size: int) -> int:
+    """Where the last byte that was written to a file may lie."""
+    return _zeros_behind(file, 0) if isinstance(file.path, RemotePath) else data_end(file.path, size)
+
+
+def _is_foreign(file: StoreFile, base_offset: int) -> bool:
+    """Whether a file does not even begin with a record whose writer is at work, or with a blank."""
+    _, magic, physical_offset, _, born_timestamp = _HEAD.unpack_from(file.buffer)
+    return magic not in _MAGICS or bool(physical_offset != base_offset and born_timestamp and magic != BLANK_MAGIC)
 
 
 def _splits_of(segment: Segment, high: int, split_bytes: int) -> Iterator[Split]:
     bounds = [(0, high)]
     if high > split_bytes:
-        bounds = scan.split(map_file(segment.path), segment.base_offset, high, split_bytes)
+        file = StoreFile(segment.path)
+        if isinstance(segment.path, RemotePath):
+            for target in range(split_bytes, high, split_bytes):
+                _fetch_boundary(file, segment.base_offset, target, high)
+        bounds = scan.split(file.buffer, segment.base_offset, high, split_bytes)
     return (Split(segment.path, segment.base_offset, low, end) for low, end in bounds)
 
 
@@ -64,3 +108,69 @@ def _check_follows(before: Sequence[Segment], segment: Segment) -> None:
             f"commit log bytes {end} to {segment.base_offset} are missing before {segment.path}: restore the file"
             f" between, or move the files before the gap away"
         )
+
+
+# ---------------------------------------------------------------- looking at few places
+
+
+def _fetch_boundary(file: StoreFile, base_offset: int, low: int, high: int) -> None:
+    """Have the first record at or behind ``low``, where `scan.split` will look for it."""
+    reach, stop = _LOOK_BYTES, low
+    while stop < high:
+        stop = min(low + reach, high)
+        file.fetch(low, stop)
+        if scan.find_record(file.buffer, base_offset, low, stop) < stop:
+            return
+        reach *= 8
+
+
+def _chained_end(file: StoreFile, base_offset: int, zeros: int) -> int:
+    """Where the records before some zeros end. A body may be longer than the zeros that are looked at: so it is looked
+    again behind the records that were found, until nothing follows them."""
+    end = 0
+    while zeros > end and (further := _chain_end(file, base_offset, end, zeros)) > end:
+        end = further
+        zeros = _zeros_behind(file, end)
+    return end
+
+
+def _zeros_behind(file: StoreFile, low: int) -> int:
+    """A place at or behind ``low`` where zeros begin, or the end of the file."""
+
+    def is_written(position: int) -> bool:
+        stop = min(position + _LOOK_BYTES, file.size)
+        file.fetch(position, stop)
+        return any(file.buffer[position:stop])
+
+    high = file.size
+    if low >= high or not is_written(low):
+        return low
+    while high - low > _LOOK_BYTES:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_written(middle) else (low, middle)
+    return high
+
+
+def _chain_end(file: StoreFile, base_offset: int, low: int, zeros: int) -> int:
+    """Where the records before some zeros end; ``low``, where one may begin, when there is none behind it."""
+    back = _LOOK_BYTES
+    while (start := max(low, zeros - back)) > low:
+        file.fetch(start, zeros)
+        start = scan.find_record(file.buffer, base_offset, start, zeros)
+        if start < zeros:
+            break
+        back *= 8
+    stop = min(zeros + _LOOK_BYTES, file.size)
+    file.fetch(start, stop)
+    end = start + scan.log_end(file.buffer[start:stop], base_offset + start)
+    return end if end > start else _record_end(file, base_offset, start)
+
+
+def _record_end(file: StoreFile, base_offset: int, position: int) -> int:
+    """Where the record at a position ends; the position when there is none."""
+    size, magic = _HEAD.unpack_from(file.buffer, position)[:2] if position + _HEAD.size <= file.size else (0, 0)
+    if size < 0 or magic not in (MAGIC_V1, MAGIC_V2):
+        return position
+    stop = min(position + size, file.size)
+    file.fetch(position, stop)
+    return position + scan.log_end(file.buffer[position:stop], base_offset + position)

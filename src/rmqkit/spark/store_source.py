@@ -2,7 +2,7 @@
 
 ::
 
-    spark.read.format("rocketmq-store").option("topic", "orders").load("/data/store")
+    spark.read.format("rocketmq-store").option("topic", "orders").load("/data/store")  # or "s3://bucket/store"
 
 ===========================  =========================================================================================
 class                        runs in
@@ -24,7 +24,8 @@ topic and key                              the records that the index points at,
 Spark has no column pruning for Python sources: name the columns that are needed, by ``.schema("topic string, ...")``
 or ``option("columns", ...)``, and nothing else is decoded or shipped. Filters reach the reader with
 ``filterPushdown=true``, which Spark allows only when ``spark.sql.python.filterPushdown.enabled`` is true (the session
-of `rmqkit.spark.spark_session` sets it).
+of `rmqkit.spark.spark_session` sets it). Not for a data frame that one query reads twice, as in a self-join: Spark 4.3
+gives all its scans the filters of one of them, and the result is wrong; load it twice.
 
 Spark plans a data frame once, at its first action, and keeps the partitions: a data frame is a snapshot of the log at
 that moment. Messages that arrive later are seen by the next ``load``. Source: spark.md §2, §8.
@@ -41,7 +42,7 @@ from pyspark.sql.types import StructType
 
 from rmqkit.errors import SettingsError
 from rmqkit.spark.filters import Condition, from_spark, topic_in, wanted, within_times
-from rmqkit.spark.fs import find_segments
+from rmqkit.spark.fs import find_segments, resolve
 from rmqkit.spark.options import (
     CorruptRecords,
     Entity,
@@ -133,7 +134,8 @@ class TableReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The parts of the table as it is now."""
         segments = find_segments(self._options.path, words(self._options.log_paths))
-        splits = plan_splits(segments, self._options.split_bytes)
+        is_log = self._options.entity is Entity.RAW
+        splits = plan_splits(segments, self._options.split_bytes) if is_log else []
         return _partitions(TABLES[self._options.entity].parts(self._options, segments, splits))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -160,7 +162,7 @@ def store_options(given: Mapping[str, str]) -> StoreOptions:
     options = parse_options(StoreOptions, given, FORMAT)
     if not options.path and not options.log_paths:
         raise SettingsError(f"{FORMAT}: no path: give the store directory to load(...)")
-    return options
+    return replace(options, path=resolve(options.path)) if options.path else options
 
 
 def store_splits(options: StoreOptions) -> list[Split]:
@@ -181,7 +183,8 @@ def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> 
         return [one for topic in topics for one in key_picks(options.path, segments, slots, topic, keys)]
     if options.offsets_from is OffsetsFrom.CONSUME_QUEUE:
         queue_ids = wanted(conditions, "queueId")
-        return [*queue_splits(options.path, segments, options.split_bytes, topics=topics, queue_ids=queue_ids)]
+        within = within_times(segments, conditions)
+        return [*queue_splits(options.path, within, options.split_bytes, topics=topics, queue_ids=queue_ids)]
     return [*plan_splits(within_times(segments, conditions), options.split_bytes)]
 
 

@@ -39,7 +39,7 @@ from rmqkit.spark.derived import (
     index_entries,
     queue_entries,
 )
-from rmqkit.spark.fs import Segment, local_path, map_file
+from rmqkit.spark.fs import Segment, exists, join, map_range, map_records, read_file, resolve
 from rmqkit.spark.kernels.gather import gather
 from rmqkit.spark.options import Entity, StoreOptions
 from rmqkit.spark.picks import QueueSplit, chosen_entries, queue_splits, read_queue
@@ -125,7 +125,7 @@ def _log_splits(options: StoreOptions, segments: Sequence[Segment], splits: Sequ
 
 
 def _raw_rows(split: Split, plan: ReadPlan) -> Iterator[Arrays]:
-    buffer = map_file(split.path)
+    buffer = map_range(split.path, split.low, split.high)
     for part in scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.batch_rows):
         if isinstance(part, Records):
             yield {
@@ -182,15 +182,16 @@ def _offset_rows(options: StoreOptions, plan: ReadPlan) -> Iterator[Arrays]:
 def _config(root: str, name: str, table: str) -> dict[str, Any]:
     """A table of a broker's config file, empty when the broker never wrote the file.
     Raises StoreError: there is no config directory, or the file is not what a broker writes."""
-    path = local_path(root) / "config" / name
-    if path.parent.is_dir() and not path.exists():
+    folder = join(resolve(root), "config")
+    path = join(folder, name)
+    content = read_file(path)
+    if content is None and exists(folder):
         return {}
+    if content is None:
+        raise StoreError(f"{path} does not exist: give the store directory, the one that holds config")
     try:
-        read = fastjson.loads(path.read_bytes())
-        found: dict[str, Any] = read[table]
+        found: dict[str, Any] = fastjson.loads(content)[table]
         return {str(key): value for key, value in found.items()}
-    except FileNotFoundError:
-        raise StoreError(f"{path} does not exist: give the store directory, the one that holds config") from None
     except (BodyError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{path} has no {table}: {error}; its copy {name}.bak may be whole") from None
 
@@ -231,7 +232,7 @@ def _decided(ops: Sequence[QueueSplit], queue_id: int) -> Iterator[int]:
         for segment in split.segments:
             inside = (offsets >= segment.base_offset) & (offsets < segment.base_offset + segment.size)
             positions = (offsets[inside] - segment.base_offset).tolist()
-            for part in scan.pick(map_file(segment.path), segment.base_offset, positions):
+            for part in scan.pick(map_records(segment.path, positions), segment.base_offset, positions):
                 if isinstance(part, Records):
                     for row in range(len(part)):
                         yield from op_offsets(part.record(row))

@@ -26,7 +26,7 @@ from rmqkit.spark.store_source import read_plan, store_options, store_splits
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["summary"]
+__all__ = ["record_bytes", "summary"]
 
 _READ = ("topic", "tags", "storeTimestamp", "storeSize", "commitLogOffset")
 _SCHEMA = (
@@ -57,6 +57,15 @@ def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = 
     )
 
 
+def record_bytes(batch: Any) -> tuple[Any, Any]:
+    """Of every message of a batch the bytes of its record, and whether it is the first of it: members of an inner
+    batch share the offset of their record, whose bytes the first one has."""
+    import numpy as np
+
+    is_first = np.diff(batch["commitLogOffset"].to_numpy(), prepend=-1) != 0
+    return np.where(is_first, batch["storeSize"].to_numpy(), 0).astype("i8"), is_first
+
+
 def _reduced(split: Split, plan: ReadPlan) -> Iterator[tuple[Any, ...]]:
     """The rows of one split."""
     import pyarrow as pa
@@ -70,12 +79,9 @@ def _reduced(split: Split, plan: ReadPlan) -> Iterator[tuple[Any, ...]]:
 
 def _counted(batch: Any) -> Any:
     """One batch of messages, per topic and tag."""
-    import numpy as np
     import pyarrow as pa
 
-    offsets = batch["commitLogOffset"].to_numpy()
-    is_first = np.diff(offsets, prepend=-1) != 0  # members of an inner batch share the offset of their record
-    sizes = np.where(is_first, batch["storeSize"].to_numpy(), 0)
+    sizes, _ = record_bytes(batch)
     rows = pa.table(
         {"topic": batch["topic"], "tags": batch["tags"], "time": batch["storeTimestamp"], "bytes": pa.array(sizes)}
     )

@@ -57,7 +57,7 @@ def timestamp(name: str) -> Kernel:
 
     def kernel(batch: MessageBatch) -> pa.Array:
         microseconds, fits = to_microseconds(batch.field(name))
-        return pa.array(microseconds, mask=~fits).cast(pa.timestamp("us", tz="UTC"))
+        return pa.array(microseconds, mask=None if fits.all() else ~fits).view(pa.timestamp("us", tz="UTC"))
 
     return kernel
 
@@ -66,6 +66,10 @@ def host(name: str) -> Kernel:
     """The kernel of an address as ``ip:port``."""
 
     def kernel(batch: MessageBatch) -> pa.Array:
+        if not batch.records.host_bits.any():
+            numbers = batch.records.heads[name].view("i8")
+            if len(numbers) and (numbers == numbers[0]).all():  # as is the store's, and where one program sends
+                return pa.repeat(host_text(numbers[0].tobytes()), len(batch))
         packed = _packed_hosts(batch.records, name).dictionary_encode()
         texts = pa.array([host_text(value) for value in packed.dictionary.to_pylist()], pa.string())
         return batch.array_of_record(texts.take(packed.indices))

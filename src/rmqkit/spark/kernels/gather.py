@@ -12,6 +12,7 @@ so ``take([0, 2, 4, ...])`` is the gather: 5 GiB/s where a Python loop makes one
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -20,33 +21,36 @@ from numpy.typing import NDArray
 
 from rmqkit.store.scan import Buffer
 
-__all__ = ["every_nth", "gather", "octets_of", "overlay", "pick", "text_array"]
+__all__ = ["between", "gather", "octets_of", "pick", "text_array"]
 
 _OFFSET_MAX = 2**31 - 1
 
 
-def gather(buffer: Buffer | memoryview, at: NDArray[np.int64], lengths: NDArray[np.int64]) -> pa.Array:
+def gather(
+    buffer: Buffer | memoryview, at: NDArray[np.signedinteger[Any]], lengths: NDArray[np.signedinteger[Any]]
+) -> pa.Array:
     """The values at ascending positions, which must not overlap, as an Arrow binary array (copied out)."""
-    bounds = np.empty(2 * len(at), "i8")
-    bounds[0::2] = at
-    bounds[1::2] = at + lengths
-    return overlay(buffer, bounds).take(every_nth(0, 2, len(at)))
-
-
-def overlay(buffer: Buffer | memoryview, bounds: NDArray[np.int64]) -> pa.Array:
-    """The bytes between each two neighbours of ascending positions, as an Arrow binary array that copies nothing."""
-    if not len(bounds):
+    if not len(at):
         return pa.array([], pa.binary())
-    start, end = int(bounds[0]), int(bounds[-1])
+    start, end = int(at[0]), int(at[-1] + lengths[-1])
     assert end - start <= _OFFSET_MAX, "a batch is far smaller than 2 GiB"
-    offsets = pa.py_buffer((bounds - start).astype("i4"))
-    window = pa.py_buffer(memoryview(buffer)[start:end])
-    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, offsets, window])
+    bounds = np.empty(2 * len(at), "i4")
+    np.subtract(at, start, out=bounds[0::2], casting="same_kind")
+    np.add(bounds[0::2], lengths, out=bounds[1::2], casting="same_kind")
+    return between(memoryview(buffer)[start:end], bounds)
 
 
-def every_nth(first: int, step: int, count: int) -> pa.Array:
-    """The indexes ``first``, ``first + step``, ... for ``take``."""
-    return pa.array(np.arange(first, first + step * count, step, dtype="i4"))
+def between(buffer: memoryview, bounds: NDArray[np.int32]) -> pa.Array:
+    """The values between pairs of ascending positions, like `gather`: from the first to the second, from the third to
+    the fourth and so on."""
+    count = len(bounds) // 2
+    overlaid = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(buffer)])
+    return overlaid.take(pa.array(_even_numbers(count)))
+
+
+@functools.lru_cache(maxsize=8)
+def _even_numbers(count: int) -> NDArray[np.int32]:
+    return np.arange(0, 2 * count, 2, dtype="i4")
 
 
 def octets_of(values: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmqkit.spark.kernels.gather import every_nth, octets_of, overlay, pick
+from rmqkit.spark.kernels.gather import between, gather, octets_of, pick
 
 __all__ = ["Properties"]
 
@@ -31,17 +31,23 @@ class Properties:
     def __init__(self, strings: pa.Array) -> None:
         self._row_count = len(strings)
         octets, bounds = octets_of(strings)
-        rows, starts, equals, ends = _entries(octets, bounds.astype("i8"))
-        cuts = np.empty((len(rows), 4), "i8")  # name, 0x01, value, what lies before the next name
-        cuts[:, 0], cuts[:, 1], cuts[:, 2], cuts[:, 3] = starts, equals, equals + 1, ends
-        parts = overlay(octets.data, cuts.ravel())
-        self._rows = rows
-        self._names = parts.take(every_nth(0, 4, len(rows))).cast(pa.string(), safe=False).dictionary_encode()
-        self._values = parts.take(every_nth(2, 4, len(rows))).cast(pa.string(), safe=False)
+        separators = np.flatnonzero(octets[bounds[0] : bounds[-1]] <= _ENTRY_END) + bounds[0]
+        kinds = octets[separators]
+        self._common = _common_names(octets, bounds, separators, kinds)
+        if self._common is not None:
+            separators[0::2] += 1
+            self._values = between(octets.data, separators.astype("i4")).cast(pa.string(), safe=False)
+            return
+        self._rows, starts, equals, ends = _entries(octets, bounds.astype("i8"), separators, kinds)
+        self._values = _between(octets, equals + 1, ends)
+        self._names = _between(octets, starts, equals).dictionary_encode()
         self._drop_duplicates()
 
     def map(self) -> pa.Array:
         """A ``map<string, string>`` per row."""
+        if self._common is not None:
+            bounds = np.arange(0, len(self._values) + 1, len(self._common), dtype="i4")
+            return pa.MapArray.from_arrays(pa.array(bounds), _repeated(self._common, self._row_count), self._values)
         counts = np.bincount(self._rows, minlength=self._row_count)
         offsets = np.zeros(self._row_count + 1, "i4")
         np.cumsum(counts, out=offsets[1:])
@@ -49,6 +55,9 @@ class Properties:
 
     def values_of(self, name: str) -> pa.Array:
         """One property per row, null where it is missing."""
+        if self._common is not None and name.encode() in self._common:
+            first, step = self._common.index(name.encode()), len(self._common)
+            return self._values.take(pa.array(np.arange(first, len(self._values), step, dtype="i4")))
         entry_of_row = np.full(self._row_count, -1, "i8")
         code = self._names_found.get(name)
         if code is not None:
@@ -63,6 +72,8 @@ class Properties:
 
     @functools.cached_property
     def _names_found(self) -> dict[str, int]:
+        if self._common is not None:
+            return {}
         return {name: code for code, name in enumerate(self._names.dictionary.to_pylist())}
 
     def _drop_duplicates(self) -> None:
@@ -77,11 +88,58 @@ class Properties:
         self._values = self._values.take(pa.array(kept))
 
 
-def _entries(octets: NDArray[np.uint8], bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+def _between(octets: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> pa.Array:
+    """The texts from some positions to others, in order and without overlap."""
+    return gather(octets.data, starts, ends - starts).cast(pa.string(), safe=False)
+
+
+def _common_names(
+    octets: NDArray[np.uint8], bounds: NDArray[np.int32], separators: NDArray[np.int64], kinds: NDArray[np.uint8]
+) -> list[bytes] | None:
+    """The names that every row has, in the same order; None where rows differ. Messages of one program are alike, and
+    their names need not be looked at one by one."""
+    row_count = len(bounds) - 1
+    if not row_count or not len(separators) or len(separators) % (2 * row_count):
+        return None
+    starts = np.empty_like(separators)
+    starts[0] = bounds[0]
+    np.add(separators[:-1], 1, out=starts[1:])
+    ends, starts = separators.reshape(row_count, -1), starts.reshape(row_count, -1)
+    sizes = ends - starts
+    is_alike = (
+        (kinds.view("<u2") == (_ENTRY_END << 8 | _NAME_END)).all()
+        and (ends[:, -1] + 1 == bounds[1:]).all()
+        and sizes.min() > 0
+        and (sizes[:, 0::2] == sizes[0, 0::2]).all()
+    )
+    names = [octets[start:end].tobytes() for start, end in zip(starts[0, 0::2], ends[0, 0::2], strict=True)]
+    if not is_alike or len(set(names)) < len(names):
+        return None
+    for name, at in zip(names, starts.T[0::2], strict=True):
+        width = min(8, 1 << len(name).bit_length() - 1)
+        words = np.ndarray((len(octets) - width + 1,), f"u{width}", octets, 0, (1,))
+        for shift in {*range(0, len(name) - width, width), len(name) - width}:
+            found = words[at + shift] if shift else words[at]
+            if (found != found[0]).any():
+                return None
+    return names
+
+
+def _repeated(names: list[bytes], count: int) -> pa.Array:
+    """Some texts in their order, again and again."""
+    bounds = np.cumsum([0, *map(len, names)], dtype="i4")
+    offsets = np.empty(count * len(names) + 1, "i4")
+    np.add(np.arange(count, dtype="i4")[:, None] * bounds[-1], bounds[:-1], out=offsets[:-1].reshape(count, -1))
+    offsets[-1] = count * bounds[-1]
+    octets = pa.py_buffer(b"".join(names) * count)
+    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), octets])
+
+
+def _entries(
+    octets: NDArray[np.uint8], bounds: NDArray[np.int64], separators: NDArray[np.int64], kinds: NDArray[np.uint8]
+) -> tuple[NDArray[np.int64], ...]:
     """Row, start of name, position of 0x01 and end of value of every valid entry, in order."""
-    low, high = int(bounds[0]), int(bounds[-1])
-    separators = np.flatnonzero(octets[low:high] <= _ENTRY_END) + low
-    kinds = octets[separators]
+    low = int(bounds[0])
     if _is_regular(octets, bounds, kinds):
         equals, ends = separators[0::2], separators[1::2]
         starts = np.concatenate(([low], ends[:-1] + 1))

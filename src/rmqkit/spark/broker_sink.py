@@ -1,0 +1,193 @@
+"""The sink of the Spark format ``rocketmq``: rows to topics, from batches and streams.
+
+::
+
+    df.write.format("rocketmq").option("nameServer", "host:9876").option("topic", "orders").mode("append").save()
+    df.writeStream.format("rocketmq").option("topic", "orders").option("deliveryGuarantee", "transactional")
+      .option("checkpointLocation", path).start()
+
+==================  ===================================================================================================
+deliveryGuarantee   what happens
+==================  ===================================================================================================
+at-least-once       tasks send their rows; one that is run again sends the same keys (`rmqkit.spark.sink_rows`) again,
+                    so that readers can drop what they have (``dropDuplicates(["msgId"])``)
+transactional       tasks stage their rows as half messages, the driver commits them: each row is seen once, and none
+                    of a batch that failed (`rmqkit.spark.exactly_once`). Rows become visible one by one
+==================  ===================================================================================================
+
+``write`` runs in the executors' Python workers, ``commit`` and ``abort`` in a process beside the driver. A batch that
+is run again after it was committed, or with the ``sinkId`` and ``batchId`` of one that was, adds nothing: so
+``foreachBatch`` can write exactly once, too. Source: spark.md §6, §8.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from rmqkit.client.selectors import PlacedMessage
+from rmqkit.client.transaction import TransactionState
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.spark.exactly_once import ExactlyOnce
+from rmqkit.spark.ledger import Batch, Half, pack_halves
+from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, parse_options
+from rmqkit.spark.sink_producer import SinkProducer, pace
+from rmqkit.spark.sink_rows import RowKeys, check_columns, messages
+
+__all__ = ["BatchWriter", "Staged", "StreamWriter", "sink_options"]
+
+_SOURCE = "rocketmq"
+_SPARKS_OWN = ("path", "checkpointlocation", "queryname")
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task has done: how many rows it sent, or half messages that are to be committed."""
+
+    sink_id: str
+    row_count: int
+    halves: list[bytes]
+
+
+class _Writing:
+    """What batches and streams have in common."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def _write(self, batches: Iterator[pa.RecordBatch], keys: RowKeys) -> Staged:
+        if self._options.guarantee is DeliveryGuarantee.TRANSACTIONAL:
+            return self._stage(batches, keys)
+        row_count = 0
+        for rows in self._rows(batches, keys):
+            _producer(self._options).send(rows)
+            row_count += len(rows)
+        return Staged(keys.sink_id, row_count, [])
+
+    def _stage(self, batches: Iterator[pa.RecordBatch], keys: RowKeys) -> Staged:
+        batch = Batch(keys.sink_id, keys.batch_id)
+        sink = exactly_once(self._options)
+        now = sink.progress(batch)
+        staged: list[Half] = []
+        try:
+            for rows in self._rows(batches, keys):
+                if now.is_decided:
+                    rows = [row for row in rows if (row.msg_id or "").removeprefix(batch.prefix) in now.gone]
+                sink.producer.stage(rows, batch, staged)
+        except BaseException:
+            sink.roll_back(staged, batch)
+            raise
+        return Staged(keys.sink_id, len(staged), pack_halves(staged))
+
+    def _rows(self, batches: Iterator[pa.RecordBatch], keys: RowKeys) -> Iterator[list[PlacedMessage]]:
+        """The messages of a task, some at a time, no faster than the options want it."""
+        limit = self._options.rows_per_s
+        number = 0
+        for batch in batches:
+            for low in range(0, batch.num_rows, limit or max(1, batch.num_rows)):
+                rows = list(messages(batch.slice(low, limit or None), number, self._options.topic, keys))
+                number += len(rows)
+                with pace(len(rows), limit):
+                    yield rows
+
+    def _commit(self, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        done = [message for message in messages if isinstance(message, Staged)]
+        if done and self._options.guarantee is DeliveryGuarantee.TRANSACTIONAL:
+            packed = (piece for message in done for piece in message.halves)
+            exactly_once(self._options).commit(Batch(done[0].sink_id, batch_id), packed)
+
+    def _abort(self, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        done = [message for message in messages if isinstance(message, Staged)]
+        if done and self._options.guarantee is DeliveryGuarantee.TRANSACTIONAL:
+            packed = (piece for message in done for piece in message.halves)
+            exactly_once(self._options).abort(Batch(done[0].sink_id, batch_id), packed)
+
+
+class BatchWriter(_Writing, DataSourceArrowWriter):
+    """One write of a DataFrame; ``sinkId`` or an id of its own, and ``batchId``, name it in its rows' keys."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        super().__init__(options)
+        self._sink_id = options.sink_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Send or stage the rows of a task."""
+        return self._write(iterator, RowKeys(self._sink_id, self._options.batch_id, _context().partitionId()))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Every task is done."""
+        self._commit(self._options.batch_id, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """A task failed, or the commit."""
+        self._abort(self._options.batch_id, messages)
+
+
+class StreamWriter(_Writing, DataSourceStreamArrowWriter):
+    """The micro-batches of a stream; ``sinkId`` or the query's id names it in its rows' keys."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Send or stage the rows of a task."""
+        context = _context()
+        sink_id = self._options.sink_id or str(context.getLocalProperty("sql.streaming.queryId"))
+        batch_id = int(str(context.getLocalProperty("streaming.sql.batchId")))
+        return self._write(iterator, RowKeys(sink_id, batch_id, context.partitionId()))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Every task of a micro-batch is done; called again for one whose end Spark did not note."""
+        self._commit(batchId, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """A task failed, or the commit."""
+        self._abort(batchId, messages)
+
+
+def sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> SinkOptions:
+    """The options of a write. Raises SettingsError: one is unknown or cannot be used, or the columns do not fit."""
+    known = {key: text for key, text in given.items() if key.lower() not in _SPARKS_OWN}
+    options = parse_options(SinkOptions, known, _SOURCE)
+    if overwrite:
+        raise SettingsError(f"{_SOURCE}: a topic cannot be overwritten: use mode append")
+    if "/" in options.sink_id or not options.sink_id.isprintable() or " " in options.sink_id:
+        raise SettingsError(f"{_SOURCE}: sinkId {options.sink_id!r} must have neither slashes nor blanks")
+    may_delay = options.guarantee is DeliveryGuarantee.AT_LEAST_ONCE
+    check_columns(schema, options.topic, may_delay=may_delay, source=_SOURCE)
+    return options
+
+
+_producers: dict[SinkOptions, SinkProducer] = {}
+_sinks: dict[SinkOptions, ExactlyOnce] = {}
+
+
+def exactly_once(options: SinkOptions) -> ExactlyOnce:
+    """The transactional sink of this process with some options, made when it is first asked for."""
+    known = _sinks.get(options)
+    if known is None or known.producer.is_left_behind:
+        known = _sinks[options] = ExactlyOnce(options)
+    return known
+
+
+def _producer(options: SinkOptions) -> SinkProducer:
+    known = _producers.get(options)
+    if known is None or known.is_left_behind:
+        known = _producers[options] = SinkProducer(options, _unknown)
+        known.start()
+    return known
+
+
+def _unknown(message: ReceivedMessage) -> TransactionState:
+    """A sink without transactions has no half messages; those of its group are other processes'."""
+    return TransactionState.UNKNOWN
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "write runs in tasks"
+    return context

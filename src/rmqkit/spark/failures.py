@@ -1,0 +1,79 @@
+"""Our errors on their way from Spark's Python processes to the caller.
+
+What a task or the planner raises reaches the driver as text: a page of two stack traces in an exception of PySpark.
+`one_line` finds our error in it and raises that again, the same class with the same line::
+
+    with one_line():
+        frame.collect()     # StoreError: /data/store/commitlog does not exist: give the store directory, ...
+
+Any other failure passes as it is. Fields of the error (an address, a code) stay behind: only the text travels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rmqkit.errors import RmqError, SettingsError
+
+__all__ = ["CHECKPOINT_REMEDY", "error_within", "one_line"]
+
+CHECKPOINT_REMEDY = "put a whole copy of it back, or begin anew with another checkpointLocation and startingOffsets"
+
+# The last line of a traceback, unless it goes on with an error that was raised while this one was handled.
+_RAISED = re.compile(
+    r"^(rmqkit(?:\.\w+)+)\.(\w+): (.*)$(?!\n\n(?:During handling of|The above exception was))", re.MULTILINE
+)
+_MISSING = re.compile(r"^ModuleNotFoundError: No module named '(rmqkit|msgspec|numpy|pyarrow)\b", re.MULTILINE)
+# A stream's process reads the offsets of a checkpoint before it calls our reader.
+_NO_JSON = re.compile(
+    r'python_streaming_source_runner\.py", line \d+, in \w+(?:\n {4}.*)*\n {2}File "[^"]*/json/__init__\.py"'
+    r"(?s:.)*?^json\.decoder\.JSONDecodeError: (.*)$",
+    re.MULTILINE,
+)
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Raise our own error in place of PySpark's around it.
+    Raises RmqError: whatever subclass a worker, the planner or a stream ended with.
+    Raises SettingsError: the executors lack a package."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        ours = error_within(error)
+        if ours is None:
+            raise
+        raise ours from None
+
+
+def error_within(error: BaseException) -> RmqError | None:
+    """Our error of which an exception of PySpark tells (such as ``query.exception()``); None when it tells of none."""
+    told = str(error)
+    if missing := _MISSING.search(told):
+        return SettingsError(
+            f"Spark's executors have no Python package {missing[1]}: install 'rmqkit[spark]' into the Python that they"
+            " run (PYSPARK_PYTHON), or give them an environment that has it (spark.archives)"
+        )
+    if garbled := _NO_JSON.search(told):
+        return SettingsError(
+            f"rocketmq: the checkpoint has unusable offsets, no JSON: {garbled[1]}; {CHECKPOINT_REMEDY}"
+        )
+    raised = _RAISED.findall(told)
+    if not raised:
+        return None
+    module, name, text = raised[-1]
+    try:
+        kind = getattr(importlib.import_module(module), name, None)
+    except ImportError:  # the executors have another version of the package
+        return None
+    if not (isinstance(kind, type) and issubclass(kind, RmqError)):
+        return None
+    ours = kind.__new__(kind)
+    ours.args = (text,)
+    return ours

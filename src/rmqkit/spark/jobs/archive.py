@@ -1,0 +1,348 @@
+"""Sealed files of a commit log → a table of Parquet files, which outlives the broker's retention.
+
+::
+
+    archive(spark, "/data/store", "/data/archive")
+    spark.read.parquet("/data/archive").where("topic = 'orders' and day = '2026-11-21'")
+
+=========  =========================================================================================================
+step       what
+=========  =========================================================================================================
+plan       the files of the log but the newest, from where the last run ended; the log is compared with what that
+           run saw of it, so that no two logs get mixed
+write      in the Python workers (`archive_split`): records → Parquet files by topic and day of ``storeTimestamp``;
+           the JVM sees one line per file
+verify     every file is opened again: its size, rows and offsets are those that were written, and all rows of a
+           segment are those of its records; with ``verify="full"`` every byte and body, and every CRC in the log
+publish    files become visible, then the lake's transaction, then the manifest (`archive_target`)
+delete     on request: log files that are archived completely, and whose Parquet files are whole, byte for byte
+=========  =========================================================================================================
+
+Spark guesses the types of folders: where all topics look like numbers, give it a schema (or turn
+``spark.sql.sources.partitionColumnTypeInference.enabled`` off), or topic 007 is 7. The files have it right.
+
+Deletion is a broker's business as long as it runs: a live store's log files are only named, not deleted; so are those
+of a store that was not stopped in order, as its queues may have to be made anew from the log. Source: spark.md §5, §8.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from rmqkit.errors import SettingsError, StoreError, StoreLocked, StoreMismatch
+from rmqkit.spark.failures import one_line
+from rmqkit.spark.fs import RemotePath, Segment, find_segments, local_path, map_range
+from rmqkit.spark.jobs.archive_files import PARTITION_COLUMNS, ArchivedFile, difference
+from rmqkit.spark.jobs.archive_split import ArchivePlan, SplitFiles, archive_split
+from rmqkit.spark.jobs.archive_target import ArchivedSegment, ArchiveSettings, Run, Target
+from rmqkit.spark.jobs.counts import SegmentCounts, add_up
+from rmqkit.spark.jobs.lake import committer
+from rmqkit.spark.options import StoreOptions, VerifyCrc, words
+from rmqkit.spark.schema import arrow_schema
+from rmqkit.spark.splits import Split, plan_splits
+from rmqkit.spark.store_source import read_plan, store_options
+from rmqkit.store.json_files import sync_directory
+from rmqkit.store.store_lock import StoreLock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Archived", "archive"]
+
+_OPTIONS = (
+    "topic", "includeBody", "includeProperties", "decompress", "unwrap", "brokerName", "storePathCommitLog",
+    "splitBytes", "batchRows", "verifyCrc", "corruptRecordMode",
+)  # fmt: skip
+_SHAPING = _OPTIONS[:6]
+"""Options that decide what the rows are: the same in all runs, and at their defaults nothing of the log is lost."""
+
+_EDGE_BYTES = 4096
+_HOUR_S = 3600
+
+
+class Archived(Struct):
+    """What a run did.
+
+    Attributes:
+        target: the archive.
+        run: the number of its manifest; 0 when there was nothing new.
+        records, rows, files, bytes: what it added; rows are messages, bytes those of the files.
+        lost: places and records that gave no row, as damage was to be skipped.
+        missing_bytes: of the log, gone before they were archived.
+        deletable: log files that may be deleted, when that was asked.
+        deleted: whether they were, else why not.
+        segments: what was read of each log file.
+    """
+
+    target: str
+    run: int = 0
+    records: int = 0
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    lost: int = 0
+    missing_bytes: int = 0
+    deletable: list[str] = field(default_factory=list)
+    deleted: str = ""
+    segments: list[SegmentCounts] = field(default_factory=list)
+
+
+def archive(
+    spark: SparkSession,
+    path: str,
+    target: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    table_format: str = "parquet",
+    partition_by: Sequence[str] = PARTITION_COLUMNS,
+    includes_newest: bool = False,
+    verify: str = "footers",
+    delete_after_hours: float | None = None,
+    catalog: Mapping[str, str] | None = None,
+) -> Archived:
+    """Add what is new in a store to its archive; the first run makes it.
+
+    Args:
+        target: a folder, or an address of ``pyarrow.fs``: an archive of this store, or empty.
+        options: of ``rocketmq-store``: topic, verifyCrc, corruptRecordMode, splitBytes, ...
+        table_format: parquet, delta or iceberg.
+        partition_by: topic, day, both or none.
+        includes_newest: also archive the newest file, up to its last record; the next run goes on there.
+        verify: footers, or full.
+        delete_after_hours: delete log files that are in the archive, and were not written to for so long.
+        catalog: properties of the Iceberg catalog.
+
+    Raises:
+        SettingsError: something asked for cannot be done, or differs from what the archive was made with.
+        StoreError: the log is damaged (see corruptRecordMode), a file differs from what was written, or another run is
+            at work; nothing was published.
+        StoreMismatch: the archive is of another store.
+    """
+    parsed, settings = _settings(path, options or {}, table_format, partition_by, verify)
+    if delete_after_hours is not None:
+        _check_is_whole(settings)
+    is_full = verify == "full"
+    if is_full and parsed.verify_crc is VerifyCrc.NONE:
+        parsed = replace(parsed, verify_crc=VerifyCrc.FAIL)
+    read = read_plan(parsed, ())
+    place = Target.of(target)
+    commit = committer(table_format, place, arrow_schema(read.columns), catalog or {})
+    segments = find_segments(parsed.path, words(parsed.log_paths))
+    with place.held():
+        _check_same([*place.runs(), *place.pending()], settings, segments, place)
+        place.recover(commit)
+        runs = place.runs()
+        if is_full:
+            _verify_files(spark, place, [file for run in runs for file in run.files], reads_all=True)
+        done = Archived(str(place.root))
+        splits, newest = _new_splits(segments, runs, parsed.split_bytes, done)
+        kept = [split for split in splits if includes_newest or split.path != newest]
+        if kept:
+            number = max((run.number for run in runs), default=0) + 1
+            plan = ArchivePlan(place, place.staging(number), tuple(partition_by), read, is_full)
+            run = _written(spark, kept, plan, Run(number, settings, [], []), done, {one.path: one for one in segments})
+            place.publish(run, commit)
+            runs.append(run)
+        if delete_after_hours is not None:
+            _delete(spark, parsed.path, segments, newest, runs, place, delete_after_hours, done)
+    return done
+
+
+# ---------------------------------------------------------------- what is asked, and of what
+
+
+def _settings(
+    path: str, options: Mapping[str, str], table_format: str, partition_by: Sequence[str], verify: str
+) -> tuple[StoreOptions, ArchiveSettings]:
+    known = {name.lower(): name for name in _OPTIONS}
+    for name in options:
+        if name.lower() not in known:
+            raise SettingsError(f"archive: option {name!r} cannot be used here: choose from {', '.join(_OPTIONS)}")
+    parsed = store_options({**options, "path": path})
+    for value, allowed in ((parsed.verify_crc, "none fail drop"), (parsed.corrupt_records, "fail skip")):
+        if value.value not in allowed.split():
+            raise SettingsError(f"archive: {value.value!r} makes rows that are no messages: choose from {allowed}")
+    for name in partition_by:
+        if name not in PARTITION_COLUMNS:
+            raise SettingsError(f"archive: cannot partition by {name!r}: choose from {', '.join(PARTITION_COLUMNS)}")
+    if verify not in ("footers", "full"):
+        raise SettingsError(f"archive: verify={verify!r} is not known: choose from footers, full")
+    shaping = {known[name.lower()]: text for name, text in options.items() if known[name.lower()] in _SHAPING}
+    return parsed, ArchiveSettings(table_format, tuple(partition_by), dict(sorted(shaping.items())))
+
+
+def _check_is_whole(settings: ArchiveSettings) -> None:
+    for name in ("topic", "includeBody", "includeProperties"):
+        if name in settings.options:
+            raise SettingsError(
+                f"archive: with {name}={settings.options[name]} not all of the log is kept: delete nothing"
+            )
+
+
+def _check_same(runs: Sequence[Run], settings: ArchiveSettings, segments: Sequence[Segment], target: Target) -> None:
+    """Raises SettingsError, StoreMismatch: earlier runs had other settings, or another log."""
+    if runs and runs[-1].settings != settings:
+        before = runs[-1].settings
+        names = [name for name in settings.__struct_fields__ if getattr(before, name) != getattr(settings, name)]
+        told = ", ".join(f"{name}={getattr(before, name)}, not {getattr(settings, name)}" for name in names)
+        raise SettingsError(f"archive {target.root} was made with {told}: use the same, or another target")
+    by_offset = {segment.base_offset: segment for segment in segments}
+    for known in (known for run in runs for known in run.segments):
+        segment = by_offset.get(known.base_offset)
+        if segment and (segment.size != known.size or _edges_crc(segment, known.low, known.high) != known.edges_crc):
+            raise StoreMismatch(
+                f"{segment.path} is not the file of that name in the archive {target.root}: give each store its own"
+            )
+
+
+def _edges_crc(segment: Segment, low: int, high: int) -> int:
+    """CRC-32 of the first and last bytes between two physical offsets."""
+    low, high = low - segment.base_offset, high - segment.base_offset
+    crc = 0
+    for first, end in ((low, min(low + _EDGE_BYTES, high)), (max(low, high - _EDGE_BYTES), high)):
+        with memoryview(map_range(segment.path, first, end)) as view:
+            crc = zlib.crc32(view[first:end], crc)
+    return crc
+
+
+def _new_splits(
+    segments: Sequence[Segment], runs: Sequence[Run], split_bytes: int, done: Archived
+) -> tuple[list[Split], str]:
+    """The splits of the log that no run has, and the path of the newest file with records, even if a run has it."""
+    low = max((known.high for run in runs for known in run.segments), default=0)
+    todo = [segment for segment in segments if segment.base_offset + segment.size >= low]
+    if runs and todo:
+        done.missing_bytes = max(0, todo[0].base_offset - low)
+    splits = plan_splits(todo, split_bytes)
+    fresh = [
+        replace(split, low=max(split.low, low - split.base_offset))
+        for split in splits
+        if split.base_offset + split.high > low
+    ]
+    return fresh, splits[-1].path if splits else ""
+
+
+# ---------------------------------------------------------------- writing and verifying
+
+
+def _written(
+    spark: SparkSession, splits: Sequence[Split], plan: ArchivePlan, run: Run, done: Archived, files: dict[str, Segment]
+) -> Run:
+    """The manifest of a run whose files are written and verified.
+    Raises StoreError: as `archive`; what was written is removed."""
+    try:
+        with one_line():
+            todo = spark.sparkContext.parallelize(splits, len(splits))
+            made: list[SplitFiles] = todo.map(partial(archive_split, plan)).collect()
+        run.files = [file for one in made for file in one.files]
+        _verify_files(spark, plan.target, run.files, folder=plan.folder, reads_all=plan.has_bodies_crc)
+        for path in dict.fromkeys(split.path for split in splits):
+            run.segments.append(_segment(files[path], splits, made, run.files))
+    except Exception:
+        plan.target.discard()
+        raise
+    done.run, done.files, done.bytes = run.number, len(run.files), sum(file.bytes for file in run.files)
+    done.records, done.rows, done.lost = (
+        sum(getattr(one, name) for one in made) for name in ("records", "rows", "lost")
+    )
+    done.segments = add_up(one.counts for one in made)
+    return run
+
+
+def _segment(
+    segment: Segment, splits: Sequence[Split], made: Sequence[SplitFiles], files: Sequence[ArchivedFile]
+) -> ArchivedSegment:
+    """What is archived of one file. Raises StoreError: files and records do not agree."""
+    ours = [(split, one) for split, one in zip(splits, made, strict=True) if split.path == segment.path]
+    low, high = (segment.base_offset + at for at in (ours[0][0].low, ours[-1][0].high))
+    records, rows, lost = (sum(getattr(one, name) for _, one in ours) for name in ("records", "rows", "lost"))
+    kept = sum(file.rows for file in files if file.segment == segment.base_offset)
+    if kept != rows:
+        raise StoreError(f"{segment.path} has {rows} messages, its files in the archive {kept}: archive it again")
+    return ArchivedSegment(
+        segment.base_offset, segment.size, low, high, records, rows, lost, _edges_crc(segment, low, high)
+    )
+
+
+def _verify_files(
+    spark: SparkSession, target: Target, files: Sequence[ArchivedFile], *, folder: str = "", reads_all: bool
+) -> None:
+    """Open files again, in the workers. Raises StoreError: one is not as it was written."""
+    if not files:
+        return
+    tasks = min(len(files), 4 * spark.sparkContext.defaultParallelism)
+    todo = spark.sparkContext.parallelize(files, tasks)
+    with one_line():
+        wrong = todo.mapPartitions(partial(_differences, target, folder, reads_all)).collect()
+    if wrong:
+        more = f" (and {len(wrong) - 1} more files)" if len(wrong) > 1 else ""
+        raise StoreError(f"{wrong[0]}{more}: restore it, or archive the log again into another target")
+
+
+def _differences(target: Target, folder: str, reads_all: bool, files: Iterator[ArchivedFile]) -> Iterator[str]:
+    filesystem = target.filesystem()
+    for file in files:
+        path = f"{folder}/{file.path}" if folder else file.path
+        if reason := difference(filesystem, path, file, reads_all=reads_all):
+            yield f"{target.root}/{path} {reason}"
+
+
+# ---------------------------------------------------------------- deleting
+
+
+def _delete(
+    spark: SparkSession,
+    path: str,
+    segments: Sequence[Segment],
+    newest: str,
+    runs: Sequence[Run],
+    target: Target,
+    hours: float,
+    done: Archived,
+) -> None:
+    """Delete log files, the oldest first, up to the first that must stay. Raises StoreError: the archive is damaged."""
+    covered: Counter[int] = Counter()
+    for known in (known for run in runs for known in run.segments):
+        covered[known.base_offset] += known.high - known.low if not known.lost else 0
+    expired = []
+    for segment in segments:
+        if (
+            segment.path == newest
+            or covered[segment.base_offset] != segment.size
+            or isinstance(segment.path, RemotePath)
+            or Path(segment.path).stat().st_mtime > time.time() - hours * _HOUR_S
+        ):
+            break
+        expired.append(segment)
+    done.deletable = [segment.path for segment in expired]
+    if not expired:
+        return
+    bases = {segment.base_offset for segment in expired}
+    files = [file for run in runs for file in run.files if file.segment in bases]
+    _verify_files(spark, target, files, reads_all=True)
+    root = local_path(path)
+    lock = StoreLock(root)
+    try:
+        lock.acquire()
+    except StoreLocked:
+        done.deleted = "no: a broker has the store, and deletes by its own rules (fileReservedTime)"
+        return
+    try:
+        if (root / "abort").exists():
+            done.deleted = "no: the broker was not stopped in order: start it once, it repairs its queues from the log"
+            return
+        for segment in expired:
+            Path(segment.path).unlink(missing_ok=True)
+            sync_directory(Path(segment.path).parent)
+        done.deleted = "yes"
+    finally:
+        lock.release()

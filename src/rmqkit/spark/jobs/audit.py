@@ -1,0 +1,399 @@
+"""What happened in a store: traffic, sizes, latency, hot keys, lag, retries, and what waits. For a report see
+`rmqkit.spark.jobs.audit_report`.
+
+Each task reduces its split to a few small Arrow tables (`REDUCED`); tasks and driver add those up. No body is read,
+and no row per message leaves a task. Of what cannot be added up exactly:
+
+==================  ==================================================================================================
+percentiles         values are counted in ranges of at most 1/64 of the value, exact below 128: a percentile is the
+                    largest value of its range, at most 1/64 too high
+hot keys            a task keeps ``KEYS_MAX`` of its keys; ``keys_undercount_max`` says how much the rest may add to one
+==================  ==================================================================================================
+
+Latency is from the producer's clock (born) to the broker's (store): below 0 the clocks differ. Messages that had to
+wait by design (delayed, transactional, consumed again) are left out of it. Time of lag counts to the newest message
+of the store, not to now, so that an audit of an old copy says what it said then. The groups and the message timer of
+the broker itself are left out. Source: spark.md §5.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from rmqkit.errors import StoreError
+from rmqkit.protocol.names import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    SYSTEM_GROUP_PREFIX,
+    SYSTEM_GROUPS,
+    group_of_retry_topic,
+    is_system_topic,
+)
+from rmqkit.spark.derived import find_queue_files, queue_entries
+from rmqkit.spark.failures import one_line
+from rmqkit.spark.fs import Segment, find_segments, map_records, resolve
+from rmqkit.spark.jobs.audit_tables import READ, REDUCED, Reduced, add, reduce_split
+from rmqkit.spark.jobs.counts import SegmentCounts
+from rmqkit.spark.options import Entity, StoreOptions, words
+from rmqkit.spark.reader import ReadPlan
+from rmqkit.spark.splits import Split, plan_splits
+from rmqkit.spark.store_source import read_plan, store_options
+from rmqkit.spark.tables import TABLES
+from rmqkit.store import scan
+from rmqkit.store.scan import Records
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Audit", "HotKey", "Lag", "Range", "Retried", "Topic", "Traffic", "Waiting", "audit"]
+
+
+class Traffic(Struct):
+    """Messages of a queue within a period, by store time; ``bytes`` are those of their records."""
+
+    topic: str
+    queue_id: int
+    begin: datetime
+    messages: int
+    bytes: int
+
+
+class Topic(Struct):
+    """A topic in numbers. ``busiest_queue_share`` is 1/``queues`` when the queues are used evenly; latencies are null
+    when no message of the topic tells one, and ``skewed`` counts messages born after they were stored."""
+
+    topic: str
+    messages: int
+    bytes: int
+    queues: int
+    busiest_queue_share: float
+    latency_ms_p50: int | None
+    latency_ms_p95: int | None
+    latency_ms_p99: int | None
+    latency_ms_max: int | None
+    skewed: int
+    record_bytes_p50: int
+    record_bytes_max: int
+    first_store_timestamp: datetime
+    last_store_timestamp: datetime
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether the broker made it: system topics, retries and dead letters."""
+        return is_system_topic(self.topic) or self.topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+class Range(Struct):
+    """How many values of a topic are at least ``low`` and at most ``high``; each range begins at a power of two."""
+
+    topic: str
+    low: int
+    high: int
+    messages: int
+
+
+class HotKey(Struct):
+    """A key that several messages of a topic have."""
+
+    topic: str
+    key: str
+    messages: int
+    share: float
+
+
+class Lag(Struct):
+    """How far a group is behind in a queue. ``lag_ms`` is how long the first message not consumed had been there."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    max_offset: int
+    lag: int
+    lag_ms: int | None
+
+
+class Retried(Struct):
+    """Messages of a topic that a group sent back, or gave up (``is_dead``); ``times`` are those of being sent back."""
+
+    group: str
+    is_dead: bool
+    origin: str | None
+    times: int
+    messages: int
+    oldest: datetime
+    newest: datetime
+
+
+class Waiting(Struct):
+    """Messages that nobody can consume yet: of a delay level, with the first and the last time when they are due; or
+    of a producer group, half messages neither committed nor rolled back, with the times when they were stored."""
+
+    name: str
+    messages: int
+    first: datetime
+    last: datetime
+
+
+class Audit(Struct):
+    """What was found; ``notes`` say what could not be looked at. Tables are in the order of names, hot keys and lags
+    largest first."""
+
+    store: str
+    period_seconds: int
+    messages: int
+    bytes: int
+    first_store_timestamp: datetime | None
+    last_store_timestamp: datetime | None
+    keys_undercount_max: int
+    notes: list[str]
+    topics: list[Topic]
+    traffic: list[Traffic]
+    record_bytes: list[Range]
+    latency_ms: list[Range]
+    hot_keys: list[HotKey]
+    lags: list[Lag]
+    retries: list[Retried]
+    delayed: list[Waiting]
+    half_messages: list[Waiting]
+    segments: list[SegmentCounts]
+
+
+def audit(
+    spark: SparkSession,
+    path: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    period_seconds: int = 3600,
+    hot_keys: int = 20,
+) -> Audit:
+    """Read a store once and say what happened in it; damaged records are left out and counted in ``segments``, unless
+    ``corruptRecordMode`` says otherwise. Further options are those of ``rocketmq-store``.
+    Raises SettingsError: an option cannot be used.
+    Raises StoreError: there is no readable store."""
+    parsed = store_options({"corruptRecordMode": "skip", **(options or {}), "path": path})
+    plan = read_plan(parsed, READ)
+    segments = find_segments(parsed.path, words(parsed.log_paths))
+    splits = plan_splits(segments, parsed.split_bytes)
+    context = spark.sparkContext
+    reduced = Reduced({}, 0, [])
+    if splits:
+        with one_line():
+            tasks = context.parallelize(splits, len(splits))
+            reduced = tasks.map(lambda split: reduce_split(split, plan, period_seconds)).treeReduce(add)
+    found = _found(str(resolve(path)), period_seconds, reduced, hot_keys)
+
+    def noted(what: str, look: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+        try:
+            with one_line():
+                return look(context, parsed, segments, *arguments)
+        except StoreError as error:
+            found.notes.append(f"{what} not known: {error}")
+            return []
+
+    found.lags = noted("consumer lag", _lags, found.last_store_timestamp)
+    delay, half = ("delayLevel", "deliverTimestamp"), ("producerGroup", "storeTimestamp")
+    found.delayed = noted("delayed messages", _waiting, splits, Entity.DELAY, delay)
+    found.half_messages = noted("pending transactions", _waiting, splits, Entity.TRANSACTIONS, half)
+    return found
+
+
+# ---------------------------------------------------------------- what was counted
+
+
+def _found(store: str, period_seconds: int, reduced: Reduced, hot_keys: int) -> Audit:
+    rows = {name: reduced.tables[name].to_pylist() if name in reduced.tables else [] for name in REDUCED}
+    topics = _topics(rows)
+    traffic = [
+        Traffic(
+            row["topic"],
+            row["queueId"],
+            _time(row["period"] * period_seconds * 1_000_000),
+            row["messages"],
+            row["bytes"],
+        )
+        for row in rows["traffic"]
+    ]
+    retries = [
+        Retried(
+            group=_group(row["topic"]),
+            is_dead=row["topic"].startswith(DLQ_PREFIX),
+            origin=row["origin"],
+            times=row["times"],
+            messages=row["messages"],
+            oldest=_time(row["first"]),
+            newest=_time(row["last"]),
+        )
+        for row in rows["retries"]
+    ]
+    of_topic = {one.topic: one.messages for one in topics if not one.is_internal}
+    keys = [row for row in rows["keys"] if row["topic"] in of_topic and row["messages"] > 1]
+    hot = sorted(keys, key=lambda row: (-row["messages"], row["topic"], row["key"]))
+    return Audit(
+        store=store,
+        period_seconds=period_seconds,
+        messages=sum(one.messages for one in topics),
+        bytes=sum(one.bytes for one in topics),
+        first_store_timestamp=min((one.first_store_timestamp for one in topics), default=None),
+        last_store_timestamp=max((one.last_store_timestamp for one in topics), default=None),
+        keys_undercount_max=reduced.keys_undercount,
+        notes=[],
+        topics=topics,
+        traffic=sorted(traffic, key=lambda one: (one.topic, one.queue_id, one.begin)),
+        record_bytes=_powers(rows["sizes"]),
+        latency_ms=_powers(rows["latencies"]),
+        hot_keys=[
+            HotKey(row["topic"], row["key"], row["messages"], row["messages"] / of_topic[row["topic"]])
+            for row in hot[:hot_keys]
+        ],
+        lags=[],
+        retries=sorted(retries, key=lambda one: (one.is_dead, one.group, one.origin or "", one.times)),
+        delayed=[],
+        half_messages=[],
+        segments=reduced.segments,
+    )
+
+
+def _topics(rows: dict[str, list[dict[str, Any]]]) -> list[Topic]:
+    by_topic: dict[str, defaultdict[str, list[dict[str, Any]]]] = {
+        name: defaultdict(list) for name in ("traffic", "sizes", "latencies")
+    }
+    for name, grouped in by_topic.items():
+        for row in rows[name]:
+            grouped[row["topic"]].append(row)
+    return [
+        _topic(topic, by_topic["traffic"][topic], by_topic["sizes"][topic], by_topic["latencies"][topic])
+        for topic in sorted(by_topic["traffic"])
+    ]
+
+
+def _topic(
+    topic: str, traffic: list[dict[str, Any]], sizes: list[dict[str, Any]], latencies: list[dict[str, Any]]
+) -> Topic:
+    queues: defaultdict[int, int] = defaultdict(int)
+    for row in traffic:
+        queues[row["queueId"]] += row["messages"]
+    messages = sum(queues.values())
+    return Topic(
+        topic=topic,
+        messages=messages,
+        bytes=sum(row["bytes"] for row in traffic),
+        queues=len(queues),
+        busiest_queue_share=max(queues.values()) / messages,
+        first_store_timestamp=_time(min(row["first"] for row in traffic)),
+        last_store_timestamp=_time(max(row["last"] for row in traffic)),
+        record_bytes_p50=_percentile(sizes, 50) or 0,
+        record_bytes_max=_percentile(sizes, 100) or 0,
+        latency_ms_p50=_percentile(latencies, 50),
+        latency_ms_p95=_percentile(latencies, 95),
+        latency_ms_p99=_percentile(latencies, 99),
+        latency_ms_max=_percentile(latencies, 100),
+        skewed=sum(row["messages"] for row in latencies if row["range"] < 0),
+    )
+
+
+def _percentile(ranges: list[dict[str, Any]], percent: int) -> int | None:
+    """The largest value of the range in which a percentile is; None when there are no values."""
+    left = -(-sum(row["messages"] for row in ranges) * percent // 100)
+    for row in sorted(ranges, key=lambda row: row["range"]):
+        left -= row["messages"]
+        if left <= 0:
+            return int(row["high"])
+    return None
+
+
+def _powers(rows: list[dict[str, Any]]) -> list[Range]:
+    """Ranges that begin at powers of two, from the finer ones; -1 stands for everything below 0."""
+    sums: defaultdict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        cell = sums[row["topic"], -1 if row["range"] < 0 else row["low"].bit_length()]
+        cell[0] += row["messages"]
+        cell[1] = min(cell[1], row["low"])
+    return [
+        Range(topic, lowest, -1, count) if bits < 0 else Range(topic, (1 << bits) >> 1, (1 << bits) - 1, count)
+        for (topic, bits), (count, lowest) in sorted(sums.items())
+    ]
+
+
+def _group(topic: str) -> str:
+    return topic.removeprefix(DLQ_PREFIX) if topic.startswith(DLQ_PREFIX) else group_of_retry_topic(topic)
+
+
+def _time(microseconds: int) -> datetime:
+    """A time that a calendar has, the nearest one at the ends."""
+    try:
+        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return (datetime.max if microseconds > 0 else datetime.min).replace(tzinfo=UTC)
+
+
+# ---------------------------------------------------------------- lag and what waits
+
+
+def _lags(context: Any, options: StoreOptions, segments: Sequence[Segment], newest: datetime | None) -> list[Lag]:
+    rows = context.parallelize([options], 1).flatMap(lambda one: _lag_rows(one, segments, newest)).collect()
+    return sorted(rows, key=lambda one: (-one.lag, one.group, one.topic, one.queue_id))
+
+
+def _lag_rows(options: StoreOptions, segments: Sequence[Segment], newest: datetime | None) -> Iterator[Lag]:
+    (columns,) = TABLES[Entity.OFFSETS].rows(options, read_plan(options, ()))
+    for group, topic, queue_id, offset, end, lag in zip(*columns.values(), strict=True):
+        if not group.startswith(SYSTEM_GROUP_PREFIX) and group not in SYSTEM_GROUPS:
+            stored_ms = _stored_ms(options.path, segments, topic, queue_id, offset) if lag else None
+            lag_ms = (
+                None if stored_ms is None or newest is None else max(round(newest.timestamp() * 1000) - stored_ms, 0)
+            )
+            yield Lag(group, topic, queue_id, offset, end, lag, lag_ms if lag else 0)
+
+
+def _stored_ms(root: str, segments: Sequence[Segment], topic: str, queue_id: int, offset: int) -> int | None:
+    """When the first message of a queue from some offset on was stored; None when the log does not tell."""
+    for file in find_queue_files(root, [topic]):
+        if file.queue_id != queue_id:
+            continue
+        numbers, entries = queue_entries(file)
+        at = int(np.searchsorted(numbers, offset))
+        if at == len(numbers):
+            continue
+        place = int(entries["offset"][at])
+        for segment in segments:
+            if segment.base_offset <= place < segment.base_offset + segment.size:
+                positions = [place - segment.base_offset]
+                for part in scan.pick(map_records(segment.path, positions), segment.base_offset, positions):
+                    if isinstance(part, Records):
+                        return int(part.field("store_timestamp")[0])
+    return None
+
+
+def _waiting(
+    context: Any,
+    options: StoreOptions,
+    segments: Sequence[Segment],
+    splits: Sequence[Split],
+    entity: Entity,
+    columns: tuple[str, str],
+) -> list[Waiting]:
+    """The waiting messages of an entity by the first column, with the least and the greatest of the second one."""
+    parts, plan = list(TABLES[entity].parts(options, segments, splits)), read_plan(options, ())
+    sums: dict[str, Waiting] = {}
+    for one in context.parallelize(parts).flatMap(lambda part: _waiting_rows(entity, part, plan, *columns)).collect():
+        known = sums.setdefault(one.name, Waiting(one.name, 0, one.first, one.last))
+        known.messages += one.messages
+        known.first, known.last = min(known.first, one.first), max(known.last, one.last)
+    return [sums[name] for name in sorted(sums, key=lambda name: (len(name), name))]
+
+
+def _waiting_rows(entity: Entity, part: Any, plan: ReadPlan, group: str, time: str) -> Iterator[Waiting]:
+    for rows in TABLES[entity].rows(part, plan):
+        times = rows[time] if isinstance(rows[time], pa.Array) else pa.array(rows[time])
+        table = pa.table({"name": pa.array(rows[group]), "time": times.cast(pa.int64())})
+        grouped = table.group_by("name").aggregate([([], "count_all"), ("time", "min"), ("time", "max")])
+        for name, count, first, last in zip(*grouped.to_pydict().values(), strict=True):
+            yield Waiting(str(name), count, _time(first), _time(last))

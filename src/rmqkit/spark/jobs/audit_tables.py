@@ -1,0 +1,142 @@
+"""The log of a store in a few small tables: what `rmqkit.spark.jobs.audit` counts, in the workers and added up.
+
+Source: spark.md §5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.names import DLQ_PREFIX, RETRY_PREFIX
+from rmqkit.protocol.record import TRANSACTION_MASK
+from rmqkit.spark.fs import map_range
+from rmqkit.spark.jobs.counts import SegmentCounts, add_up, counted
+from rmqkit.spark.jobs.summary import record_bytes
+from rmqkit.spark.kernels.columns import property_value
+from rmqkit.spark.reader import ReadPlan, read_parts
+from rmqkit.spark.schema import Column
+from rmqkit.spark.splits import Split
+from rmqkit.store import scan
+
+__all__ = ["READ", "REDUCED", "Reduced", "add", "reduce_split"]
+
+READ = (
+    *("topic", "queueId", "keys", "bornTimestamp", "storeTimestamp", "storeSize", "commitLogOffset", "sysFlag"),
+    "reconsumeTimes",
+)
+_MARKS = (("realTopic", names.REAL_TOPIC), ("retryTopic", names.RETRY_TOPIC), ("dlqTopic", "DLQ_ORIGIN_TOPIC"))
+_KEYS_MAX = 4096
+_FINE_BITS = 7
+"""Values below 2 to this are counted one by one, larger ones by their leading bits, as many as these."""
+
+REDUCED: dict[str, tuple[list[str], dict[str, str]]] = {
+    "traffic": (["topic", "queueId", "period"], {"messages": "sum", "bytes": "sum", "first": "min", "last": "max"}),
+    "sizes": (["topic", "range"], {"messages": "sum", "low": "min", "high": "max"}),
+    "latencies": (["topic", "range"], {"messages": "sum", "low": "min", "high": "max"}),
+    "keys": (["topic", "key"], {"messages": "sum"}),
+    "retries": (["topic", "origin", "times"], {"messages": "sum", "first": "min", "last": "max"}),
+}
+"""Table → what its rows are grouped by, and how its other columns are added up."""
+
+
+class Reduced(Struct):
+    """What is left of some splits: a table for each of `REDUCED`."""
+
+    tables: dict[str, pa.Table]
+    keys_undercount: int
+    segments: list[SegmentCounts]
+
+
+def reduce_split(split: Split, plan: ReadPlan, period_seconds: int) -> Reduced:
+    """One split."""
+    marks = [Column(name, "string", property_value(value)) for name, value in _MARKS]
+    plan = replace(plan, columns=(*plan.columns, *marks))
+    counts, buffer = SegmentCounts.of(split), map_range(split.path, split.low, split.high)
+    walk = scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.batch_rows)
+    parts = [_tables(batch, period_seconds) for batch in read_parts(split, counted(walk, counts, split), plan)]
+    return _added(parts, 0, [counts])
+
+
+def add(one: Reduced, other: Reduced) -> Reduced:
+    undercount = one.keys_undercount + other.keys_undercount
+    return _added([one.tables, other.tables], undercount, add_up([*one.segments, *other.segments]))
+
+
+def _added(parts: Sequence[dict[str, pa.Table]], undercount: int, segments: list[SegmentCounts]) -> Reduced:
+    """Tables as one, with the most frequent keys."""
+    tables: dict[str, pa.Table] = {}
+    for name, (keys, sums) in REDUCED.items():
+        whole = [part[name] for part in parts if name in part]
+        if whole:
+            grouped = pa.concat_tables(whole).group_by(keys).aggregate(list(sums.items()))
+            tables[name] = grouped.select([*keys, *(f"{column}_{how}" for column, how in sums.items())]).rename_columns(
+                [*keys, *sums]
+            )
+    if "keys" in tables and len(tables["keys"]) > _KEYS_MAX:
+        by_count = tables["keys"].sort_by([("messages", "descending")])
+        undercount += by_count["messages"][_KEYS_MAX].as_py()
+        tables["keys"] = by_count.slice(0, _KEYS_MAX).combine_chunks()
+    return Reduced(tables, undercount, segments)
+
+
+def _tables(batch: pa.RecordBatch, period_seconds: int) -> dict[str, pa.Table]:
+    """A batch of messages, not grouped yet."""
+    topic, count = batch["topic"], len(batch)
+    stored, born = (batch[name].cast(pa.int64()).fill_null(0) for name in ("storeTimestamp", "bornTimestamp"))
+    stored_us = stored.to_numpy()
+    ones = pa.array(np.ones(count, "i8"))
+    sizes, is_first = record_bytes(batch)
+    tables = {
+        "traffic": pa.table(
+            {
+                "topic": topic,
+                "queueId": batch["queueId"],
+                "period": pa.array(stored_us // (period_seconds * 1_000_000)),
+                "messages": ones,
+                "bytes": pa.array(sizes),
+                "first": stored,
+                "last": stored,
+            }
+        ),
+        "sizes": _ranges(topic.filter(pa.array(is_first)), sizes[is_first]),
+    }
+    is_direct = pc.and_(pc.is_null(batch["realTopic"]), pc.equal(batch["reconsumeTimes"], 0))
+    is_direct = pc.and_(is_direct, pa.array(batch["sysFlag"].to_numpy() & TRANSACTION_MASK == 0))
+    is_direct = pc.and_(is_direct, pc.and_(batch["bornTimestamp"].is_valid(), batch["storeTimestamp"].is_valid()))
+    latency_ms = (stored_us - born.to_numpy()) // 1000
+    tables["latencies"] = _ranges(topic.filter(is_direct), latency_ms[is_direct.to_numpy(zero_copy_only=False)])
+
+    lists = pc.split_pattern(batch["keys"].fill_null(""), " ")
+    keys = pa.table({"topic": topic.take(pc.list_parent_indices(lists)), "key": lists.flatten()})
+    keys = keys.filter(pc.not_equal(keys["key"], ""))
+    tables["keys"] = keys.append_column("messages", pa.array(np.ones(len(keys), "i8")))
+
+    is_back = pc.or_(pc.starts_with(topic, RETRY_PREFIX), pc.starts_with(topic, DLQ_PREFIX))
+    tables["retries"] = pa.table(
+        {
+            "topic": topic,
+            "origin": pc.coalesce(batch["dlqTopic"], batch["retryTopic"]),
+            "times": batch["reconsumeTimes"],
+            "messages": ones,
+            "first": stored,
+            "last": stored,
+        }
+    ).filter(is_back)
+    return tables
+
+
+def _ranges(topic: pa.Array, values: NDArray[np.int64]) -> pa.Table:
+    """Values by their leading bits; all that are below 0 are one range."""
+    bits = np.frexp(np.maximum(values, 0).astype("f8"))[1].astype("i8")
+    shift = np.maximum(bits - _FINE_BITS, 0)
+    number = np.where(values < 0, -1, (shift << 32) | (values >> shift))
+    low, ones = pa.array(values), pa.array(np.ones(len(values), "i8"))
+    return pa.table({"topic": topic, "range": pa.array(number), "messages": ones, "low": low, "high": low})

@@ -1,0 +1,360 @@
+"""What distinguishes two stores: master and slave, before and after.
+
+=====  ====================================  =========================================================================
+stage  one task per                          compares
+=====  ====================================  =========================================================================
+1      split of the left log                 its bytes with those at the same physical offsets of the right log
+2      split that was not found equal        nothing yet: its messages by topic, queue and block of `_BLOCK` offsets,
+                                             24 bytes each
+3      block                                 the messages of both sides by queue offset
+4      some queues                           the bounds of their consume queues
+=====  ====================================  =========================================================================
+
+Stage 1 is all there is to do when the right store is a copy, or a slave that is as far. Where the logs part, messages
+are the same when their records are, wherever they lie: a digest of all bytes but the physical offset is compared, or,
+with ``content_only``, of body, topic and properties. Of several records for one queue offset the last one counts. What
+differs is given as ranges of queue offsets, so that a lost day is one row; when a block has very many, its last one
+counts fewer messages than it spans. Source: store.md §3, §4, §9; spark.md §5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from rmqkit.errors import BodyError, StoreError
+from rmqkit.protocol import fastjson
+from rmqkit.spark.derived import QueueFile, find_queue_files, queue_entries
+from rmqkit.spark.failures import one_line
+from rmqkit.spark.fs import join, list_files, map_range, read_file, resolve
+from rmqkit.spark.jobs.counts import SegmentCounts, add_up, counted
+from rmqkit.spark.kernels.batch import topics_of
+from rmqkit.spark.splits import Split
+from rmqkit.spark.store_source import store_options, store_splits
+from rmqkit.store import scan
+from rmqkit.store.scan import Records
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ConfigDifference", "Diff", "QueueDifference", "compare_block", "diff", "equal_end", "pack"]
+
+_BLOCK = 1 << 16
+_CHUNK_BYTES = 4 << 20
+_RANGES_MAX = 256
+_ENTRY = np.dtype([("offset", "i8"), ("digest", "u8"), ("physical", "i8")])
+_SCHEMA = (
+    "difference string, topic string, queueId int, firstOffset bigint, lastOffset bigint, messages bigint,"
+    " leftCommitLogOffset bigint, rightCommitLogOffset bigint"
+)
+
+Block = tuple[str, int, int]
+"""Topic, queue id, queue offset divided by `_BLOCK`."""
+
+
+class QueueDifference(Struct):
+    """A consume queue whose bounds differ; null where a side has no such queue, or an empty one."""
+
+    topic: str
+    queue_id: int
+    left_min: int | None
+    left_max: int | None
+    right_min: int | None
+    right_max: int | None
+
+
+class ConfigDifference(Struct):
+    """A value of a configuration file that differs, as JSON; null where a side has none."""
+
+    file: str
+    name: str
+    left: str | None
+    right: str | None
+
+
+class Diff(Struct):
+    """What differs. The logs are equal, byte by byte, from ``equal_begin`` up to ``equal_end``, which is where the
+    shorter one ends if nothing is wrong. ``differences`` has a row per range of messages: ``only left``, ``only right``
+    or ``changed``, with where the first of them lies. ``segments`` are the files as far as they had to be walked."""
+
+    left: str
+    right: str
+    equal_begin: int
+    equal_end: int
+    left_end: int
+    right_end: int
+    only_left: int
+    only_right: int
+    changed: int
+    notes: list[str]
+    queues: list[QueueDifference]
+    config: list[ConfigDifference]
+    segments: list[SegmentCounts]
+    differences: DataFrame
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether messages, queues and configuration are the same on both sides."""
+        return not (self.only_left or self.only_right or self.changed or self.queues or self.config)
+
+
+def diff(
+    spark: SparkSession,
+    left: str,
+    right: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    content_only: bool = False,
+) -> Diff:
+    """Compare two stores. The options are ``splitBytes`` of ``rocketmq-store``; data versions of configuration are not
+    compared, they count changes.
+    Raises SettingsError: an option cannot be used.
+    Raises StoreError: one of them is no readable store."""
+    ours, theirs = (store_options({**(options or {}), "path": path}) for path in (left, right))
+    left_splits, right_splits = store_splits(ours), store_splits(theirs)
+    context = spark.sparkContext
+    with one_line():
+        tasks = context.parallelize(left_splits, max(1, len(left_splits)))
+        ends = tasks.map(lambda split: equal_end(split, _around(split, right_splits))).collect() if left_splits else []
+        equal = [_bounds(split) for split, end in zip(left_splits, ends, strict=True) if end == _bounds(split)[1]]
+        sides = (_without(left_splits, equal), _without(right_splits, equal))
+        found = _compared(context, *sides, content_only=content_only) if any(sides) else []
+        queues, notes = _queues(context, left, right)
+    begin = max((splits[0].base_offset for splits in (left_splits, right_splits) if splits), default=0)
+    log_ends = [_bounds(splits[-1])[1] if splits else 0 for splits in (left_splits, right_splits)]
+    highs = [_bounds(split)[1] for split in left_splits]
+    rows = sorted((row for row in found if not isinstance(row, SegmentCounts)), key=lambda row: (*row[1:4], row[0]))
+    counts = {kind: sum(row[5] for row in rows if row[0] == kind) for kind in ("only left", "only right", "changed")}
+    parted = [max(end, begin) for high, end in zip(highs, ends, strict=True) if end < high and high > begin]
+    return Diff(
+        left=str(resolve(left)),
+        right=str(resolve(right)),
+        equal_begin=begin,
+        equal_end=min([*parted, max(log_ends[0], begin)]),
+        left_end=log_ends[0],
+        right_end=log_ends[1],
+        only_left=counts["only left"],
+        only_right=counts["only right"],
+        changed=counts["changed"],
+        notes=notes,
+        queues=queues,
+        config=_config_differences(left, right),
+        segments=add_up(row for row in found if isinstance(row, SegmentCounts)),
+        differences=spark.createDataFrame(rows, _SCHEMA),
+    )
+
+
+# ---------------------------------------------------------------- bytes at the same place
+
+
+def equal_end(split: Split, others: Sequence[Split]) -> int:
+    """The physical offset up to which the bytes of a split are those of the other log, whose splits around it are
+    given in order. Raises StoreError: a file cannot be read."""
+    at, end = _bounds(split)
+    mine = np.frombuffer(map_range(split.path, split.low, split.high), "u1")
+    for other in others:
+        low, high = _bounds(other)
+        if low > at:
+            break
+        stop = min(high, end)
+        theirs = np.frombuffer(map_range(other.path, other.low, other.high), "u1")
+        while at < stop:
+            count = min(stop - at, _CHUNK_BYTES)
+            ours = mine[at - split.base_offset :][:count]
+            unequal = ours != theirs[at - other.base_offset :][:count]
+            if unequal.any():
+                return at + int(unequal.argmax())
+            at += count
+    return at
+
+
+def _bounds(split: Split) -> tuple[int, int]:
+    """The physical offsets of a split."""
+    return split.base_offset + split.low, split.base_offset + split.high
+
+
+def _around(split: Split, others: Sequence[Split]) -> list[Split]:
+    low, high = _bounds(split)
+    return [other for other in others if _bounds(other)[0] < high and _bounds(other)[1] > low]
+
+
+def _without(splits: Sequence[Split], equal: Sequence[tuple[int, int]]) -> list[Split]:
+    """What is left of some splits without ranges of equal bytes. Records begin and end at the ends of these ranges on
+    one side, so they do on the other."""
+    left: list[Split] = []
+    for split in splits:
+        at, end = _bounds(split)
+        for low, high in equal:
+            if low < end and high > at:
+                if low > at:
+                    left.append(Split(split.path, split.base_offset, at - split.base_offset, low - split.base_offset))
+                at = high
+        if at < end:
+            left.append(Split(split.path, split.base_offset, at - split.base_offset, split.high))
+    return left
+
+
+# ---------------------------------------------------------------- messages by queue offset
+
+
+def _compared(
+    context: Any, left: Sequence[Split], right: Sequence[Split], *, content_only: bool
+) -> list[SegmentCounts | tuple[Any, ...]]:
+    """What was walked over, and the ranges that differ."""
+
+    def packed(splits: Sequence[Split]) -> Any:
+        tasks = context.parallelize(splits, max(1, len(splits)))
+        return tasks.flatMap(lambda split: pack(split, content_only=content_only))
+
+    blocks = packed(left).cogroup(packed(right), context.defaultParallelism)
+    rows = blocks.flatMap(lambda row: compare_block(row[0], *row[1]) if row[0] else itertools.chain(*row[1]))
+    compared: list[SegmentCounts | tuple[Any, ...]] = rows.collect()
+    return compared
+
+
+def pack(split: Split, *, content_only: bool) -> Iterator[tuple[Block | None, Any]]:
+    """The messages of a split by block, as bytes; and, under None, what was walked over.
+    Raises StoreError: the file cannot be read."""
+    found: defaultdict[Block, list[bytes]] = defaultdict(list)
+    buffer, counts = map_range(split.path, split.low, split.high), SegmentCounts.of(split)
+    for part in counted(scan.walk(buffer, split.base_offset, split.low, split.high), counts, split):
+        if isinstance(part, Records):
+            for block, entries in _blocks(part, content_only):
+                found[block].append(entries)
+    yield None, counts
+    for block, parts in found.items():
+        yield block, b"".join(parts)
+
+
+def _blocks(records: Records, content_only: bool) -> Iterator[tuple[Block, bytes]]:
+    entries = np.empty(len(records), _ENTRY)
+    entries["offset"] = records.field("queue_offset")
+    entries["digest"] = _digests(records, content_only)
+    entries["physical"] = records.base_offset + records.positions
+    topics = topics_of(records)
+    names = [name.decode("utf-8", "replace") for name in topics.dictionary.to_pylist()]
+    keys = np.stack([topics.indices.to_numpy(), records.field("queue_id"), entries["offset"] // _BLOCK])
+    blocks, which = np.unique(keys, axis=1, return_inverse=True)
+    which = which.ravel()
+    order = np.argsort(which, kind="stable")
+    cuts = np.flatnonzero(np.diff(which[order])) + 1
+    for (topic, queue_id, block), rows in zip(blocks.T.tolist(), np.split(order, cuts), strict=True):
+        yield (names[topic], queue_id, block), entries[rows].tobytes()
+
+
+def _digests(records: Records, content_only: bool) -> NDArray[np.uint64]:
+    """64 bits of what makes each record the same as another."""
+    places = records.field_at("physical_offset")
+    starts = records.body_at if content_only else places + 8
+    ends = (records.positions + records.sizes).tolist()
+    digests = []
+    with memoryview(records.buffer) as view:
+        for at, place, start, end in zip(
+            records.positions.tolist(), places.tolist(), starts.tolist(), ends, strict=True
+        ):
+            digest = hashlib.blake2b(view[start:end], digest_size=8)
+            if not content_only:
+                digest.update(view[at:place])
+            digests.append(digest.digest())
+    return np.frombuffer(b"".join(digests), "u8")
+
+
+def compare_block(key: Block, left: Iterable[bytes], right: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
+    """The ranges of a block that differ, as rows of `Diff.differences`, the last of very many as one."""
+    ours, theirs = _newest(left), _newest(right)
+    common, at, other = np.intersect1d(ours["offset"], theirs["offset"], assume_unique=True, return_indices=True)
+    is_changed = ours["digest"][at] != theirs["digest"][other]
+    mine, yours = ours[at][is_changed], theirs[other][is_changed]
+    yield from _ranges("changed", key, common[is_changed], mine["physical"], yours["physical"])
+    gone = ours[~np.isin(ours["offset"], common)]
+    yield from _ranges("only left", key, gone["offset"], gone["physical"], None)
+    new = theirs[~np.isin(theirs["offset"], common)]
+    yield from _ranges("only right", key, new["offset"], None, new["physical"])
+
+
+def _newest(parts: Iterable[bytes]) -> NDArray[np.void]:
+    """Entries by queue offset, the last record of each."""
+    entries = np.frombuffer(b"".join(parts), _ENTRY)
+    entries = entries[np.lexsort((entries["physical"], entries["offset"]))]
+    newest: NDArray[np.void] = entries[np.append(np.diff(entries["offset"]) != 0, True)[: len(entries)]]
+    return newest
+
+
+def _ranges(
+    difference: str,
+    key: Block,
+    offsets: NDArray[np.int64],
+    left: NDArray[np.int64] | None,
+    right: NDArray[np.int64] | None,
+) -> Iterator[tuple[Any, ...]]:
+    cuts = np.flatnonzero(np.diff(offsets) != 1)[:_RANGES_MAX] + 1
+    for rows in np.split(np.arange(len(offsets)), cuts) if len(offsets) else ():
+        first, last = int(rows[0]), int(rows[-1])
+        physical = (None if side is None else int(side[first]) for side in (left, right))
+        yield difference, key[0], key[1], int(offsets[first]), int(offsets[last]), len(rows), *physical
+
+
+# ---------------------------------------------------------------- queues and configuration
+
+
+def _queues(context: Any, left: str, right: str) -> tuple[list[QueueDifference], list[str]]:
+    """Bounds that differ, and why there may be none to compare."""
+    files: defaultdict[tuple[str, int], tuple[list[QueueFile], list[QueueFile]]] = defaultdict(lambda: ([], []))
+    try:
+        for side, root in enumerate((left, right)):
+            for file in find_queue_files(root):
+                files[file.topic, file.queue_id][side].append(file)
+    except StoreError as error:
+        return [], [f"queues not compared: {error}"]
+    pairs = context.parallelize([(*key, *sides) for key, sides in files.items()])
+    compared = pairs.map(lambda row: QueueDifference(row[0], row[1], *_queue_bounds(row[2]), *_queue_bounds(row[3])))
+    unequal = compared.filter(lambda one: (one.left_min, one.left_max) != (one.right_min, one.right_max)).collect()
+    return sorted(unequal, key=lambda one: (one.topic, one.queue_id)), []
+
+
+def _queue_bounds(files: Sequence[QueueFile]) -> tuple[int | None, int | None]:
+    """First queue offset, and the one behind the last."""
+    firsts = (numbers[0] for numbers, _ in map(queue_entries, files) if len(numbers))
+    lasts = (numbers[-1] for numbers, _ in map(queue_entries, reversed(files)) if len(numbers))
+    low, high = next(firsts, None), next(lasts, None)
+    return (None, None) if low is None or high is None else (int(low), int(high) + 1)
+
+
+def _config_differences(left: str, right: str) -> list[ConfigDifference]:
+    ours, theirs = (dict(_config_values(root)) for root in (left, right))
+    return [
+        ConfigDifference(*key, ours.get(key), theirs.get(key))
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
+def _config_values(root: str) -> Iterator[tuple[tuple[str, str], str]]:
+    """File, name with all those above it, and value as JSON, of every value in a store's configuration."""
+    for file in list_files(join(resolve(root), "config")):
+        if len(file.names) == 1 and file.names[0].endswith(".json"):
+            try:
+                content = fastjson.loads(read_file(file.path) or b"{}")
+            except BodyError as error:
+                raise StoreError(
+                    f"{file.path} is not JSON: {error}; its copy {file.names[0]}.bak may be whole"
+                ) from None
+            for name, value in _leaves(content, ()):
+                yield (file.names[0], name), json.dumps(value, ensure_ascii=False)
+
+
+def _leaves(value: Any, above: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            if name != "dataVersion":
+                yield from _leaves(inner, (*above, str(name)))
+    else:
+        yield "/".join(above), value

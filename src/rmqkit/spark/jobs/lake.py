@@ -1,0 +1,161 @@
+"""Tables over the files of an archive, in the formats of Delta Lake and Iceberg, without Spark jars.
+
+The files are there already; a run adds them in one transaction, so readers of the table see a run as a whole. Each
+table remembers the number of the last run it took, so that one that is published again (after a kill) changes nothing.
+
+=======  ==================================================  =============================================
+format   table                                               remembers the run in
+=======  ==================================================  =============================================
+delta    the archive's folder; ``day`` is a column           the application transaction ``rmqkit.archive``
+iceberg  ``rmqkit.messages`` of the catalog; ``day`` hidden  the table property ``rmqkit.archive-run``
+=======  ==================================================  =============================================
+
+Without ``catalog`` properties the Iceberg catalog is an SQLite file in the archive's folder. Of given ones ``table`` is
+the table's name, everything else is pyiceberg's (``type``, ``uri``, ...).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from rmqkit.errors import SettingsError
+from rmqkit.spark.jobs.archive_files import DAY, ArchivedFile
+from rmqkit.spark.jobs.archive_target import Commit, Run, Target
+
+__all__ = ["TABLE_FORMATS", "committer"]
+
+TABLE_FORMATS = ("parquet", "delta", "iceberg")
+_APPLICATION = "rmqkit.archive"
+_RUN_PROPERTY = "rmqkit.archive-run"
+_TABLE = "rmqkit.messages"
+_MS_MAX = 253_402_300_800_000  # the year 10000
+
+
+def committer(table_format: str, target: Target, schema: pa.Schema, catalog: Mapping[str, str]) -> Commit:
+    """What tells the table about a run's files.
+    Raises SettingsError: the format is not known, or its library not installed."""
+    if table_format == "parquet":
+        return lambda run: None
+    if table_format == "delta":
+        _need("deltalake", table_format)
+        return lambda run: _commit_delta(run, target, schema)
+    if table_format == "iceberg":
+        _need("pyiceberg.catalog", table_format)
+        if not target.is_local and not catalog.keys() - {"table"}:
+            raise SettingsError(f"Iceberg archive {target.root} needs a catalog: give its properties (type, uri, ...)")
+        return lambda run: _commit_iceberg(run, target, schema, catalog)
+    raise SettingsError(f"format {table_format!r} is not known: choose from {', '.join(TABLE_FORMATS)}")
+
+
+def _need(module: str, table_format: str) -> None:
+    import importlib
+
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        raise SettingsError(
+            f"format {table_format} needs {module.partition('.')[0]}, which is not installed:"
+            f" pip install 'rmqkit[{table_format}]'"
+        ) from None
+
+
+# ---------------------------------------------------------------- Delta
+
+
+def _commit_delta(run: Run, target: Target, schema: pa.Schema) -> None:
+    from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+    from deltalake.transaction import create_table_with_add_actions
+
+    partition_by = list(run.settings.partition_by)
+    columns = Schema.from_arrow(schema.append(pa.field(DAY, pa.date32())) if DAY in partition_by else schema)
+    actions = [_added(file, partition_by) for file in run.files]
+    properties = CommitProperties(app_transactions=[Transaction(_APPLICATION, run.number)])
+    if not DeltaTable.is_deltatable(target.root):
+        create_table_with_add_actions(
+            target.root, columns, actions, partition_by=partition_by, commit_properties=properties
+        )
+        return
+    table = DeltaTable(target.root)
+    if (table.transaction_version(_APPLICATION) or 0) < run.number:
+        table.create_write_transaction(actions, "append", columns, partition_by, commit_properties=properties)
+
+
+def _added(file: ArchivedFile, partition_by: list[str]) -> Any:
+    from deltalake.transaction import AddAction
+
+    values = {"topic": file.topic, DAY: file.day}
+    low: dict[str, Any] = {"commitLogOffset": file.offset_min}
+    high: dict[str, Any] = {"commitLogOffset": file.offset_max}
+    if file.stored_min_ms is not None and file.stored_max_ms is not None and file.stored_max_ms < _MS_MAX:
+        low["storeTimestamp"], high["storeTimestamp"] = _iso(file.stored_min_ms), _iso(file.stored_max_ms)
+    return AddAction(
+        path=file.path,
+        size=file.bytes,
+        partition_values={name: values[name] for name in partition_by},
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=json.dumps({"numRecords": file.rows, "minValues": low, "maxValues": high}),
+    )
+
+
+def _iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# ---------------------------------------------------------------- Iceberg
+
+
+def _commit_iceberg(run: Run, target: Target, schema: pa.Schema, given: Mapping[str, str]) -> None:
+    name = given.get("table", _TABLE)
+    with _catalog(target, {key: text for key, text in given.items() if key != "table"}) as catalog:
+        table = _table(catalog, name, target, schema, run.settings.partition_by)
+        if table.location().rstrip("/") != target.uri:
+            raise SettingsError(
+                f"Iceberg table {name} is at {table.location()}, not at {target.uri}: name another table"
+            )
+        if int(table.properties.get(_RUN_PROPERTY, 0)) >= run.number:
+            return
+        with table.transaction() as transaction:
+            if run.files:
+                transaction.add_files([f"{target.uri}/{file.path}" for file in run.files])
+            transaction.set_properties({_RUN_PROPERTY: str(run.number)})
+
+
+@contextmanager
+def _catalog(target: Target, given: Mapping[str, str]) -> Iterator[Any]:
+    from pyiceberg.catalog import load_catalog
+
+    own = {"type": "sql", "uri": f"sqlite:///{target.root}/catalog.db", "warehouse": target.uri}
+    log = logging.getLogger("pyiceberg.io.pyarrow")  # warns of every column that has no statistics
+    level = log.level
+    log.setLevel(logging.ERROR)
+    catalog = load_catalog("rmqkit", **(given or own))
+    try:
+        yield catalog
+    finally:
+        catalog.close()
+        log.setLevel(level)
+
+
+def _table(catalog: Any, name: str, target: Target, schema: pa.Schema, partition_by: tuple[str, ...]) -> Any:
+    """The table, made if it does not exist."""
+    from pyiceberg.transforms import DayTransform, IdentityTransform
+
+    if not catalog.table_exists(name):
+        catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+        with (
+            catalog.create_table_transaction(name, schema=schema, location=target.uri) as transaction,
+            transaction.update_spec() as spec,
+        ):
+            for part in partition_by:
+                column, transform = ("storeTimestamp", DayTransform()) if part == DAY else (part, IdentityTransform())
+                spec.add_field(column, transform, part)
+    return catalog.load_table(name)

@@ -1,0 +1,276 @@
+"""Finding messages of a store, or of an archive of one: by key, id and time, or with SQL.
+
+=======================  =======================================================================================
+asked for                read of a store
+=======================  =======================================================================================
+offset message id        the one record at its place
+key, or unique id        what the index knows under it within the topic; without a topic, or an index, everything
+topic                    what the topic's consume queues point at; without them everything
+times                    of all that, the log files that may have such messages
+SQL                      the columns that the statement uses; topic, queue and times by pushed filters
+=======================  =======================================================================================
+
+Of an archive (`rmqkit.spark.jobs.archive`, in any of its formats) the files are read that may hold such rows, by what
+its manifests say of topics, times and offsets. Times are bounds that belong to the range. Source: spark.md §5, §8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.ids import decode_offset_id, offset_id
+from rmqkit.protocol.record import host_text, pack_host
+from rmqkit.spark.derived import find_index_files
+from rmqkit.spark.fs import exists, find_segments, join, map_records
+from rmqkit.spark.jobs.archive_files import ArchivedFile
+from rmqkit.spark.jobs.archive_target import Run, Target
+from rmqkit.spark.options import Entity, StoreOptions, words
+from rmqkit.spark.picks import Picks, read_picks
+from rmqkit.spark.schema import Column, to_ddl
+from rmqkit.spark.store_source import FORMAT, available_columns, chosen_columns, read_plan, store_options
+from rmqkit.store import scan
+from rmqkit.store.scan import Records
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Test
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["VIEWS", "query", "sql"]
+
+VIEWS = {entity.value.replace("-", "_"): entity for entity in Entity}
+"""The tables of `sql`, by their names in a statement; an archive has ``messages`` only."""
+
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_TESTED = ("topic", "msgId", "keys", "storeTimestamp", "storeHost", "commitLogOffset")
+_SCAN = re.compile(r"^Location: (.*)$(?:\n.*)*?\nReadSchema: struct<(.*)>$", re.MULTILINE)
+
+
+def query(
+    spark: SparkSession,
+    path: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    topic: str = "",
+    key: str = "",
+    msg_id: str = "",
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+) -> DataFrame:
+    """The messages that meet all that is asked for.
+
+    Args:
+        path: a store, or an archive.
+        options: of ``rocketmq-store``: columns, maxHashSlotNum, corruptRecordMode, ...
+        key: one of the message's keys, or its unique id.
+        msg_id: unique id, or offset message id.
+        begin_ms, end_ms: first and last ``storeTimestamp``.
+
+    Raises:
+        SettingsError: an option cannot be used.
+        StoreError: there is no readable store, or it has another number of index slots.
+    """
+    parsed = store_options({**(options or {}), "path": path})
+    wanted = [column.name for column in chosen_columns(parsed, ())]
+    tests = _tests(topic, key, msg_id, begin_ms, end_ms)
+    runs = Target.of(path).runs()
+    if runs:
+        frame = _archived(spark, path, runs, lambda file: _may_have(file, topic, begin_ms, end_ms))
+    elif (picked := _picked(parsed, msg_id)) is not None:
+        frame = spark.createDataFrame(picked)
+    else:
+        needed = dict.fromkeys([*wanted, *_TESTED])
+        source = _source(parsed, topic, key or msg_id)
+        frame = _loaded(spark, path, {**(options or {}), **source, "columns": ",".join(needed)})
+    return reduce(lambda some, test: some.where(test), tests, frame).select(wanted)
+
+
+def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | None = None) -> DataFrame:
+    """The result of a SELECT over the views `VIEWS` of a store or an archive; further options are those of
+    ``rocketmq-store``. Other views of the session can be joined.
+    Raises SettingsError: an option cannot be used, or the session has a view of such a name.
+    Raises AnalysisException: Spark does not understand the statement."""
+    given = dict(options or {})
+    parsed = store_options({**given, "path": path})
+    runs = Target.of(path).runs()
+    names = [name for name in VIEWS if re.search(rf"\b{name}\b", text, re.IGNORECASE)]
+    if runs:
+        names = [name for name in names if VIEWS[name] is Entity.MESSAGES]
+    shapes = {name: _columns_of(parsed, VIEWS[name], runs) for name in names}
+    with _views(spark, names) as new_view:
+        with tempfile.TemporaryDirectory(prefix="rmqkit-") as folder:
+            scans = _scans(spark, text, shapes, new_view, Path(folder))
+        for name, columns in shapes.items():
+            read = set().union(*scans[name]) or {columns[0].name}
+            needed = [column.name for column in columns if column.name in read]
+            if runs:
+                frame = _archived(spark, path, runs, lambda file: True)
+            else:
+                wanted = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
+                # Spark mixes up the filters that two scans of one Python source push (seen in 4.3.0)
+                frame = _loaded(spark, path, wanted if len(scans[name]) < 2 else {**wanted, "filterPushdown": "false"})
+            new_view(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
+        return spark.sql(text)
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def _tests(topic: str, key: str, msg_id: str, begin_ms: int | None, end_ms: int | None) -> list[Test]:
+    """What a message must meet, for Spark."""
+    from pyspark.sql import functions as f
+
+    tests = []
+    if topic:
+        tests.append(f.col("topic") == topic)
+    if key:
+        tests.append((f.col("msgId") == key) | f.array_contains(f.split("keys", r"\s+"), key))
+    if msg_id:
+        test = f.col("msgId") == msg_id
+        if (place := _place(msg_id)) is not None:
+            test |= (f.col("storeHost") == place[0]) & (f.col("commitLogOffset") == place[1])
+        tests.append(test)
+    if begin_ms is not None:
+        tests.append(f.col("storeTimestamp") >= f.timestamp_millis(f.lit(begin_ms)))
+    if end_ms is not None:
+        tests.append(f.col("storeTimestamp") <= f.timestamp_millis(f.lit(end_ms)))
+    return tests
+
+
+def _place(msg_id: str) -> tuple[str, int] | None:
+    """Store host and physical offset in an offset message id; None if it cannot be one."""
+    try:
+        ip, port, offset = decode_offset_id(msg_id)
+    except ValueError:
+        return None
+    return host_text(pack_host(ip, port)), offset
+
+
+# ---------------------------------------------------------------- a store
+
+
+def _source(options: StoreOptions, topic: str, key: str) -> dict[str, str]:
+    """The least that has to be read of a store."""
+    if not topic:
+        return {}
+    if key and "," not in key and find_index_files(options.path, options.index_slot_count):
+        return {"topic": topic, "key": key}
+    if not words(options.log_paths) and exists(join(options.path, "consumequeue", topic)):
+        return {"topic": topic, "offsetsFrom": "consumequeue"}
+    return {"topic": topic}
+
+
+def _picked(options: StoreOptions, msg_id: str) -> pa.Table | None:
+    """The message whose offset message id this is; None when there is none at its place."""
+    place = _place(msg_id)
+    if place is None:
+        return None
+    for segment in find_segments(options.path, words(options.log_paths)):
+        position = place[1] - segment.base_offset
+        if 0 <= position < segment.size:
+            found = scan.pick(map_records(segment.path, [position]), segment.base_offset, [position])
+            for part in found:
+                if isinstance(part, Records) and offset_id(part.record(0).store_host, place[1]) == msg_id.upper():
+                    plan = read_plan(replace(options, topics=""), [one.name for one in available_columns(options)])
+                    return pa.Table.from_batches(read_picks(Picks(segment, (place[1],)), plan))
+    return None
+
+
+def _loaded(spark: SparkSession, path: str, options: Mapping[str, str]) -> DataFrame:
+    pushdown = {"filterPushdown": "true"} if str(spark.conf.get(_PUSHDOWN, "false")).lower() == "true" else {}
+    return spark.read.format(FORMAT).options(**{**pushdown, **options}).load(path)
+
+
+# ---------------------------------------------------------------- an archive
+
+
+def _archived(
+    spark: SparkSession, path: str, runs: Collection[Run], is_wanted: Callable[[ArchivedFile], bool]
+) -> DataFrame:
+    """The rows of an archive's files; the topic is the one in the file, not the folder's (Spark takes 007 for 7)."""
+    ddl = to_ddl(_archive_columns(runs))
+    target = Target.of(path)
+    files = [target.path_of(file) for run in runs for file in run.files if is_wanted(file)]
+    return spark.read.schema(ddl).parquet(*files) if files else spark.createDataFrame([], ddl)
+
+
+def _archive_columns(runs: Collection[Run]) -> list[Column]:
+    return available_columns(store_options({**next(iter(runs)).settings.options, "path": "/"}))
+
+
+def _may_have(file: ArchivedFile, topic: str, begin_ms: int | None, end_ms: int | None) -> bool:
+    """Whether rows of a file can be of a topic and time."""
+    if topic and file.topic is not None and file.topic != topic:
+        return False
+    if begin_ms is not None and (file.stored_max_ms is None or file.stored_max_ms < begin_ms):
+        return False
+    return end_ms is None or (file.stored_min_ms is not None and file.stored_min_ms <= end_ms)
+
+
+# ---------------------------------------------------------------- views
+
+
+def _columns_of(options: StoreOptions, entity: Entity, runs: Collection[Run]) -> list[Column]:
+    if runs:
+        return _archive_columns(runs)
+    if entity is Entity.MESSAGES:
+        return chosen_columns(options, ())
+    from rmqkit.spark.tables import TABLES
+
+    return list(TABLES[entity].columns)
+
+
+@contextmanager
+def _views(spark: SparkSession, names: Collection[str]) -> Iterator[Callable[[str, DataFrame], None]]:
+    """Gives a function that makes a view; all are dropped in the end, what was planned with them goes on."""
+    for name in names:
+        if spark.catalog.tableExists(name):
+            raise SettingsError(f"sql: this session has a view or table {name}: drop it, or give it another name")
+    try:
+        yield lambda name, frame: frame.createOrReplaceTempView(name)
+    finally:
+        for name in names:
+            spark.catalog.dropTempView(name)
+
+
+def _scans(
+    spark: SparkSession,
+    text: str,
+    shapes: Mapping[str, list[Column]],
+    new_view: Callable[[str, DataFrame], None],
+    folder: Path,
+) -> dict[str, list[set[str]]]:
+    """The columns that a statement uses of each view, every time that it reads it.
+
+    Spark does not tell a Python source, but it tells Parquet: the statement is planned over empty Parquet tables of the
+    same shapes, and the plan says what it would read. A view that the plan does not have is not read at all."""
+    for name, columns in shapes.items():
+        (folder / name).mkdir()
+        new_view(name, spark.read.schema(to_ddl(columns)).parquet(str(folder / name)))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        spark.sql(text).explain("formatted")
+    scans: dict[str, list[set[str]]] = {name: [] for name in shapes}
+    for location, read in _SCAN.findall(printed.getvalue()):
+        for name, columns in shapes.items():
+            if "..." in location:  # cut by Spark: it may be any of them
+                scans[name].append({column.name for column in columns})
+            elif location.endswith(f"/{folder.name}/{name}]"):
+                scans[name].append(set(re.findall(r"(?:^|,)(\w+):", re.sub(r"<[^>]*>", "", read))))
+    return scans
+
+
+def _shaped(column: Column, needed: Collection[str]) -> str:
+    """A column of a view, or a null in the place of one that is not used."""
+    return f"`{column.name}`" if column.name in needed else f"cast(null as {column.spark}) as `{column.name}`"

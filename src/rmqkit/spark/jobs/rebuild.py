@@ -1,0 +1,366 @@
+"""Queues and index files made anew from the log, by as many cores as there are; what comes out is what
+``rmq store rebuild`` makes (`rmqkit.store.rebuild`), byte for byte.
+
+======  ==============================  ================================================================================
+stage   one task per                    does
+======  ==============================  ================================================================================
+1       split of the log                packs what its records make: 20-byte entries for consume queues, by queue and in
+        (`spill_split`)                 runs of numbers; more columns for batch queues and with an extension; hash,
+                                        offset and time of every key. They are *spilled* to files under ``rebuilt``
+driver  –                               where the log ends; which keys belong to which index file, by running count
+2       share of the queues             goes through its part of all spills in the order of the log and writes the
+        (`build_queues`)                files of its queues; a lost record leaves a blank entry
+2       index file (`build_index`)      enters its keys, many at a time
+driver  –                               the new directories take the places of the old ones
+======  ==============================  ================================================================================
+
+Nothing but counts passes through Spark: an entry goes from one Python worker to the other by the file system, which
+all of them share with the driver. The driver holds the lock of the store. The log, ``checkpoint`` and ``abort`` stay:
+after a stop in order a broker finds everything dispatched, after a crash its recovery starts at the checkpoint and
+meets entries that exist. Source: store.md §4–§7, §11; spark.md §5.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+import numpy as np
+from msgspec import Struct, field
+from numpy.typing import NDArray
+
+from rmqkit.protocol.record import INNER_BATCH
+from rmqkit.spark.failures import one_line
+from rmqkit.spark.fs import local_path
+from rmqkit.spark.jobs.counts import SegmentCounts
+from rmqkit.spark.jobs.stretches import Stretch, disk_errors, in_log, log_splits, walked
+from rmqkit.spark.splits import Split
+from rmqkit.store import rebuild as store_rebuild
+from rmqkit.store.arrivals import Arrivals
+from rmqkit.store.batch_queue import BatchQueue
+from rmqkit.store.catch_up import append_entries
+from rmqkit.store.comparison import QUEUE_ENTRY, queue_entries
+from rmqkit.store.consume_queue import ENTRY, ConsumeQueue
+from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
+from rmqkit.store.delay_levels import parse_delay_levels
+from rmqkit.store.derived_files import index_bytes
+from rmqkit.store.findings import Report
+from rmqkit.store.fsck import open_log
+from rmqkit.store.index_file import IndexFile
+from rmqkit.store.log_view import LogView, Segment
+from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.message_index import file_name
+from rmqkit.store.scan import RECORD_BYTES_MIN, Damage
+from rmqkit.store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["IndexTask", "QueueTask", "Rebuilt", "Spilled", "Spilling", "build", "rebuild", "spill_split"]
+
+_SPLIT_BYTES = 128 << 20
+_SHARES_PER_CORE = 3
+_KEYS_AT_ONCE = 1 << 19
+_ROW = np.dtype([("number", "i8"), ("entry", "V20"), ("stored_ms", "i8"), ("count", "i4")])
+"""A queue entry with what an extension or a batch queue needs besides; ``count`` is 0 outside of inner batches."""
+_KEY = np.dtype([("hash", "i4"), ("physical_offset", "i8"), ("stored_ms", "i8")])
+
+
+class Rebuilt(store_rebuild.Rebuilt):
+    """What was made, and what the files of the log hold."""
+
+    segments: list[SegmentCounts] = field(default_factory=list)
+
+
+class Spilling(Struct):
+    """What every task has to know. The spills lie in ``folder/spills``; queues are spread over ``shares``."""
+
+    folder: Path
+    settings: StoreSettings
+    queues: bool
+    index: bool
+    shares: int
+
+
+class Spilled(Struct):
+    """What the records of one stretch made: in ``path.queues`` the parts of every share, between ``bounds``, and keys
+    in ``path.keys``. ``batch_topics`` are the topics of its inner batches."""
+
+    path: Path
+    bounds: list[int]
+    first_key: int
+    keys: int
+    batch_topics: set[str]
+
+
+class QueueTask(Struct):
+    """The parts of one share in the order of the log: path, first and last byte, and how many entries may be missing
+    before them."""
+
+    parts: list[tuple[Path, int, int, int]]
+    batch_topics: set[str]
+
+
+class IndexTask(Struct):
+    """The keys of one file: path, first key and number of each part, and the file before's last time and offset."""
+
+    name: str
+    parts: list[tuple[Path, int, int]] = field(default_factory=list)
+    after: tuple[int, int] | None = None
+
+
+class _Entries(Struct, array_like=True):
+    """Entries of one queue: numbers that follow each other from ``first`` on, or with ``has_rows`` a `_ROW` each."""
+
+    topic: str
+    queue_id: int
+    first: int
+    data: bytes
+    has_rows: bool = False
+    is_light: bool = False
+
+
+_decoder = msgspec.msgpack.Decoder(list[_Entries])
+
+
+def rebuild(
+    spark: SparkSession,
+    path: str,
+    settings: StoreSettings | None = None,
+    *,
+    queues: bool = True,
+    index: bool = True,
+    split_bytes: int = _SPLIT_BYTES,
+) -> Rebuilt:
+    """Make the queues, the index or both anew.
+
+    Args:
+        settings: what the store was written with; without them the sizes are those of the files that are there.
+
+    Raises:
+        StoreLocked: a broker holds the store.
+        StoreError: there is no store, its index sizes have to be said, or a disk refused; the old files are in place.
+    """
+    root = local_path(path)
+    log, sizes = open_log(root, settings, Report()), store_rebuild.sizes_of(root, settings)
+    if index:
+        index_bytes(root, sizes, is_set=settings is not None)
+    tasks, folder = spark.sparkContext, root / store_rebuild.FOLDER
+    plan = Spilling(folder, sizes, queues, index, _SHARES_PER_CORE * tasks.defaultParallelism)
+    rebuilt = Rebuilt(0, 0, 0)
+    with store_rebuild.held(root, folder), one_line():
+        (folder / "spills").mkdir(parents=True)
+        splits = list(enumerate(log_splits(log, split_bytes)))
+        found = tasks.parallelize(splits, max(1, len(splits))).flatMap(partial(spill_split, plan)).collect()
+        todo = _assigned(log, plan, found, store_rebuild.batch_topics_of(root), rebuilt)
+        made = tasks.parallelize(todo, max(1, len(todo))).map(partial(build, plan)).collect()
+        rebuilt.queues, rebuilt.index_files = sum(made), sum(isinstance(task, IndexTask) for task in todo)
+        if queues:
+            store_rebuild.swap(root, folder, store_rebuild.QUEUE_TREES)
+        if index:
+            store_rebuild.swap(root, folder, ("index",))
+    return rebuilt
+
+
+# ---------------------------------------------------------------- stage 1
+
+
+def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[Stretch, Spilled]]:
+    """The stretches of a split, whose entries and keys are written to files that its number names.
+    Raises StoreError: a file cannot be read or written."""
+    number, split = numbered
+    path = plan.folder / "spills" / f"{number:06d}"
+    with (
+        disk_errors(path),
+        path.with_suffix(".queues").open("wb") as queues,
+        path.with_suffix(".keys").open("wb") as keys,
+    ):
+        return list(walked(split, lambda start: _Spill(plan, path, queues, keys)))
+
+
+class _Spill:
+    """What the records of one stretch make; queue entries are gathered in memory, about 50 bytes a record."""
+
+    def __init__(self, plan: Spilling, path: Path, queues: BinaryIO, keys: BinaryIO) -> None:
+        self._plan, self._queues, self._keys = plan, queues, keys
+        self._delays_ms = parse_delay_levels(plan.settings.message_delay_level)
+        self._topics: dict[str, int] = {}
+        self._runs: list[tuple[NDArray[np.int64], NDArray[np.void]]] = []
+        self._light: list[_Entries] = []
+        self._spilled = Spilled(path, [], keys.tell() // _KEY.itemsize, 0, set())
+
+    def add(self, segment: Segment, arrivals: Arrivals) -> None:
+        if self._plan.queues:
+            self._add_entries(arrivals)
+        if self._plan.index:
+            rows, hashes = arrivals.keys(with_tags=self._plan.settings.index_tags)
+            columns = np.empty(len(rows), _KEY)
+            columns["hash"] = hashes
+            columns["physical_offset"] = arrivals.offsets[rows]
+            columns["stored_ms"] = arrivals.store_timestamps[rows]
+            self._keys.write(columns.data)
+            self._spilled.keys += len(rows)
+
+    def _add_entries(self, arrivals: Arrivals) -> None:
+        rows = arrivals.dispatched()
+        numbers = [self._topics.setdefault(topic, len(self._topics)) for topic in arrivals.topics if topic is not None]
+        columns = np.empty(len(rows), _ROW)
+        columns["number"] = arrivals.queue_offsets[rows]
+        columns["entry"] = queue_entries(arrivals, rows, arrivals.tags_codes(self._delays_ms)).view("V20")
+        columns["stored_ms"] = arrivals.store_timestamps[rows]
+        columns["count"] = np.where(arrivals.sys_flags[rows] & INNER_BATCH, arrivals.batch_counts[rows], 0)
+        topic = np.array(numbers, "i8")[arrivals.topic[rows]]
+        self._runs.append(((topic << 32) + arrivals.records.field("queue_id")[rows], columns))
+        self._spilled.batch_topics |= store_rebuild.inner_batch_topics(arrivals)
+        for name, (number, *entry, stored_ms) in store_rebuild.light_entries(arrivals):
+            row = np.array([(number, ENTRY.pack(*entry), stored_ms, 0)], _ROW)
+            self._light.append(_Entries(name, 0, number, row.tobytes(), has_rows=True, is_light=True))
+
+    def result(self) -> Spilled:
+        """Write the entries, those of one share after the other."""
+        shares: list[list[_Entries]] = [[] for _ in range(self._plan.shares)]
+        for entries in (*self._grouped(), *self._light):
+            shares[zlib.crc32(f"{entries.topic}/{entries.queue_id}".encode()) % len(shares)].append(entries)
+        self._spilled.bounds = [self._queues.tell()]
+        for share in shares:
+            self._queues.write(msgspec.msgpack.encode(share))
+            self._spilled.bounds.append(self._queues.tell())
+        return self._spilled
+
+    def _grouped(self) -> Iterator[_Entries]:
+        """The entries of each queue, in runs of numbers."""
+        if not self._runs:
+            return
+        names = list(self._topics)
+        keys, rows = (np.concatenate(columns) for columns in zip(*self._runs, strict=True))
+        order = np.argsort(keys, kind="stable")
+        for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
+            key = int(keys[group[0]])
+            topic, queue_id = names[(key + (1 << 31)) >> 32], (key + (1 << 31)) % (1 << 32) - (1 << 31)
+            if topic_fault(topic, queue_id):
+                continue
+            own = rows[group]
+            has_rows = self._plan.settings.enable_consume_queue_ext or bool(own["count"].any())
+            cuts = np.flatnonzero(np.diff(own["number"]) != 1) + 1
+            for part in np.split(own, () if own["count"].any() else cuts):
+                data = part.tobytes() if has_rows else part["entry"].tobytes()
+                yield _Entries(topic, queue_id, int(part["number"][0]), data, has_rows)
+
+
+# ---------------------------------------------------------------- between the stages
+
+
+def _assigned(
+    log: LogView,
+    plan: Spilling,
+    found: Iterable[tuple[Stretch, Spilled]],
+    batch_topics: set[str],
+    rebuilt: Rebuilt,
+) -> list[QueueTask | IndexTask]:
+    """The tasks of stage 2, over the stretches that are in the log."""
+    counts: dict[Path, SegmentCounts] = {}
+    queues = [QueueTask([], batch_topics) for _ in range(plan.shares if plan.queues else 0)]
+    keys: list[tuple[Path, int, int]] = []
+    record_bytes = 0
+    for _, part in in_log(log, found, counts):
+        if isinstance(part, Damage):
+            continue
+        stretch, spilled = part
+        lost_bytes = stretch.start + stretch.low - log.min_offset - record_bytes
+        record_bytes += stretch.high - stretch.low
+        rebuilt.records += stretch.records
+        batch_topics |= spilled.batch_topics
+        for share, low, high in zip(queues, spilled.bounds, spilled.bounds[1:], strict=False):
+            share.parts.append((spilled.path.with_suffix(".queues"), low, high, lost_bytes // RECORD_BYTES_MIN))
+        keys.append((spilled.path.with_suffix(".keys"), spilled.first_key, spilled.keys))
+    rebuilt.segments = list(counts.values())
+    return [*queues, *_index_tasks(keys, plan.settings.index_entry_count - 1)]
+
+
+def _index_tasks(parts: Iterable[tuple[Path, int, int]], keys_max: int) -> Iterator[IndexTask]:
+    """Files of ``keys_max`` keys, the last one with what is left."""
+    task, room = IndexTask(""), keys_max
+    for path, first, count in parts:
+        while count:
+            if not room:
+                yield task
+                last = _read_keys(*task.parts[-1])[-1]
+                task, room = (
+                    IndexTask(task.name, after=(int(last["stored_ms"]), int(last["physical_offset"]))),
+                    keys_max,
+                )
+            taken = min(count, room)
+            if not task.parts:
+                task.name = file_name(int(_read_keys(path, first, 1)["stored_ms"][0]), task.name)
+            task.parts.append((path, first, taken))
+            first, count, room = first + taken, count - taken, room - taken
+    if task.parts:
+        yield task
+
+
+def _read_keys(path: Path, first: int, count: int) -> NDArray[np.void]:
+    return np.fromfile(path, _KEY, count, offset=first * _KEY.itemsize)
+
+
+# ---------------------------------------------------------------- stage 2
+
+
+def build(plan: Spilling, task: QueueTask | IndexTask) -> int:
+    """Write the files of a task to the disk; returns how many queues they are of.
+    Raises StoreError: a file cannot be read or written."""
+    with disk_errors(plan.folder):
+        return build_queues(plan, task) if isinstance(task, QueueTask) else build_index(plan, task)
+
+
+def build_queues(plan: Spilling, task: QueueTask) -> int:
+    """The queues of a share."""
+    queues = ConsumeQueues(plan.folder, plan.settings, task.batch_topics.__contains__)
+    for path, low, high, gap_max in task.parts:
+        with path.open("rb") as file:
+            file.seek(low)
+            for entries in _decoder.decode(file.read(high - low)):
+                _append(queues.obtain(entries.topic, entries.queue_id), entries, gap_max)
+    queues.sync_all()
+    queues.close()
+    return len(queues)
+
+
+def _append(queue: LogicQueue, entries: _Entries, gap_max: int) -> None:
+    rows = np.frombuffer(entries.data, _ROW) if entries.has_rows else np.empty(0, _ROW)
+    if isinstance(queue, BatchQueue):
+        for number, entry, stored_ms, count in rows[rows["count"] > 0].tolist():
+            physical_offset, size, tags_code = ENTRY.unpack(entry)
+            queue.append_batch(number, count, physical_offset, size, tags_code, stored_ms)
+        return
+    assert isinstance(queue, ConsumeQueue), "there are two kinds of queues"
+    packed = rows["entry"].tobytes() if entries.has_rows else entries.data
+    stored = rows["stored_ms"].tolist()  # only an extension keeps it
+
+    def enter_one(i: int) -> None:
+        physical_offset, size, tags_code = ENTRY.unpack_from(packed, i * ENTRY.size)
+        queue.append(entries.first + i, physical_offset, size, tags_code, stored[i] if stored else 0)
+
+    gap_max = 0 if entries.is_light else gap_max
+    append_entries(queue, entries.first, np.frombuffer(packed, QUEUE_ENTRY), gap_max, enter_one)
+
+
+def build_index(plan: Spilling, task: IndexTask) -> int:
+    """One index file."""
+    settings = plan.settings
+    path = plan.folder / "index" / task.name
+    file = IndexFile.create(path, settings.hash_slot_count, settings.index_entry_count)
+    if task.after is not None:
+        file.begin_after(*task.after)
+    for spill, first, count in task.parts:
+        for start in range(first, first + count, _KEYS_AT_ONCE):
+            keys = _read_keys(spill, start, min(_KEYS_AT_ONCE, first + count - start))
+            file.put_run(keys["hash"].astype("i8"), keys["physical_offset"], keys["stored_ms"])
+    file.write()
+    file.release()
+    file.file.sync()
+    file.file.close()
+    return 0

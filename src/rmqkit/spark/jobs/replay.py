@@ -1,0 +1,258 @@
+"""Stored messages, of a store or an archive, sent again to a topic: each once, however often the run is interrupted.
+
+::
+
+    replay(spark, "/data/store", "orders-again", sink={"nameServer": "host:9876"}, topic="orders", where="tags = 'eu'")
+
+The log is replayed in stretches of ``chunk_bytes``, in its order; each is one batch of the transactional sink
+(`rmqkit.spark.exactly_once`) whose number is the commit log offset that it ends before. A run with the same
+``replay_id`` goes on behind the last batch that the ledger has, and finishes that one first; so it also takes what a
+store has got since. It has to go on while brokers keep the ledger (``fileReservedTime``).
+
+===================  =============================================================================================
+of a message         what the replayed one has
+===================  =============================================================================================
+body, tags, keys,    the same; so do properties of the application. What RocketMQ itself put there is left behind,
+flag, sharding key   such as delays, retries, transactions and marks of the broker
+unique key           ``replay_id/batch/commitLogOffset:queueOffset``: where it is in the source
+queue                any, or the one that its sharding key chooses in the target
+===================  =============================================================================================
+
+Source: spark.md §6, §7.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+from rmqkit.client.portal import portal
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
+from rmqkit.protocol.properties import RESERVED_NAMES, SHARDING_KEY
+from rmqkit.spark.broker_source import FORMAT
+from rmqkit.spark.exactly_once import ExactlyOnce
+from rmqkit.spark.failures import one_line
+from rmqkit.spark.jobs.query import query
+from rmqkit.spark.ledger import Batch
+from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, parse_options
+from rmqkit.spark.schema import MESSAGE_COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Filter", "Replayed", "replay"]
+
+_CHUNK_BYTES = 256 << 20
+_PLANNED = ("topic", "commitLogOffset", "storeTimestamp")
+_SENT = (*_PLANNED, "queueOffset", "tags", "keys", "properties", "flag", "body")
+
+
+class Filter(Struct, frozen=True):
+    """Which messages are replayed; without a topic all but those of the system, of retries and dead letters.
+    ``where`` is a condition of SQL over the columns of messages; times are bounds of ``storeTimestamp``."""
+
+    topic: str = ""
+    tag: str = ""
+    key: str = ""
+    where: str = ""
+    begin_ms: int | None = None
+    end_ms: int | None = None
+
+
+class Replayed(Struct):
+    """What a run did, or would do.
+
+    Attributes:
+        replay_id: names the replay; a run with it goes on where this one ended.
+        messages: how many were sent now, by topic of the source; with ``is_dry_run`` how many would be.
+        batches: in how many batches.
+        up_to: the commit log offset before which everything that was wanted is in the target.
+    """
+
+    replay_id: str
+    target_topic: str
+    messages: dict[str, int] = field(default_factory=dict)
+    batches: int = 0
+    up_to: int = 0
+    is_dry_run: bool = False
+
+
+class _Chunk(Struct):
+    """A stretch of the log, and what of it is wanted."""
+
+    low: int
+    high: int
+    begin_ms: int
+    end_ms: int
+    messages: dict[str, int]
+
+
+def replay(
+    spark: SparkSession,
+    path: str,
+    target_topic: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    sink: Mapping[str, str] | None = None,
+    wanted: Filter | None = None,
+    replay_id: str = "",
+    rate: int = 0,
+    is_ordered: bool = False,
+    chunk_bytes: int = _CHUNK_BYTES,
+    is_dry_run: bool = False,
+) -> Replayed:
+    """Send what is wanted of a store or an archive to a topic.
+
+    Args:
+        options: of ``rocketmq-store``: corruptRecordMode, decompress, ...
+        sink: of the sink: nameServer, producerGroup, accessKey, ...
+        replay_id: the same again goes on; by default it follows from path, target and filter.
+        rate: messages a second at most, by one task; 0: as fast as possible.
+        is_ordered: messages with the same sharding key keep the log's order, which takes one task at a time.
+        chunk_bytes: of the log, that are staged together.
+        is_dry_run: only count.
+
+    Raises:
+        SettingsError: an option or the condition cannot be used.
+        StoreError: there is no readable store.
+        ClientError, RemotingError, PeerRefused: brokers do not take the messages; the same call goes on.
+    """
+    wanted = wanted or Filter()
+    replay_id = replay_id or _identity(path, target_topic, wanted)
+    done = Replayed(replay_id, target_topic, is_dry_run=is_dry_run)
+    given = {
+        **(sink or {}),
+        "topic": target_topic,
+        "sinkId": replay_id,
+        "deliveryGuarantee": DeliveryGuarantee.TRANSACTIONAL.value,
+        "maxRowsPerSecond": str(rate),
+    }
+    ledger = ExactlyOnce(parse_options(SinkOptions, given, FORMAT))
+    try:
+        done.up_to, unfinished = ledger.last_batches(replay_id)
+        if unfinished is not None and not is_dry_run and not ledger.progress(Batch(replay_id, unfinished)).gone:
+            ledger.commit(Batch(replay_id, unfinished), ())
+            done.up_to, unfinished = unfinished, None
+        source = _Source(spark, path, dict(options or {}), wanted)
+        with one_line():
+            chunks = list(_chunks(source, done.up_to, unfinished, chunk_bytes))
+            if chunks and not is_dry_run:
+                ledger.commit(Batch(replay_id, 0), ())  # from now on the ledger knows the replay
+            for chunk in chunks:
+                if not is_dry_run:
+                    rows = _rows(source, chunk, is_single=bool(rate) or is_ordered)
+                    rows.write.format(FORMAT).options(**given, batchId=str(chunk.high)).mode("append").save()
+                    done.up_to = chunk.high
+                done.batches += 1
+                for topic, count in chunk.messages.items():
+                    done.messages[topic] = done.messages.get(topic, 0) + count
+    finally:
+        portal().run(ledger.producer.close)
+    return done
+
+
+class _Source(Struct):
+    """Where messages come from, and which."""
+
+    spark: SparkSession
+    path: str
+    options: dict[str, str]
+    wanted: Filter
+
+    def frame(self, columns: tuple[str, ...], begin_ms: int | None = None, end_ms: int | None = None) -> DataFrame:
+        """The wanted messages, with some columns and those that the condition names."""
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import functions as f
+
+        wanted = self.wanted
+        tested = [one.name for one in MESSAGE_COLUMNS if re.search(rf"\b{one.name}\b", wanted.where, re.IGNORECASE)]
+        needed = dict.fromkeys([*columns, *tested, *(["tags"] if wanted.tag else ())])
+        frame = query(
+            self.spark,
+            self.path,
+            {**self.options, "columns": ",".join(needed)},
+            topic=wanted.topic,
+            key=wanted.key,
+            begin_ms=_later(wanted.begin_ms, begin_ms),
+            end_ms=_earlier(wanted.end_ms, end_ms),
+        )
+        if not wanted.topic:
+            is_own = f.col("topic").isin(*SYSTEM_TOPICS)
+            for prefix in NOT_OF_APPLICATIONS:
+                is_own |= f.col("topic").startswith(prefix)
+            frame = frame.where(~is_own)
+        if wanted.tag:
+            frame = frame.where(f.col("tags") == wanted.tag)
+        try:
+            return frame.where(wanted.where) if wanted.where else frame
+        except (AnalysisException, ParseException) as error:
+            line = str(error).strip().splitlines()[0]
+            raise SettingsError(
+                f"replay: where={wanted.where!r} is no condition over a message's columns: {line}"
+            ) from None
+
+
+def _chunks(source: _Source, at: int, unfinished: int | None, chunk_bytes: int) -> Iterator[_Chunk]:
+    """What is left to do; a batch of which rows are to be staged again is the first, with the bounds that it had."""
+    from pyspark.sql import functions as f
+
+    place = f.col("commitLogOffset")
+    number = f.floor(place / chunk_bytes).cast("bigint")
+    if unfinished is not None:
+        number = f.when(place < unfinished, f.lit(-1)).otherwise(number)
+    rows = (
+        source.frame(_PLANNED)
+        .where(place >= at)
+        .groupBy(number.alias("number"), "topic")
+        .agg(
+            f.count("*").alias("count"),
+            f.max(place).alias("last"),
+            f.min(f.unix_millis("storeTimestamp")).alias("begin"),
+            f.max(f.unix_millis("storeTimestamp")).alias("end"),
+        )
+        .collect()
+    )
+    for chunk_number in sorted({row["number"] for row in rows}):
+        same = [row for row in rows if row["number"] == chunk_number]
+        high = unfinished if chunk_number == -1 and unfinished is not None else max(row["last"] for row in same) + 1
+        begin, end = min(row["begin"] for row in same), max(row["end"] for row in same)
+        yield _Chunk(at, high, begin, end, {row["topic"]: row["count"] for row in same})
+        at = high
+
+
+def _rows(source: _Source, chunk: _Chunk, *, is_single: bool) -> DataFrame:
+    """The messages of a chunk as the sink takes them."""
+    from pyspark.sql import functions as f
+
+    place = f.col("commitLogOffset")
+    frame = source.frame(_SENT, chunk.begin_ms, chunk.end_ms).where((place >= chunk.low) & (place < chunk.high))
+    if is_single:
+        frame = frame.coalesce(1).sortWithinPartitions("commitLogOffset", "queueOffset")
+    return frame.select(
+        "body",
+        "tags",
+        "keys",
+        "flag",
+        f.map_filter("properties", lambda name, value: ~name.isin(*RESERVED_NAMES)).alias("properties"),
+        f.col("properties")[SHARDING_KEY].alias("shardingKey"),
+        f.concat_ws(":", "commitLogOffset", "queueOffset").alias("rowKey"),
+    )
+
+
+def _identity(path: str, target_topic: str, wanted: Filter) -> str:
+    """The same for the same task."""
+    told = repr((path, target_topic, wanted)).encode()
+    return f"replay-{hashlib.blake2b(told, digest_size=8).hexdigest()}"
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return max((bound for bound in (one, other) if bound is not None), default=None)
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((bound for bound in (one, other) if bound is not None), default=None)

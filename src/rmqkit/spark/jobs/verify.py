@@ -1,0 +1,220 @@
+"""Is a store whole? What ``rmq store verify`` looks at and in its words, by as many cores as there are.
+
+======  ===================================================  ===========================================================
+stage   one task per                                         looks at
+======  ===================================================  ===========================================================
+1       split of the log (`check_split`)                     every record: its parts, its place, its body's CRC on the
+                                                             mapped bytes, the CRC of the whole record where it has one;
+                                                             and which entries of queues and index files are exactly as
+                                                             these records make them
+2       index file, or about as many bytes of queues         everything else in it, one by one: entries that were not
+        (`check_files`)                                      found equal, extension units, chains, headers
+driver  –                                                    where the log ends, file names and sizes, ends of queues,
+                                                             checkpoint and configuration
+======  ===================================================  ===========================================================
+
+All work is done in the Python workers, by the code of `rmqkit.store.fsck`; what comes back are counts, findings and
+ranges of numbers. Workers read the store by the driver's path. Source: store.md §2-§8, §12.1; spark.md §5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+from rmqkit.spark.failures import one_line
+from rmqkit.spark.fs import local_path
+from rmqkit.spark.jobs.counts import SegmentCounts
+from rmqkit.spark.jobs.stretches import Stretch, disk_errors, in_log, log_splits, walked
+from rmqkit.spark.splits import Split
+from rmqkit.store.arrivals import Arrivals
+from rmqkit.store.comparison import Ranges
+from rmqkit.store.derived_files import DerivedFiles, Equal, FileSizes, QueueEnd
+from rmqkit.store.findings import Kind, Report, entries_of
+from rmqkit.store.fsck import LogDamage, QueueStat, check_sums, is_held, open_log, tally
+from rmqkit.store.log_view import LogView, Segment
+from rmqkit.store.settings import StoreSettings
+from rmqkit.store.small_files import check_small_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Checked", "Files", "Seen", "Verified", "check_files", "check_split", "joined", "verify"]
+
+_SPLIT_BYTES = 128 << 20
+_TASK_BYTES = 32 << 20
+_TASKS_PER_CORE = 3
+
+
+class Verified(Report):
+    """A `Report`, and what the files of the log hold."""
+
+    segments: list[SegmentCounts] = field(default_factory=list)
+
+
+class Checked(Struct):
+    """What every task has to know. Without ``sizes`` the log alone is looked at."""
+
+    root: Path
+    settings: StoreSettings
+    sizes: FileSizes | None
+
+
+class Seen(Struct):
+    """What was seen of the records of a stretch."""
+
+    report: Report
+    tallies: dict[tuple[str, int], QueueStat]
+    equal: Equal
+
+
+class Files(Struct):
+    """Files for one task of the second stage, each with its entries that were found equal; and the log they are held
+    against."""
+
+    log: list[tuple[Path, int]]
+    log_end: int
+    report: Report
+    queues: list[tuple[Path, Ranges]] = field(default_factory=list)
+    index: list[tuple[Path, Ranges]] = field(default_factory=list)
+
+
+def verify(
+    spark: SparkSession,
+    path: str,
+    settings: StoreSettings | None = None,
+    *,
+    read_only: bool = False,
+    log_only: bool = False,
+    split_bytes: int = _SPLIT_BYTES,
+) -> Verified:
+    """Look at every record, queue entry, extension unit and index chain of a store.
+
+    Args:
+        settings: what the store was written with; without them a file's length is compared with those of its kind.
+        read_only: take a store that a broker holds as it is at this moment.
+        log_only: leave out all files but the commit log.
+
+    Raises:
+        StoreLocked: a broker holds the store.
+        StoreError: there is no store, its index sizes have to be said, or a file cannot be read.
+    """
+    root, used = local_path(path), settings or StoreSettings()
+    report = Verified(is_live=is_held(root, read_only), is_unclean=(root / "abort").exists())
+    log = open_log(root, settings, report)
+    sizes = None if log_only else FileSizes.of(root, used, are_set=settings is not None)
+    plan, splits = Checked(root, used, sizes), log_splits(log, split_bytes)
+    tasks = spark.sparkContext
+    with one_line():
+        found = tasks.parallelize(splits, max(1, len(splits))).flatMap(partial(check_split, plan)).collect()
+    derived = DerivedFiles(root, log, used, report, sizes) if sizes is not None else None
+    seen = joined(log, report, found, derived)
+    if derived is not None:
+        queues, index = _shared(log, report, derived, seen.equal, tasks.defaultParallelism)
+        with one_line():
+            todo = tasks.parallelize([*queues, *index], max(1, len(queues) + len(index)))
+            checked = todo.map(partial(check_files, plan)).collect()
+        for part, ends in checked[: len(queues)]:
+            report.join(part)
+            derived.ends |= ends
+        derived.check_ends({key: stat.max_offset for key, stat in seen.tallies.items()})
+        for part, _ in checked[len(queues) :]:
+            report.join(part)
+        newest_ms = max((stat.last_store_timestamp for stat in seen.tallies.values()), default=0)
+        check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
+    return report
+
+
+class _Checks:
+    """The checks of the records of one stretch."""
+
+    def __init__(self, plan: Checked, start: int) -> None:
+        self._seen = Seen(Report(), {}, Equal())
+        self._derived: DerivedFiles | None = None
+        if plan.sizes is not None:
+            log, report = LogView([]), self._seen.report
+            self._derived = DerivedFiles(plan.root, log, plan.settings, report, plan.sizes, compared_from=start)
+
+    def add(self, segment: Segment, arrivals: Arrivals) -> None:
+        self._seen.report.checked["records"] += len(arrivals)
+        check_sums(segment, arrivals, self._seen.report)
+        tally(arrivals, self._seen.tallies)
+        if self._derived is not None:
+            self._derived.compare(arrivals)
+
+    def result(self) -> Seen:
+        if self._derived is not None:
+            self._seen.equal = self._derived.equal()
+        return self._seen
+
+
+def check_split(plan: Checked, split: Split) -> Iterator[tuple[Stretch, Seen]]:
+    """Stage 1: the stretches of a split, and what was seen of their records.
+    Raises StoreError: a file cannot be read."""
+    with disk_errors(plan.root):
+        yield from walked(split, partial(_Checks, plan))
+
+
+def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, str, int], QueueEnd]]:
+    """Stage 2: what is wrong with some files, and where the queues among them end.
+    Raises StoreError: as `check_split`."""
+    assert plan.sizes is not None, "files are looked at"
+    with disk_errors(plan.root):
+        log = LogView(files.log)
+        log.end = files.log_end
+        derived = DerivedFiles(plan.root, log, plan.settings, files.report, plan.sizes)
+        for folder, equal in files.queues:
+            derived.check_queue(folder, equal)
+        for path, equal in files.index:
+            derived.check_index(path, equal)
+    return files.report, derived.ends
+
+
+def joined(log: LogView, report: Verified, found: Iterable[tuple[Stretch, Seen]], derived: DerivedFiles | None) -> Seen:
+    """What all tasks of stage 1 saw of the log, up to its end; findings and counts go to the report as well."""
+    counts: dict[Path, SegmentCounts] = {}
+    damages = LogDamage(report)
+    whole = Seen(report, {}, Equal())
+    for segment, (_, seen) in damages.passed(in_log(log, found, counts)):
+        report.join(seen.report)
+        counts[segment.path].bad_crcs += seen.report.counts[Kind.BODY_CRC]
+        whole.equal.join(seen.equal)
+        for key, stat in seen.tallies.items():
+            whole.tallies[key] = stat  # the later one: its queue ends there
+    damages.check_tail(derived.indexed_end if derived is not None else lambda: 0)
+    if damages.stale is not None:
+        segment, damage = damages.stale
+        counts[segment.path].damages -= 1
+        counts[segment.path].damaged_bytes -= damage.end - damage.position
+    report.segments = list(counts.values())
+    return whole
+
+
+def _shared(
+    log: LogView, report: Report, derived: DerivedFiles, equal: Equal, cores: int
+) -> tuple[list[Files], list[Files]]:
+    """The queues, and the index files, for tasks that are about equal."""
+    files = [(segment.path, segment.start) for segment in log.segments]
+
+    def new_task() -> Files:
+        return Files(files, log.end, Report(is_live=report.is_live, is_unclean=report.is_unclean))
+
+    folders = derived.queue_folders()
+    sizes = [sum(path.stat().st_size for path in entries_of(folder)) for folder in folders]
+    share = max(_TASK_BYTES, sum(sizes) // (_TASKS_PER_CORE * cores))
+    queues, taken = [new_task()] if folders else [], 0
+    for folder, size in zip(folders, sizes, strict=True):
+        if taken > share:
+            queues.append(new_task())
+            taken = 0
+        queues[-1].queues.append((folder, equal.queues.get(folder, Ranges())))
+        taken += size
+    index = []
+    for path in derived.index_paths():
+        index.append(new_task())
+        index[-1].index.append((path, equal.index.get(path, Ranges())))
+    return queues, index

@@ -1,0 +1,249 @@
+"""The ledger of a transactional sink: what was decided about each batch, in the order of one queue of a topic.
+
+========  ====================  ====================================================================================
+entry     written               says
+========  ====================  ====================================================================================
+part      before a decision     some of the batch's half messages (`Half`)
+decision  before the first      **these rows are committed**: the offsets of the parts, and how far the target's
+          END_TRANSACTION       queues reached; the first one of a batch counts, later ones do not
+claim     while committing      who is at it; a claim counts unless somebody else's is younger than a lease
+gone      when half messages    rows that have to be staged again because nothing is left to commit; the next
+          were deleted          decision of the batch adds them
+done      at the end            every row is visible
+aborted   after a failure       half messages born before are of no use
+========  ====================  ====================================================================================
+
+The topic is ``rmqkit-ledger-<producer group>``; entries go to the first queue of the first broker that has it, and
+nothing reads them in another order than that queue's, so all who look agree on who decided and who holds the lease
+(`progress`, pure). A lease is three times ``transactionSettleMs``: its holder begins END_TRANSACTIONs for one such time
+after it asked for it; each of those is written within another, and takes effect within a third, or never does. A batch
+can be judged while the topic keeps its entries (``fileReservedTime``). Source: spark.md §6; docs/decisions/0006.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.errors import BodyError
+
+__all__ = ["Batch", "Entry", "Half", "Kind", "Low", "Progress", "Written", "pack_halves", "progress", "unpack_halves"]
+
+HALVES_PER_PART = 10_000
+
+
+class Batch(Struct, frozen=True, order=True):
+    """One batch of one sink; what the keys of its rows begin with."""
+
+    sink_id: str
+    batch_id: int
+
+    @property
+    def prefix(self) -> str:
+        """The first parts of the keys."""
+        return f"{self.sink_id}/{self.batch_id}/"
+
+    @classmethod
+    def of_key(cls, row_key: str) -> Batch | None:
+        """The batch of a row; None when the key is not a sink's."""
+        sink_id, _, rest = row_key.partition("/")
+        batch_id, found, _ = rest.partition("/")
+        return cls(sink_id, int(batch_id)) if sink_id and found and batch_id.isdecimal() else None
+
+
+class Half(Struct, frozen=True, gc=False):
+    """A half message: the row, without its batch, and what END_TRANSACTION needs.
+    ``lane`` is the row's queue when the order in it matters, else -1."""
+
+    row: str
+    topic: str
+    broker_name: str
+    lane: int
+    queue_offset: int
+    log_offset: int
+
+
+class Low(Struct, frozen=True, array_like=True):
+    """How far a queue of the target reached when a batch was decided."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    offset: int
+
+
+class Kind(enum.Enum):
+    """What an entry says."""
+
+    PART = "part"
+    DECISION = "decision"
+    CLAIM = "claim"
+    GONE = "gone"
+    DONE = "done"
+    ABORTED = "aborted"
+
+
+class Entry(Struct, frozen=True, omit_defaults=True):
+    """One message of the ledger; its body is this as MessagePack."""
+
+    kind: Kind
+    batch: Batch
+    claimant: str = ""
+    halves: tuple[bytes, ...] = ()
+    parts: tuple[int, ...] = ()
+    lows: tuple[Low, ...] = ()
+    rows: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """The body."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(body: bytes) -> Entry:
+        """Read a body. Raises BodyError: it is no entry."""
+        try:
+            return _DECODER.decode(body)
+        except msgspec.MsgspecError as error:
+            raise BodyError(f"a message of {len(body)} bytes is no ledger entry: {error}") from None
+
+
+class Written(Struct, frozen=True):
+    """An entry where it lies; times are of the broker's and the writer's clock."""
+
+    entry: Entry
+    offset: int
+    stored_ms: int
+    born_ms: int
+
+
+class Progress(Struct):
+    """Where a batch is.
+
+    Attributes:
+        decision: offset of the decision that counts, -1 without one.
+        decided_by: who wrote it.
+        parts: offsets of the parts that belong to it and to later additions.
+        holder, since, held_ms: who holds the lease, the offset of the entry that gave it, and the broker's time of the
+            newest one that kept it.
+        gone: rows that have to be staged again.
+        is_past: the sink is at a later batch.
+        aborted_ms: the writer's time of the newest abort.
+        is_known: the sink has any entry here.
+    """
+
+    decision: int = -1
+    decided_by: str = ""
+    parts: tuple[int, ...] = ()
+    lows: tuple[Low, ...] = ()
+    holder: str = ""
+    since: int = -1
+    held_ms: int = 0
+    gone: frozenset[str] = frozenset()
+    is_done: bool = False
+    is_past: bool = False
+    aborted_ms: int = -1
+    is_known: bool = False
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the rows are committed, visible or not."""
+        return self.decision >= 0
+
+
+_DECODER = msgspec.msgpack.Decoder(Entry)
+
+
+def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progress:
+    """What the entries of a ledger, in their order, say about a batch."""
+    now = Progress()
+    for written in entries:
+        entry = written.entry
+        if entry.batch.sink_id != batch.sink_id:
+            continue
+        now.is_known = True
+        if entry.batch != batch:
+            now.is_past |= entry.batch.batch_id > batch.batch_id and entry.kind in (Kind.DECISION, Kind.DONE)
+        elif entry.kind is Kind.DONE:
+            now.is_done = True
+        elif entry.kind is Kind.ABORTED:
+            now.aborted_ms = max(now.aborted_ms, written.born_ms)
+        elif entry.kind is Kind.GONE:
+            now.gone = frozenset(entry.rows)
+        elif entry.kind is Kind.DECISION:
+            _decide(now, written, lease_ms)
+        elif entry.kind is Kind.CLAIM and now.is_decided:
+            _claim(now, written, lease_ms)
+    return now
+
+
+def _decide(now: Progress, written: Written, lease_ms: int) -> None:
+    entry = written.entry
+    if now.is_decided and not now.gone:
+        return
+    if now.is_decided:
+        now.parts, now.gone = now.parts + entry.parts, frozenset()
+    else:
+        now.decided_by, now.parts, now.lows = entry.claimant, entry.parts, entry.lows
+    now.decision = written.offset
+    now.decided_by = entry.claimant
+    _claim(now, written, lease_ms)
+
+
+def _claim(now: Progress, written: Written, lease_ms: int) -> None:
+    claimant = written.entry.claimant
+    if claimant != now.holder:
+        if now.holder and written.stored_ms < now.held_ms + lease_ms:
+            return
+        now.holder, now.since = claimant, written.offset
+    now.held_ms = written.stored_ms
+
+
+def pack_halves(halves: Sequence[Half]) -> list[bytes]:
+    """Half messages in few bytes, some thousands in each piece."""
+    pieces = [halves[at : at + HALVES_PER_PART] for at in range(0, len(halves), HALVES_PER_PART)]
+    return [_pack(piece) for piece in pieces]
+
+
+def unpack_halves(packed: bytes) -> list[Half]:
+    """The half messages of a piece. Raises BodyError: it is none."""
+    try:
+        places, rows, where, queue_steps, log_steps = _PIECE.decode(zlib.decompress(packed))
+        halves, queue_offset, log_offset = [], 0, 0
+        for row, place, queue_step, log_step in zip(rows, where, queue_steps, log_steps, strict=True):
+            queue_offset += queue_step
+            log_offset += log_step
+            halves.append(Half(row, *places[place], queue_offset, log_offset))
+        return halves
+    except (zlib.error, msgspec.MsgspecError, ValueError, IndexError) as error:
+        raise BodyError(f"{len(packed)} bytes of a ledger's part are no half messages: {error}") from None
+
+
+_PIECE = msgspec.msgpack.Decoder(
+    tuple[list[tuple[str, str, int]], list[str], list[int], list[int], list[int]],
+)
+
+
+def _pack(halves: Sequence[Half]) -> bytes:
+    """Offsets as steps from the one before: they mostly rise by little, which zlib shortens to a few bytes a row."""
+    distinct = dict.fromkeys((half.topic, half.broker_name, half.lane) for half in halves)
+    places = {place: number for number, place in enumerate(distinct)}
+    return zlib.compress(
+        msgspec.msgpack.encode(
+            (
+                list(places),
+                [half.row for half in halves],
+                [places[half.topic, half.broker_name, half.lane] for half in halves],
+                _steps([half.queue_offset for half in halves]),
+                _steps([half.log_offset for half in halves]),
+            )
+        ),
+        1,
+    )
+
+
+def _steps(numbers: Sequence[int]) -> list[int]:
+    return [number - before for before, number in zip((0, *numbers), numbers, strict=False)]

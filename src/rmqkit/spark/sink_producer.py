@@ -1,0 +1,279 @@
+"""What the sink's processes do at brokers: send rows, stage them as half messages, end those. For blocking callers.
+
+A process has one of these per set of options and keeps it: a Python worker that is used again connects once, and while
+it lives its heartbeats make it a member of the producer group, whom brokers ask about half messages
+(CHECK_TRANSACTION_STATE). Work runs on the loop thread of the process (`rmqkit.client.portal`). What passes by itself
+(no answer, no route, a busy broker) is tried again for ``brokerPatienceMs``; what lasts is raised at once.
+Source: behaviour.md §9.1; spark.md §6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from msgspec import Struct, field
+
+from rmqkit.client.batching import SendManyFailed
+from rmqkit.client.portal import portal
+from rmqkit.client.selectors import PlacedMessage, Selector, by_place
+from rmqkit.client.sender import RETRYABLE, SendResult
+from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.transaction import Check, TransactionProducer, TransactionState
+from rmqkit.clock import SYSTEM_CLOCK
+from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError, SendFailed
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.headers.transactions import EndTransactionRequest
+from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.message import Message
+from rmqkit.spark.ledger import Batch, Half
+from rmqkit.spark.live import Live
+from rmqkit.spark.options import LiveOptions, SinkOptions
+
+__all__ = ["Ended", "SinkProducer", "pace"]
+
+T = TypeVar("T")
+
+_RETRY_PAUSE_S = 0.25
+_PULL_COUNT = 256
+
+
+class Ended(Struct):
+    """What became of END_TRANSACTIONs that were to be sent.
+
+    Attributes:
+        unsent: their half messages are as they were.
+        is_in_doubt: some were not answered; they may take effect a little later.
+        refused: what brokers did not want to commit, and why.
+        error: the last reason why something was not answered.
+    """
+
+    unsent: list[Half] = field(default_factory=list)
+    is_in_doubt: bool = False
+    refused: list[tuple[Half, PeerRefused]] = field(default_factory=list)
+    error: RmqError | None = None
+
+
+class SinkProducer:
+    """A producer of the sink's group. ``check`` answers brokers that ask about half messages."""
+
+    def __init__(self, options: SinkOptions, check: Check) -> None:
+        self.options = options
+        self.live = Live(
+            LiveOptions(
+                name_servers=options.name_servers,
+                pull_count=_PULL_COUNT,
+                patience_ms=options.patience_ms,
+                access_key=options.access_key,
+                secret_key=options.secret_key,
+                namespace=options.namespace,
+                use_tls=options.use_tls,
+                trusted=options.trusted,
+            )
+        )
+        self._portal = portal()
+        self._check = check
+        self._producer: TransactionProducer
+
+    def start(self) -> None:
+        """Join the group: from now on brokers may ask."""
+        self._producer = self._portal.run(self._started)
+        self._portal.close_at_exit(self)
+
+    async def _started(self) -> TransactionProducer:
+        options = self.options
+        settings = ProducerSettings(
+            send_timeout_ms=options.send_timeout_ms,
+            compress_body_bytes=options.compress_body_bytes,
+            batch_bytes=options.batch_bytes,
+            sends_max=options.sends_max,
+        )
+        producer = TransactionProducer(
+            options.group, execute=_never, check=self._check, settings=settings, runtime=self.live.runtime
+        )
+        await producer.start()
+        return producer
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether it is that of the process that this one was forked from."""
+        return self._portal.is_left_behind
+
+    @property
+    def now_ms(self) -> float:
+        """Monotonic time, which leases are measured with."""
+        return self.live.runtime.clock.monotonic_ms()
+
+    async def close(self) -> None:
+        """Leave the group and let go of the connections; on the portal's loop."""
+        await self._producer.close()
+        await self.live.runtime.close()
+
+    def pause(self, pause_ms: float) -> None:
+        """Wait, while check-backs are answered."""
+        self._portal.run(lambda: asyncio.sleep(max(0.0, pause_ms) / 1000))
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues a topic may be sent to, or is going to have. Raises NoRoute: there are none."""
+        return self._portal.run(lambda: self._patiently(lambda: self._producer.queues(topic)))
+
+    def send_one(self, message: Message, queue: MessageQueue) -> SendResult:
+        """Send a message to a queue."""
+        return self._portal.run(lambda: self._patiently(lambda: self._producer.send(message, queue=queue)))
+
+    def send(self, rows: Sequence[PlacedMessage]) -> None:
+        """Send rows, in batches; the placed ones of a queue in their order.
+        Raises MessageIllegal: one cannot be sent.
+        Raises NoRoute, PeerRefused, SendFailed: the brokers do not take it."""
+        placed = [row for row in rows if row.is_placed]
+        free = rows if not placed else [row for row in rows if not row.is_placed]
+        self._portal.run(lambda: self._send_all(free, None))
+        self._portal.run(lambda: self._send_all(placed, by_place))
+
+    def stage(self, rows: Iterable[PlacedMessage], batch: Batch, staged: list[Half]) -> None:
+        """Store rows as half messages; adds what is stored to ``staged``, also of a call that fails.
+        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed: as `send`."""
+        self._portal.run(lambda: self._stage_all(list(rows), batch, staged))
+
+    def end(self, halves: Sequence[Half], batch: Batch, state: TransactionState, until_ms: float) -> Ended:
+        """Tell the brokers how half messages end and wait for the answers; what could not be sent until then, or came
+        behind something of its lane that was not answered, is unsent."""
+        return self._portal.run(lambda: self._end_all(halves, batch, state, until_ms))
+
+    async def _send_all(self, rows: Sequence[PlacedMessage], selector: Selector | None) -> None:
+        deadline_ms = self.now_ms + self.options.patience_ms
+        while rows:
+            try:
+                await self._producer.send_many(rows, selector=selector)
+                return
+            except SendManyFailed as failed:
+                failures = [result for result in failed.results if isinstance(result, RmqError)]
+                lasting = [error for error in failures if not _passes(error)]
+                if lasting or self.now_ms > deadline_ms:
+                    raise (lasting or failures)[0] from None
+                left = zip(rows, failed.results, strict=True)
+                rows = [row for row, result in left if isinstance(result, RmqError)]
+            await self._look_again()
+
+    async def _stage_all(self, rows: Sequence[PlacedMessage], batch: Batch, staged: list[Half]) -> None:
+        found: dict[int, Half] = {}
+        numbered = iter(enumerate(rows))
+
+        async def work() -> None:
+            for number, row in numbered:
+                found[number] = await self._patiently(lambda row=row: self._stage(row, batch))  # type: ignore[misc]
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(self.options.sends_max, len(rows))):
+                    tasks.create_task(work(), name="stage rows")
+        except* RmqError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            staged += [found[number] for number in sorted(found)]
+
+    async def _stage(self, row: PlacedMessage, batch: Batch) -> Half:
+        queue = by_place(await self._producer.queues(row.topic), row) if row.is_placed else None
+        sent = await self._producer.send_half(row, queue=queue)
+        return Half(
+            (row.msg_id or "").removeprefix(batch.prefix),
+            row.topic,
+            sent.queue.broker_name,
+            -1 if queue is None else queue.queue_id,
+            sent.queue_offset,
+            decode_offset_id(sent.offset_msg_id)[2],
+        )
+
+    async def _end_all(self, halves: Sequence[Half], batch: Batch, state: TransactionState, until_ms: float) -> Ended:
+        ended = Ended()
+        todo = iter(_lanes(halves))
+
+        async def work() -> None:
+            for lane in todo:
+                await self._end_lane(lane, batch, state, until_ms, ended)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(self.options.sends_max, len(halves))):
+                tasks.create_task(work(), name="end half messages")
+        return ended
+
+    async def _end_lane(
+        self, lane: Sequence[Half], batch: Batch, state: TransactionState, until_ms: float, ended: Ended
+    ) -> None:
+        for number, half in enumerate(lane):
+            # After one was not answered the next would most likely not be either, and each would take its time.
+            if ended.is_in_doubt or self.now_ms >= until_ms:
+                ended.unsent += lane[number:]
+                return
+            try:
+                address = await self.live.runtime.routes.find_address(half.broker_name, half.topic)
+                header = self._header(half, batch, state)
+                await self.live.runtime.calls.ask_end_transaction(address, header, self.options.settle_ms)
+            except PeerRefused as error:
+                ended.refused.append((half, error))
+                if half.lane >= 0:
+                    ended.unsent += lane[number + 1 :]
+                    return
+            except (RemotingError, NoRoute) as error:
+                ended.is_in_doubt, ended.error = True, error
+
+    def _header(self, half: Half, batch: Batch, state: TransactionState) -> EndTransactionRequest:
+        key = batch.prefix + half.row
+        return EndTransactionRequest(
+            topic=half.topic,
+            producer_group=self.options.group,
+            tran_state_table_offset=half.queue_offset,
+            commit_log_offset=half.log_offset,
+            commit_or_rollback=state.value,
+            msg_id=key,
+            transaction_id=key,
+            bname=half.broker_name,
+        )
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        deadline_ms = self.now_ms + self.options.patience_ms
+        while True:
+            try:
+                return await work()
+            except RmqError as error:
+                if not _passes(error) or self.now_ms > deadline_ms:
+                    raise
+            await self._look_again()
+
+    async def _look_again(self) -> None:
+        await asyncio.sleep(_RETRY_PAUSE_S)
+        with contextlib.suppress(NoRoute):
+            await self.live.runtime.routes.refresh_all()
+
+
+@contextlib.contextmanager
+def pace(count: int, rows_per_s: int) -> Iterator[None]:
+    """Have what is done with some rows take as long as their number wants; no limit when that is 0."""
+    started_ms = SYSTEM_CLOCK.monotonic_ms()
+    yield
+    if rows_per_s:
+        left_ms = count * 1000 / rows_per_s - (SYSTEM_CLOCK.monotonic_ms() - started_ms)
+        portal().run(lambda: asyncio.sleep(max(0.0, left_ms) / 1000))
+
+
+def _passes(error: RmqError) -> bool:
+    """Whether another try may end otherwise."""
+    return isinstance(error, RemotingError | NoRoute | SendFailed) or (
+        isinstance(error, PeerRefused) and error.code in RETRYABLE
+    )
+
+
+def _lanes(halves: Sequence[Half]) -> Iterator[Sequence[Half]]:
+    """Half messages that have to be committed one after the other; the others each alone."""
+    ordered: dict[tuple[str, str, int], list[Half]] = {}
+    for half in halves:
+        if half.lane >= 0:
+            ordered.setdefault((half.topic, half.broker_name, half.lane), []).append(half)
+    return itertools.chain(ordered.values(), ([half] for half in halves if half.lane < 0))
+
+
+def _never(message: Message, argument: object) -> None:
+    """The sink ends transactions itself."""

@@ -1,0 +1,136 @@
+"""Rows that become messages: the sink's columns, checked on the driver, and the messages of an Arrow batch.
+
+==============  ==========================  =======================================================================
+column          type                        becomes
+==============  ==========================  =======================================================================
+body            binary, string              the body; the only column that must be there, and never null or empty
+topic           string                      where to; option ``topic`` otherwise
+tags            string                      TAGS
+keys            string, array<string>       KEYS; several are separated by blanks
+properties      map<string,string>          properties of the application
+flag            int                         the flag
+delayLevel      int                         DELAY: one of the broker's delay levels
+deliverTimeMs   bigint                      TIMER_DELIVER_MS: ms since the epoch
+shardingKey     string                      __SHARDINGKEY; rows with equal keys go to one queue, in their order
+queueId         int                         the queue, of the first broker by name that has it
+rowKey          string                      last part of the row's key, instead of partition and row number
+==============  ==========================  =======================================================================
+
+**The row's key** is ``sinkId/batch/partition/row``, or ``sinkId/batch/rowKey``, and is sent as UNIQ_KEY: then it is the
+``msgId`` that every client shows, brokers find it by index, and a row that is sent again has the key it had. Numbered
+rows mean the same row again only if the plan gives each partition the same rows in the same order (no shuffle in front
+of the sink without a sort); otherwise name a ``rowKey``. Source: spark.md §6, §8.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from msgspec import Struct
+from pyspark.sql.types import StructType
+
+from rmqkit.client.selectors import PlacedMessage
+from rmqkit.errors import MessageIllegal, SettingsError
+
+__all__ = ["SINK_COLUMNS", "RowKeys", "check_columns", "messages"]
+
+ROW_KEY_CHARS_MAX = 255
+
+SINK_COLUMNS: dict[str, tuple[str, ...]] = {
+    "body": ("binary", "string"),
+    "topic": ("string",),
+    "tags": ("string",),
+    "keys": ("string", "array<string>"),
+    "properties": ("map<string,string>",),
+    "flag": ("int",),
+    "delayLevel": ("int",),
+    "deliverTimeMs": ("bigint",),
+    "shardingKey": ("string",),
+    "queueId": ("int",),
+    "rowKey": ("string",),
+}
+DELAYS = ("delayLevel", "deliverTimeMs")
+
+
+class RowKeys(Struct, frozen=True):
+    """The keys of a task's rows."""
+
+    sink_id: str
+    batch_id: int
+    partition: int
+
+    @property
+    def prefix(self) -> str:
+        """What all keys of a batch begin with."""
+        return f"{self.sink_id}/{self.batch_id}/"
+
+    def key(self, number: int, row_key: str | None) -> str:
+        """The key of a row. Raises MessageIllegal: the row's own part is too long or has no characters to be used."""
+        if row_key is None:
+            return f"{self.prefix}{self.partition}/{number}"
+        if not 0 < len(row_key) <= ROW_KEY_CHARS_MAX or not row_key.isprintable():
+            raise MessageIllegal(f"rowKey {row_key!r} must have 1 to {ROW_KEY_CHARS_MAX} printable characters")
+        return self.prefix + row_key
+
+
+def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: str) -> None:
+    """Raises SettingsError: a column is unknown (the nearest is named) or of another type, or one is missing."""
+    for field in schema.fields:
+        wanted = SINK_COLUMNS.get(field.name)
+        if wanted is None:
+            near = difflib.get_close_matches(field.name, SINK_COLUMNS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(SINK_COLUMNS)}"
+            raise SettingsError(f"{source}: there is no column {field.name!r} in the sink: {hint}")
+        found = field.dataType.simpleString()
+        if found not in wanted:
+            raise SettingsError(f"{source}: column {field.name} must be {' or '.join(wanted)}, it is {found}: cast it")
+        if field.name in DELAYS and not may_delay:
+            raise SettingsError(
+                f"{source}: column {field.name} cannot be sent with deliveryGuarantee=transactional, whose rows count"
+                " as stored once consumers can see them: leave it out, or use at-least-once"
+            )
+    for name in ("body",) if topic else ("body", "topic"):
+        if name not in schema.names:
+            instead = ", or set option topic" if name == "topic" else ""
+            raise SettingsError(f"{source}: the sink needs a column {name}: add it{instead}")
+
+
+def messages(batch: pa.RecordBatch, first: int, topic: str, keys: RowKeys) -> Iterator[PlacedMessage]:
+    """The messages of a batch of a task's rows, whose first has number ``first``.
+    Raises MessageIllegal: a row cannot be a message; rows are named by partition and number."""
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    empty: Sequence[None] = (None,) * batch.num_rows
+    names = [name for name in SINK_COLUMNS if name != "body"]
+    rows = zip(columns["body"], *(columns.get(name, empty) for name in names), strict=True)
+    for number, (
+        body,
+        own_topic,
+        tags,
+        words,
+        properties,
+        flag,
+        level,
+        at_ms,
+        sharding_key,
+        queue_id,
+        row_key,
+    ) in enumerate(rows, first):
+        where = own_topic or topic
+        if not body or not where:
+            missing = "topic" if body else "body"
+            raise MessageIllegal(f"row {number} of partition {keys.partition} has no {missing}: filter it out before")
+        yield PlacedMessage(
+            topic=where,
+            body=body.encode() if isinstance(body, str) else body,
+            tags=tags,
+            keys=words.split() if isinstance(words, str) else [word for word in words or () if word],
+            properties={name: value for name, value in properties or () if value is not None},
+            flag=flag or 0,
+            delay_level=level or 0,
+            deliver_at_ms=at_ms,
+            sharding_key=sharding_key,
+            queue_id=queue_id,
+            msg_id=keys.key(number, row_key),
+        )

@@ -1,0 +1,49 @@
+"""The little of Spark that jobs over splits use, in this process: tests of what a job does need no JVM for it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+__all__ = ["in_process"]
+
+
+def in_process() -> SparkSession:
+    """What a job takes for a session. Functions, items and results are pickled, as on their way to a worker."""
+    return cast("SparkSession", _Session())
+
+
+class _Session:
+    defaultParallelism = 2  # noqa: N815 - Spark's name
+
+    @property
+    def sparkContext(self) -> _Session:  # noqa: N802 - Spark's name
+        return self
+
+    def parallelize(self, items: Iterable[Any], partitions: int) -> _Items:
+        assert partitions > 0
+        return _Items(_sent(list(items)))
+
+
+class _Items:
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def map(self, work: Callable[[Any], Any]) -> _Items:
+        work = _sent(work)
+        return _Items([_sent(work(item)) for item in self._items])
+
+    def mapPartitions(self, work: Callable[[Iterator[Any]], Iterable[Any]]) -> _Items:  # noqa: N802 - Spark's name
+        return _Items(_sent(list(_sent(work)(iter(self._items)))))
+
+    def collect(self) -> list[Any]:
+        return self._items
+
+
+def _sent(value: Any) -> Any:
+    dumps: Callable[[Any], bytes] = cloudpickle.dumps
+    return pickle.loads(dumps(value))

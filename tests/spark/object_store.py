@@ -1,0 +1,133 @@
+"""An object store on loopback: as much of S3's HTTP as listing and reading take, over a directory.
+
+``GET /bucket?list-type=2&prefix=..&delimiter=..``, ``GET`` with ``Range`` and ``HEAD`` of an object, both only for
+requests that are signed with the one access key it knows. A listing has few keys to a page. What was read is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+__all__ = ["ACCESS_KEY", "SECRET_KEY", "ObjectStore", "serve_objects"]
+
+ACCESS_KEY = "AKTESTS"
+SECRET_KEY = "s3cr3t/with+signs"
+_KEYS_OF_PAGE = 20
+
+
+class ObjectStore(ThreadingHTTPServer):
+    """One bucket, ``data``, whose objects are the files below a directory."""
+
+    daemon_threads = True
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.root = root
+        self.reads: list[tuple[str, int]] = []
+
+    def address(self, below: str, *, user: str = f"{ACCESS_KEY}:{quote(SECRET_KEY, safe='')}@") -> str:
+        """The address of a directory."""
+        return f"s3://{user}data/{below}?endpoint_override=127.0.0.1:{self.server_port}&scheme=http"
+
+    def read_bytes(self, name: str) -> int:
+        """How much was read of the objects whose key ends with a name."""
+        return sum(size for key, size in self.reads if key.endswith(name))
+
+
+@contextmanager
+def serve_objects(root: Path) -> Iterator[ObjectStore]:
+    """Serve until the end of the block."""
+    with ObjectStore(root) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # head and body in one packet
+    server: ObjectStore
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        _, bucket, *key = unquote(url.path).split("/", 2)
+        path = self.server.root / "/".join(key)
+        if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
+            self._answer(403, _error("AccessDenied"))
+        elif bucket != "data":
+            self._answer(404, _error("NoSuchBucket"))
+        elif "list-type" in url.query:
+            self._answer(200, self._page({name: values[0] for name, values in parse_qs(url.query).items()}))
+        elif not "".join(key):
+            self._answer(200)
+        elif path.is_file() and not url.path.endswith("/"):
+            self._object("/".join(key), path)
+        else:
+            self._answer(404, _error("NoSuchKey"))
+
+    def _object(self, key: str, path: Path) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        size = path.stat().st_size
+        low, high = (int(asked[1]), min(int(asked[2]) + 1, size)) if asked else (0, size)
+        if self.command == "HEAD":
+            self._answer(200, headers={"Content-Length": str(size)})
+            return
+        with path.open("rb") as file:
+            file.seek(low)
+            content = file.read(high - low)
+        self.server.reads.append((key, len(content)))
+        self._answer(206 if asked else 200, content, {"Content-Range": f"bytes {low}-{high - 1}/{size}"})
+
+    def _page(self, asked: dict[str, str]) -> bytes:
+        prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
+        files = (path for path in self.server.root.rglob("*") if path.is_file())
+        keys = {path.relative_to(self.server.root).as_posix(): path.stat().st_size for path in files}
+        found: dict[str, int | None] = {}
+        for key, size in sorted(keys.items()):
+            if key.startswith(prefix):
+                ahead, stop, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key[len(prefix) :], "", "")
+                found[prefix + ahead + stop] = None if stop else size
+        rest = [name for name in found if name > asked.get("continuation-token", "")]
+        page = rest[: min(_KEYS_OF_PAGE, int(asked.get("max-keys", "1000")))]
+        told = "".join(
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            if found[name] is None
+            else f"<Contents><Key>{escape(name)}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+            f"<ETag>&quot;0&quot;</ETag><Size>{found[name]}</Size></Contents>"
+            for name in page
+        )
+        more = len(page) < len(rest)
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        return (
+            f"<ListBucketResult><Name>data</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{told}</ListBucketResult>"
+        ).encode()
+
+    def _answer(self, status: int, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """No line for every request."""
+
+
+def _error(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()

@@ -1,0 +1,149 @@
+"""How a ledger is found, read on, read back and forgotten, over a topic in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmqkit.errors import ClientError, NoRoute
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.message import Message
+from rmqkit.protocol.properties import encode_properties
+from rmqkit.spark import ledger_topic as module
+from rmqkit.spark.ledger import Batch, Entry, Half, Kind, pack_halves
+from rmqkit.spark.ledger_topic import LedgerTopic, ledger_topic
+from rmqkit.spark.live import Bounds
+from rmqkit.spark.offsets import Range
+from rmqkit.spark.options import SinkOptions
+from tests.spark.messages import record_at
+
+OPTIONS = SinkOptions(group="g", settle_ms=100, patience_ms=1000)
+HOME = MessageQueue(ledger_topic("g"), "broker-a", 0)
+
+
+class Topic:
+    """The ledger's topic and a producer in one: time goes on by pauses, which messages need to be dispatched."""
+
+    def __init__(self, *, exists: bool = True) -> None:
+        self.live = self
+        self.exists = exists
+        self.records: list[bytes] = []
+        self.low = self.dispatched = 0
+        self.now_ms = 0.0
+        self.reads: list[tuple[int, int]] = []
+
+    def pause(self, pause_ms: float) -> None:
+        self.now_ms += pause_ms
+        self.dispatched = len(self.records)
+
+    def queues(self, topics: Any) -> list[MessageQueue]:
+        if not self.exists and not isinstance(topics, str):
+            raise NoRoute("none")
+        return [HOME, MessageQueue(HOME.topic, "broker-b", 0)]
+
+    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
+        return {queue: Bounds(self.low, self.dispatched) for queue in queues}
+
+    def bodies(self, part: Range) -> Iterator[bytes]:
+        assert self.low <= part.low < part.high <= self.dispatched
+        self.reads.append((part.low, part.high))
+        yield b"".join(self.records[part.low : part.high])
+
+    def send_one(self, message: Message, queue: MessageQueue) -> Any:
+        assert queue == HOME
+        self.exists = True
+        self.put(message.body)
+        return SimpleNamespace(queue_offset=len(self.records) - 1)
+
+    def put(self, body: bytes) -> None:
+        properties = encode_properties({"UNIQ_KEY": f"M{len(self.records)}"})
+        stored = {"queue_offset": len(self.records), "body": body, "properties": properties}
+        self.records.append(record_at(0, topic=HOME.topic.encode(), store_timestamp=int(self.now_ms), **stored))
+
+    def fill(self, *entries: Entry) -> Topic:
+        for entry in entries:
+            self.put(entry.encode())
+        self.dispatched = len(self.records)
+        return self
+
+
+def opened(topic: Topic, **changed: Any) -> LedgerTopic:
+    return LedgerTopic(SinkOptions(group="g", settle_ms=100, patience_ms=1000, **changed), topic)  # type: ignore[arg-type]
+
+
+def done(batch_id: int, sink_id: str = "q") -> Entry:
+    return Entry(Kind.DONE, Batch(sink_id, batch_id))
+
+
+def test_an_entry_is_read_before_append_returns() -> None:
+    topic = Topic()
+    ledger = opened(topic)
+    assert ledger.append(Entry(Kind.DECISION, Batch("q", 3), "me")) == 0
+    assert (topic.dispatched, ledger.progress(Batch("q", 3)).decided_by, ledger.stored_ms(0)) == (1, "me", 0)
+
+
+def test_the_first_entry_makes_the_topic() -> None:
+    topic = Topic(exists=False)
+    ledger = opened(topic)
+    assert not ledger.progress(Batch("q", 0)).is_known
+    assert ledger.last_batches("q") == (0, None)
+    ledger.append(done(0))
+    assert ledger.progress(Batch("q", 0)).is_done
+
+
+def test_a_topic_that_is_missed_is_waited_for_and_then_an_error() -> None:
+    topic = Topic(exists=False)
+    with pytest.raises(
+        ClientError, match=r"topic rmqkit-ledger-g, .* the batches before q/7, is in no route: start its"
+    ):
+        opened(topic).progress(Batch("q", 7))
+    assert topic.now_ms >= OPTIONS.patience_ms
+    assert not opened(topic, fail_on_ledger_loss=False).progress(Batch("q", 7)).is_known
+
+
+def test_what_is_old_is_read_back_until_the_sink_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WINDOW_COUNT", 10)
+    topic = Topic().fill(done(5), *(done(number, "other") for number in range(35)))
+    ledger = opened(topic)
+    assert ledger.progress(Batch("q", 5)).is_done
+    assert topic.reads == [(26, 36), (16, 26), (6, 16), (0, 6)]
+    assert not ledger.progress(Batch("q", 6)).is_done
+    assert topic.reads[4:] == []  # an earlier batch of the sink is known: what is not here does not exist
+
+
+def test_a_sink_that_brokers_have_forgotten_is_an_error() -> None:
+    topic = Topic().fill(*(done(number, "other") for number in range(5)))
+    assert not opened(topic).progress(Batch("q", 7)).is_known
+    topic.low = 2
+    with pytest.raises(ClientError, match=r"no entry of sink q any more: if the checkpoint has commits/6 and batch 7"):
+        opened(topic).progress(Batch("q", 7))
+    assert not opened(topic, fail_on_ledger_loss=False).progress(Batch("q", 7)).is_known
+
+
+def test_what_is_kept_is_bounded_and_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_COUNT", 10)
+    monkeypatch.setattr(module, "_WINDOW_COUNT", 10)
+    topic = Topic()
+    ledger = opened(topic)
+    for number in range(50):
+        ledger.append(done(number))
+    assert len(ledger._entries) <= 20
+    assert ledger.progress(Batch("q", 0)).is_done
+
+
+def test_the_newest_batches_are_known() -> None:
+    topic = Topic().fill(done(100), done(300), Entry(Kind.DECISION, Batch("q", 400)), done(900, "other"))
+    assert opened(topic).last_batches("q") == (300, 400)
+    assert opened(topic).last_batches("other") == (900, None)
+
+
+def test_half_messages_are_read_when_they_are_needed() -> None:
+    halves = [Half("0/1", "T", "broker-a", -1, 5, 700)]
+    topic = Topic().fill(Entry(Kind.PART, Batch("q", 0), halves=tuple(pack_halves(halves))))
+    ledger = opened(topic)
+    assert not ledger.progress(Batch("q", 0)).is_decided
+    assert [written.entry.halves for written in ledger._entries] == [()]
+    assert ledger.halves(0) == halves

@@ -1,0 +1,160 @@
+"""The Spark bench measures what it says: its data are sound, and what it compares with does the same work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from rmqkit.cli import app, naive_spark, spark_figures
+from rmqkit.cli.interleaved import Ratio, Rounds, verdict
+from rmqkit.cli.sample_store import QUEUES, TOPICS, write_log
+from rmqkit.protocol.message import messages_of_record
+from rmqkit.protocol.record import decode_record
+from rmqkit.spark.reader import read_split
+from rmqkit.spark.splits import Split
+from rmqkit.spark.store_source import read_plan, store_options, store_splits
+from rmqkit.store.fsck import verify
+from rmqkit.store.rebuild import rebuild
+from rmqkit.store.settings import StoreSettings
+
+BODY_BYTES = 100
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 1 MiB with its queues."""
+    folder = tmp_path_factory.mktemp("sample")
+    write_log(folder, 1 << 20, BODY_BYTES)
+    rebuild(folder, StoreSettings(), queues=True, index=False)
+    return folder
+
+
+def split_of(root: Path) -> Split:
+    (split,) = store_splits(store_options({"path": str(root)}))
+    return split
+
+
+def ours(root: Path) -> pa.Table:
+    return pa.Table.from_batches(read_split(split_of(root), read_plan(store_options({"path": str(root)}), ())))
+
+
+def test_sample_records_are_those_of_a_broker(root: Path) -> None:
+    data = (root / "commitlog" / f"{0:020d}").read_bytes()
+    position = number = 0
+    bodies = set()
+    while position < len(data) and number < 3000:
+        record = decode_record(data, position, verify_crc=True)
+        (message,) = messages_of_record(record)
+        topic, queue_id = number % TOPICS, number // TOPICS % QUEUES
+        assert (message.topic, message.queue_id) == (f"topic-{topic}", queue_id)
+        assert (message.queue_offset, record.physical_offset) == (number // (TOPICS * QUEUES), position)
+        assert (message.tags, message.keys) == (f"Tag{number % 5}", [f"key-{number:010d}"])
+        assert message.properties["UNIQ_KEY"] == f"7F000001{number:024d}"
+        bodies.add(message.body)
+        position += record.size
+        number += 1
+    assert len(bodies) == number == 3000
+
+
+def test_sample_store_is_sound(root: Path) -> None:
+    assert not verify(root).findings
+
+
+def test_full_files_end_with_a_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqkit.cli.sample_store.SEGMENT_BYTES", 100_000)
+    count = write_log(tmp_path, 250_000, BODY_BYTES)
+    sizes = [path.stat().st_size for path in sorted((tmp_path / "commitlog").iterdir())]
+    assert sizes[:2] == [100_000, 100_000]
+    splits = store_splits(store_options({"path": str(tmp_path)}))
+    plan = read_plan(store_options({"path": str(tmp_path)}), ["queueOffset"])
+    assert sum(batch.num_rows for split in splits for batch in read_split(split, plan)) == count
+
+
+def test_the_naive_columns_are_ours(root: Path) -> None:
+    assert pa.Table.from_batches(naive_spark.naive_batches(split_of(root))).equals(ours(root))
+
+
+@pytest.mark.spark
+def test_the_naive_rows_and_the_transfer_have_as_many_rows(spark: SparkSession, root: Path) -> None:
+    for source in naive_spark.sources():
+        spark.dataSource.register(source)
+    expected = ours(root)
+    rows = spark.read.format("naive-rows").load(str(root))
+    assert rows.toArrow().sort_by("commitLogOffset").equals(expected)
+    again = spark.read.format("transfer-only").option("splitBytes", "100k").load(str(root))
+    assert again.count() == pytest.approx(len(expected), abs=20)
+
+
+@pytest.mark.spark
+def test_the_row_shuffle_writes_the_same_queue_entries(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+    for source in naive_spark.sources():
+        spark.dataSource.register(source)
+    columns = "topic,queueId,queueOffset,commitLogOffset,storeSize,tags"
+    rows = spark.read.format("rocketmq-store").option("columns", columns).load(str(root))
+    rows = rows.repartition("topic", "queueId").sortWithinPartitions("topic", "queueId", "queueOffset")
+    rows.write.format("queue-files").mode("append").save(str(tmp_path))
+    for topic, queue_id in itertools.product(range(TOPICS), range(QUEUES)):
+        name = Path(f"topic-{topic}", str(queue_id), f"{0:020d}")
+        made, expected = (tmp_path / name).read_bytes(), (root / "consumequeue" / name).read_bytes()
+        assert made.rstrip(b"\0") == expected[: len(made)].rstrip(b"\0")
+
+
+def test_the_least_costs_by_message_are_compared_and_the_first_round_is_not() -> None:
+    told: list[str] = []
+    ours, other = iter([0.1, 2.0, 1.0, 3.0]), iter([0.1, 8.0, 9.0, 6.0])
+    rounds = Rounds(told.append)
+    ratio = Ratio(1, "a / b", "1K", 1_000_000, "ours", "other", floor=3, ambition=7)
+    rounds.add(ratio, lambda: next(ours), lambda: next(other))
+    (figure,) = rounds.run(3)
+    assert (figure["ratio"], figure["of_medians"], figure["verdict"]) == (6.0, 4.0, "✓")
+    assert (figure["ours_us_min"], figure["other_us_median"]) == (1.0, 8.0)
+    assert len(told) == 8
+    half = rounds.figure(Ratio(1, "a / b", "1K", 500_000, "ours", "other", 3, 2, at_most=True, other_count=1_000_000))
+    assert (half["ratio"], half["verdict"]) == (0.33, "✓✓")
+
+
+def test_verdicts() -> None:
+    assert [verdict(value, 2, 4) for value in (1.9, 2, 4)] == ["miss", "✓", "✓✓"]
+    assert [verdict(value, 1.25, 1.15, at_most=True) for value in (1.3, 1.2, 1.1)] == ["miss", "✓", "✓✓"]
+
+
+def test_unknown_rows_are_told_in_one_line() -> None:
+    done = CliRunner().invoke(app, ["bench", "spark", "--only", "three"])
+    assert "--only three: give numbers of rows" in str(done.exception)
+
+
+@pytest.fixture
+def bench_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the bench use the session of the tests, which goes on afterwards."""
+    for source in naive_spark.sources():
+        spark.dataSource.register(source)
+    monkeypatch.setattr(spark_figures, "_session", lambda master: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda session: None)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("bench_session")
+def test_every_ratio_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_figures, "_SMALL_BATCHES", 6)
+    figures = spark_figures.measure(mib=2, repeats=1, rows=range(1, 11), directory=tmp_path)
+    assert {figure["row"] for figure in figures} == set(range(1, 11))
+    measured = [figure for figure in figures if "ratio" in figure]
+    assert [figure["row"] for figure in measured] == [1, 1, 3, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10]
+    assert all(figure["verdict"] in ("✓✓", "✓", "miss") for figure in measured)
+    assert json.dumps(figures)
+    assert list(tmp_path.iterdir()) == [], "it clears up behind itself"
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("bench_session")
+def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmqkit.cli.sample_store.SEGMENT_BYTES", 1 << 20)
+    figures = spark_figures.measure(mib=1, repeats=1, rows=[11], gib=2, directory=tmp_path)
+    assert [figure["row"] for figure in figures] == [11, 11, 11]
+    assert all(figure["ratio"] > 0 for figure in figures)
