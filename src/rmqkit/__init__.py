@@ -65,68 +65,36 @@ if TYPE_CHECKING:
     from rmqkit.protocol.message import Message as Message
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
 
-_MODULES = {
-    "rmqkit.client.batching": ("SendManyFailed",),
-    "rmqkit.client.calls": ("PullStatus",),
-    "rmqkit.client.consuming": ("ConsumeLater",),
-    "rmqkit.client.hooks": (
-        "ConsumeOutcome",
-        "Consumption",
-        "Hook",
-        "Recall",
-        "SendOutcome",
-        "Sending",
-        "TransactionEnd",
-    ),
-    "rmqkit.client.pop_consumer": ("PopConsumer",),
-    "rmqkit.client.producer": ("Producer",),
-    "rmqkit.client.pull_consumer": ("PullConsumer", "PullResult"),
-    "rmqkit.client.push_consumer": ("PushConsumer",),
-    "rmqkit.client.request_reply": ("Reply",),
-    "rmqkit.client.runtime": ("ClientRuntime",),
-    "rmqkit.client.sender": ("SendResult", "SendStatus"),
-    "rmqkit.client.settings": (
-        "ClientSettings",
-        "CompressionType",
-        "MessageModel",
-        "ProducerSettings",
-        "PullConsumerSettings",
-        "PushConsumerSettings",
-        "StartFrom",
-    ),
-    "rmqkit.client.status": ("BrokerStatus", "MemberStatus", "ProducerStatus", "QueueState", "QueueStatus"),
-    "rmqkit.client.transaction": ("TransactionProducer", "TransactionResult", "TransactionState"),
-    "rmqkit.errors": (
-        "ClientError",
-        "ConnectFailed",
-        "ConnectionLost",
-        "MessageIllegal",
-        "NoRoute",
-        "NotARequest",
-        "PeerRefused",
-        "RemotingError",
-        "ReplyTimedOut",
-        "RequestTimedOut",
-        "RmqError",
-        "SendFailed",
-        "SettingsError",
-    ),
-    "rmqkit.protocol.bodies.clients": ("MessageQueue",),
-    "rmqkit.protocol.message": ("Message", "ReceivedMessage"),
-}
-_SUBMODULES = {
-    "allocate": "rmqkit.client.allocate",
-    "selectors": "rmqkit.client.selectors",
-    "sync": "rmqkit.client.sync",
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_MODULES = """
+rmqkit.client.batching SendManyFailed
+rmqkit.client.calls PullStatus
+rmqkit.client.consuming ConsumeLater
+rmqkit.client.hooks ConsumeOutcome Consumption Hook Recall SendOutcome Sending TransactionEnd
+rmqkit.client.pop_consumer PopConsumer
+rmqkit.client.producer Producer
+rmqkit.client.pull_consumer PullConsumer PullResult
+rmqkit.client.push_consumer PushConsumer
+rmqkit.client.request_reply Reply
+rmqkit.client.runtime ClientRuntime
+rmqkit.client.sender SendResult SendStatus
+rmqkit.client.settings ClientSettings CompressionType MessageModel ProducerSettings PullConsumerSettings
+rmqkit.client.settings PushConsumerSettings StartFrom
+rmqkit.client.status BrokerStatus MemberStatus ProducerStatus QueueState QueueStatus
+rmqkit.client.transaction TransactionProducer TransactionResult TransactionState
+rmqkit.errors ClientError ConnectFailed ConnectionLost MessageIllegal NoRoute NotARequest PeerRefused RemotingError
+rmqkit.errors ReplyTimedOut RequestTimedOut RmqError SendFailed SettingsError
+rmqkit.protocol.bodies.clients MessageQueue
+rmqkit.protocol.message Message ReceivedMessage
+"""
+_SUBMODULES = ("allocate", "selectors", "sync")
+_HOMES = {name: module for module, *names in map(str.split, _MODULES.strip().splitlines()) for name in names}
 
 __all__ = sorted((*_HOMES, *_SUBMODULES))
 
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
-        value: Any = importlib.import_module(_SUBMODULES[name])
+        value: Any = importlib.import_module(f"rmqkit.client.{name}")
     elif name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     else:

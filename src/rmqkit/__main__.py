@@ -2,21 +2,72 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typer import TyperException
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; an error is one line on stderr and exit code 1."""
+    """Run the command line; an error is one line on stderr and the exit code of its kind (`rmqkit.errors`).
+    ``rmq --debug …`` shows where it came from. Ctrl-C before a command minds it is 130, as shells have it."""
+    _open_standard_streams()
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _open_standard_streams() -> None:
+    """What the caller closed of 0, 1 and 2 is opened on nothing: else a file of the store, or a socket, gets the
+    number, and receives what somebody prints."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process lives
+
+
+def _run() -> None:
+    from typer import TyperException
+
     from rmqkit.cli import app
-    from rmqkit.errors import RmqError
+    from rmqkit.errors import RmqError, exit_code
 
     try:
-        app()
-    except RmqError as error:
-        print(f"rmq: {error}", file=sys.stderr)
-        sys.exit(1)
+        code = app(prog_name="rmq", standalone_mode=False)  # of typer.Exit, or else what the command returned
+        sys.exit(code if isinstance(code, int) else 0)
+    except (RmqError, TyperException, OSError, UnicodeEncodeError) as error:
+        if "--debug" in takewhile(lambda argument: argument.startswith("-"), sys.argv[1:]):
+            import traceback
+
+            traceback.print_exc()
+        match error:
+            case RmqError():
+                text, code = str(error), exit_code(error)
+            case OSError():
+                place = error.filename or "a file or the output"
+                text, code = f"cannot read or write {place}: {error.strerror or error}", 1
+            case UnicodeEncodeError():
+                char = error.object[error.start]
+                text, code = f"{char!r} cannot be written in {error.encoding}: give and have printed what is UTF-8", 2
+            case _:
+                text, code = _misunderstood(error), error.exit_code
+        if text:
+            print(f"rmq: {text}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _misunderstood(error: TyperException) -> str:
+    """What is wrong with a command line, and where its help is; nothing when the help was printed instead."""
+    told, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
+    if not told or context is None:
+        return told
+    end = "" if told[-1] in ".?!" else "."
+    return f"{told}{end} See: {context.command_path} {context.help_option_names[0]}"
 
 
 if __name__ == "__main__":

@@ -5,9 +5,13 @@ Each field is declared once, beside the component that uses it::
     class StoreSettings(Struct):
         flush_interval_ms: Annotated[int, Setting("flushIntervalCommitLog", low=1, help="...")] = 500
 
-and that one declaration feeds file parsing, bounds, ``--print-config`` and the documentation. The files are Java
-properties (``broker.conf``, ``namesrv.conf``) and work as they are: a key without effect here is accepted, an unknown
-key is reported with the nearest known name, a wrong value is an error. Source: style.md §10, store.md §23.
+and that one declaration feeds file parsing, bounds, ``--print-config``, the admin requests and the documentation. The
+files are Java properties (``broker.conf``, ``namesrv.conf``) and work as they are: a key without effect here is
+accepted, an unknown key is reported with the nearest known name, a wrong value is an error.
+
+A running server has a `Configuration`: its settings, who gave each, and two ways to change those marked hot: a request
+(UPDATE_BROKER_CONFIG), which is kept in the file, and a changed file that is read again. Everything else waits for a
+restart. Source: style.md §10, store.md §23, behaviour.md §1.7, §9.9.
 """
 
 from __future__ import annotations
@@ -15,17 +19,37 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from rmqkit.errors import SettingsError
 
-__all__ = ["Loaded", "Setting", "load", "parse_properties", "read_properties", "setting_table", "to_properties"]
+__all__ = [
+    "SECRET",
+    "Configuration",
+    "Described",
+    "Given",
+    "Loaded",
+    "Setting",
+    "bounds_text",
+    "given_by_file",
+    "load",
+    "parse_properties",
+    "properties_line",
+    "read_properties",
+    "setting_table",
+    "to_properties",
+    "write_properties",
+]
+
+SECRET = "***"
+"""Shown in place of a secret that is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +62,7 @@ class Setting:
         low: smallest value allowed, inclusive.
         high: largest value allowed, inclusive.
         hot: whether it may be changed while the process runs.
+        secret: whether its value is shown to nobody.
     """
 
     key: str
@@ -45,6 +70,14 @@ class Setting:
     low: int | None = None
     high: int | None = None
     hot: bool = False
+    secret: bool = False
+
+
+class Given(NamedTuple):
+    """A setting's text, and who gave it: ``broker.conf:3``, ``environment``, ``command line``."""
+
+    text: str
+    source: str
 
 
 @dataclass(slots=True)
@@ -77,17 +110,17 @@ def setting_table(settings_type: type[msgspec.Struct]) -> dict[str, tuple[str, A
 
 def load(
     types: Sequence[type[msgspec.Struct]],
-    properties: Mapping[str, str],
+    properties: Mapping[str, str] | Mapping[str, Given],
     *,
-    source: str,
+    source: str = "",
     without_effect: Iterable[str] = (),
 ) -> Loaded:
     """Fill one settings object per type from a parsed properties file.
 
     Args:
         types: the settings types that share the file; a key may belong to several of them.
-        properties: key → text, as `parse_properties` returns it.
-        source: the file's name, for error texts.
+        properties: key → text, as `parse_properties` returns it, or with its source.
+        source: the file's name, for error texts, where the properties have none.
         without_effect: keys to accept silently (they come back in ``Loaded.without_effect``).
 
     Raises:
@@ -97,11 +130,12 @@ def load(
     accepted = frozenset(without_effect)
     chosen: list[dict[str, Any]] = [{} for _ in types]
     loaded = Loaded(values=())
-    for key, text in properties.items():
+    for key, given in properties.items():
+        text, where = given if isinstance(given, Given) else (given, source)
         owners = [i for i, table in enumerate(tables) if key in table]
         for i in owners:
             name, value_type, setting = tables[i][key]
-            chosen[i][name] = _convert(text, value_type, setting, source)
+            chosen[i][name] = _convert(text, value_type, setting, where)
         if not owners:
             if key in accepted:
                 loaded.without_effect.append(key)
@@ -113,22 +147,204 @@ def load(
 
 
 def to_properties(settings: msgspec.Struct) -> dict[str, str]:
-    """The settings as RocketMQ keys and texts, as ``--print-config`` and the admin commands show them."""
-    texts: dict[str, str] = {}
-    for key, (name, _, _) in setting_table(type(settings)).items():
-        value = getattr(settings, name)
-        texts[key] = str(value).lower() if isinstance(value, bool) else str(getattr(value, "value", value))
-    return texts
+    """The settings as RocketMQ keys and texts."""
+    return {key: _text(getattr(settings, name)) for key, (name, _, _) in setting_table(type(settings)).items()}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(getattr(value, "value", value))
+
+
+class Described(msgspec.Struct, rename="camel", kw_only=True):
+    """One setting, as ``--print-config`` shows it."""
+
+    key: str
+    value: str
+    source: str
+    default: str
+    bounds: str
+    hot: bool
+    help: str
+
+
+class Configuration:
+    """The settings of a running server, and what changes them (``Configuration``); loop only.
+
+    Args:
+        settings: the objects that the server's parts look at; keys may be in several.
+        given: who gave which key, for those that are not the defaults.
+        file: where `change` keeps what it changed; None: nowhere, it lasts until the process ends.
+
+    Attributes:
+        listeners: each is told the keys that were changed, after they were.
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[msgspec.Struct],
+        given: Mapping[str, Given] | None = None,
+        *,
+        file: Path | None = None,
+    ) -> None:
+        self._objects = tuple(settings)
+        self.listeners: list[Callable[[Sequence[str]], object]] = []
+        self._given = dict(given or {})
+        self._file = file
+        self._at_start = self._texts()  # servers fill in what is empty: that is no difference to the file
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """The objects, in their order."""
+        return self._objects
+
+    @classmethod
+    def load(
+        cls, types: Sequence[type[msgspec.Struct]], given: Mapping[str, Given], *, file: Path | None = None
+    ) -> Configuration:
+        """A configuration of new settings; keys that none of the types has are left to others.
+        Raises SettingsError: a value is not of its type or out of bounds."""
+        return cls(_fresh(types, given), given, file=file)
+
+    def texts(self) -> dict[str, str]:
+        """Every key with its value as text, sorted; secrets are covered."""
+        return {key: SECRET if text and self._tables[key][2].secret else text for key, text in self._texts().items()}
+
+    def described(self) -> list[Described]:
+        """Every setting, sorted by key."""
+        defaults = {key: text for one in self._objects for key, text in to_properties(type(one)()).items()}
+        return [
+            Described(
+                key=key,
+                value=text,
+                source=self._given[key].source if key in self._given else "default",
+                default=defaults[key],
+                bounds=bounds_text(self._tables[key][1], self._tables[key][2]),
+                hot=self._tables[key][2].hot,
+                help=self._tables[key][2].help,
+            )
+            for key, text in self.texts().items()
+        ]
+
+    def is_frozen(self, keys: Iterable[str]) -> bool:
+        """Whether one of some keys is a setting that must not be changed while the server runs."""
+        return any(key in self._tables and not self._tables[key][2].hot for key in keys)
+
+    def change(self, properties: Mapping[str, str]) -> None:
+        """Change hot settings, all or none, and write them to the file first.
+        Raises SettingsError: a key is unknown, a value cannot be used, or the file cannot be written."""
+        assert not self.is_frozen(properties), "the caller asks first"
+        types = [type(one) for one in self._objects]
+        loaded = load(types, properties, source="request")
+        if loaded.unknown:
+            key, nearest = loaded.unknown[0]
+            hint = f", did you mean {nearest}?" if nearest else ""
+            raise SettingsError(f"unknown key {key}{hint}; nothing was changed")
+        texts = {key: text for one in loaded.values for key, text in to_properties(one).items() if key in properties}
+        if self._file is not None and properties:
+            write_properties(self._file, texts)
+        self._given.update((key, Given(text, str(self._file or "request"))) for key, text in texts.items())
+        self._take(loaded.values, properties)
+
+    def reload(self, given: Mapping[str, Given]) -> tuple[list[str], list[str]]:
+        """Take over hot settings as they are given now.
+        Returns the keys that were changed and those that differ from the start and need a restart.
+        Raises SettingsError: a value cannot be used; nothing was changed."""
+        fresh = _fresh([type(one) for one in self._objects], given)
+        now = {key: text for one in fresh for key, text in to_properties(one).items()}
+        texts = self._texts()
+        hot = [key for key, text in texts.items() if self._tables[key][2].hot and now[key] != text]
+        cold = [key for key in texts if not self._tables[key][2].hot and now[key] != self._at_start[key]]
+        self._given = {key: one for key, one in given.items() if key not in cold}
+        self._take(fresh, hot)
+        return hot, cold
+
+    # -- inside
+
+    @functools.cached_property
+    def _tables(self) -> dict[str, tuple[str, Any, Setting]]:
+        return {key: entry for one in self._objects for key, entry in setting_table(type(one)).items()}
+
+    def _texts(self) -> dict[str, str]:
+        merged = {key: text for one in self._objects for key, text in to_properties(one).items()}
+        return dict(sorted(merged.items()))
+
+    def _take(self, fresh: Sequence[msgspec.Struct], keys: Iterable[str]) -> None:
+        changed = list(keys)
+        for mine, other in zip(self._objects, fresh, strict=True):
+            table = setting_table(type(mine))
+            for name in (table[key][0] for key in changed if key in table):
+                setattr(mine, name, getattr(other, name))
+        if changed:
+            for listener in self.listeners:
+                listener(changed)
+
+
+def _fresh(types: Sequence[type[msgspec.Struct]], given: Mapping[str, Given]) -> tuple[Any, ...]:
+    known = {key for one in types for key in setting_table(one)}
+    return load(types, {key: one for key, one in given.items() if key in known}).values
+
+
+def bounds_text(value_type: Any, setting: Setting) -> str:
+    """What a setting may hold, in a few words."""
+    if value_type is bool:
+        return "true or false"
+    if isinstance(value_type, type) and issubclass(value_type, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in value_type)
+    if value_type is not int:
+        return "text"
+    match setting.low, setting.high:
+        case None, None:
+            return "a whole number"
+        case low, None:
+            return f"a whole number at least {low}"
+        case None, high:
+            return f"a whole number at most {high}"
+        case low, high:
+            return f"a whole number from {low} to {high}"
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Read a Java properties file.
+    """Read a Java properties file. Raises SettingsError: the file cannot be read or is not text."""
+    return {key: given.text for key, given in given_by_file(path).items()}
 
-    Raises:
-        SettingsError: the file cannot be read or is not text.
-    """
+
+def given_by_file(path: Path) -> dict[str, Given]:
+    """What a Java properties file says, and in which line (of the last, if a key is there twice).
+    Raises SettingsError: the file cannot be read or is not text."""
+    text = _content(path)
+    return {entry.key: Given(entry.value, f"{path}:{entry.first + 1}") for entry in _entries(text)}
+
+
+def write_properties(path: Path, changes: Mapping[str, str]) -> None:
+    """Change keys in a properties file, made when missing; all else in it stays as it is. On the disk when this
+    returns, and whole at any time.
+    Raises SettingsError: it cannot be read or written; it is unchanged then."""
+    path = path.resolve()
+    text = _content(path) if path.exists() else ""
+    lines, missing = text.splitlines(keepends=True), dict(changes)
+    for entry in reversed(list(_entries(text))):  # the last line of a key is the one that counts
+        if entry.key in missing:
+            lines[entry.first : entry.end] = [properties_line(entry.key, missing.pop(entry.key)) + "\n"]
+    if lines and not lines[-1].endswith(("\n", "\r")):
+        lines[-1] += "\n"
+    lines += [properties_line(*item) + "\n" for item in missing.items()]
+    whole = path.with_name(f".{path.name}.tmp")
     try:
-        return parse_properties(path.read_text(encoding="utf-8"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(whole, "wb") as file:
+            file.write("".join(lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            whole.chmod(path.stat().st_mode)
+        whole.replace(path)
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror}; nothing was changed") from error
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
     except OSError as error:
         raise SettingsError(f"cannot read configuration {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -140,20 +356,46 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
+class _Entry(NamedTuple):
+    """A key and its value, from the lines ``first`` (from 0) to before ``end``."""
+
+    key: str
+    value: str
+    first: int
+    end: int
+
+
 def parse_properties(text: str) -> dict[str, str]:
     """Parse the Java properties format: comments, ``=``/``:``/blank separators, continued lines, escapes."""
-    properties: dict[str, str] = {}
-    lines = iter(text.splitlines())
-    for raw in lines:
-        line = raw.lstrip()
+    return {entry.key: entry.value for entry in _entries(text)}
+
+
+def properties_line(key: str, value: str) -> str:
+    """The line of a properties file that says so."""
+    escaped = "".join(map(_escape, value))
+    return f"{key}={chr(92) if escaped[:1] == ' ' else ''}{escaped}"
+
+
+def _escape(char: str) -> str:
+    if char.isprintable() or char > "\uffff":
+        return "\\\\" if char == "\\" else char
+    return f"\\u{ord(char):04x}"
+
+
+def _entries(text: str) -> Iterator[_Entry]:
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        first, line = at, lines[at].lstrip()
+        at += 1
         if not line or line[0] in "#!":
             continue
         while (len(line) - len(line.rstrip("\\"))) % 2:
-            line = line[:-1] + next(lines, "").lstrip()
+            line = line[:-1] + (lines[at].lstrip() if at < len(lines) else "")
+            at += 1
         match = _KEY.fullmatch(line)
         assert match is not None, "the pattern accepts every line"
-        properties[_unescape(match[1])] = _unescape(match[2]).rstrip()
-    return properties
+        yield _Entry(_unescape(match[1]), _unescape(match[2]).rstrip(), first, at)
 
 
 def _unescape(text: str) -> str:
@@ -185,8 +427,7 @@ def _convert(text: str, value_type: Any, setting: Setting, source: str) -> Any:
 
 def _convert_int(text: str, setting: Setting, source: str) -> int:
     low, high = setting.low, setting.high
-    bounds = f"at least {low}" if high is None else f"from {low} to {high}"
-    expected = "a whole number" if low is None else f"a whole number {bounds}"
+    expected = bounds_text(int, setting)
     try:
         number = int(text)
     except ValueError:

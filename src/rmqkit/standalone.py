@@ -7,10 +7,12 @@ from pathlib import Path
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.metrics.settings import ExporterType
 from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.tls import ClientTls, ServerTls
+from rmqkit.settings import Configuration
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["Standalone"]
@@ -28,6 +30,7 @@ class Standalone:
         tls: what both ports do about TLS; None means disabled.
         client_tls: how the broker reaches the name server, and it the broker; None means plain.
         authentication: whose requests the broker takes.
+        configurations: what operators are shown and may change, of the name server and of the broker.
     """
 
     def __init__(
@@ -41,11 +44,14 @@ class Standalone:
         tls: ServerTls | None = None,
         client_tls: ClientTls | None = None,
         authentication: AuthenticationSettings | None = None,
+        configurations: tuple[Configuration | None, Configuration | None] = (None, None),
     ) -> None:
         self._broker_settings = broker or BrokerSettings(listen_port=0, bind_address="127.0.0.1")
         namesrv = namesrv or NamesrvSettings(listen_port=0, bind_address="127.0.0.1")
         namesrv.kv_config_path = namesrv.kv_config_path or str(store_root / "config" / KV_FILE)
-        self._namesrv = NameServer(namesrv, clock, tls=tls, client_tls=client_tls)
+        if namesrv.exporter_type is ExporterType.PROM and namesrv.exporter_port == self._broker_settings.exporter_port:
+            namesrv.exporter_port += bool(namesrv.exporter_port)  # one file speaks of both, each has a port of its own
+        self._namesrv = NameServer(namesrv, clock, tls=tls, client_tls=client_tls, configuration=configurations[0])
         self._broker = Broker(
             self._broker_settings,
             store or StoreSettings(),
@@ -54,6 +60,7 @@ class Standalone:
             tls=tls,
             client_tls=client_tls,
             authentication=authentication,
+            configuration=configurations[1],
         )
 
     @property
@@ -66,12 +73,14 @@ class Standalone:
         """Where clients reach the broker, as ``host:port``."""
         return self._broker.address
 
+    @property
+    def metrics_addresses(self) -> tuple[str, str]:
+        """Where Prometheus reads the metrics of name server and broker, if it may."""
+        return self._namesrv.metrics_address, self._broker.metrics_address
+
     async def start(self) -> None:
         """Start both; the broker is registered when this returns.
-
-        Raises:
-            StoreError, ListenFailed: nothing is left running.
-        """
+        Raises StoreError, ListenFailed: nothing is left running."""
         await self._namesrv.start()
         self._broker_settings.namesrv_addr = self._namesrv.address
         try:

@@ -1,20 +1,33 @@
 """The command line: what is asked and what is printed; the work is done below.
 
-The commands are in `serve`, `bench` and `store`. A module is imported when one of its commands runs (or all, for their
-help), so that each command starts as fast as it can.
+The commands are in `serve`, `admin`, `bench`, `store` and `pipeline`. A module is imported when one of its commands
+runs (or all, for their help), so that each command starts as fast as it can.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 __all__ = ["app"]
 
-_MODULES = {"standalone": "serve", "namesrv": "serve", "broker": "serve", "bench": "bench", "store": "store"}
+_MODULES = {
+    "standalone": "serve",
+    "namesrv": "serve",
+    "broker": "serve",
+    "doctor": "doctor",
+    "bench": "bench",
+    "admin": "admin",
+    "send": "send",
+    "tail": "tail",
+    "replay": "replay",
+    "explain": "explain",
+    "store": "store",
+    "pipeline": "pipeline",
+}
 
 
 class _LateImports(TyperGroup):
@@ -27,6 +40,10 @@ class _LateImports(TyperGroup):
         module: Any = typer.main.get_command(import_module(f"rmqkit.cli.{_MODULES[cmd_name]}").app)
         return module if module.name == cmd_name else module.commands[cmd_name]
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.commands = dict.fromkeys(_MODULES)  # type: ignore[assignment] # names that may be suggested
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     cls=_LateImports,
@@ -35,8 +52,25 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of every command below
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        import platform
+        from importlib.metadata import version
+
+        print(f"rmq {version('rmqkit')}, Python {platform.python_version()}, {platform.platform()}")
+        raise typer.Exit
+
+
 @app.callback()
-def _rmq() -> None: ...
+def _rmq(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version, Python, platform.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="After an error, show where in the program it came from.")
+    ] = False,
+) -> None: ...

@@ -6,28 +6,17 @@ import json
 import logging
 import os
 import platform
-import select
-import signal
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rmqkit.errors import RmqError
+from rmqkit.errors import SettingsError
 
 __all__ = ["app"]
 
-_READY_SECONDS_MAX = 30.0
-_IDLE_SECONDS = 1.0
 _WIDTH = 120
-
-BUDGETS = {"standalone": (500, 80), "broker": (400, 80), "namesrv": (400, 80)}
-"""Process → ms until ready, MiB resident when idle. Source: design.md §1, promise 7."""
 
 
 app = typer.Typer(name="bench", help="Measure; every figure also as JSON.", no_args_is_help=True, add_completion=False)
@@ -36,10 +25,16 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tab
 
 @app.command()
 def start(
-    runs: Annotated[int, typer.Option(min=1, help="Starts of each process.")] = 5, as_json: _Json = False
+    runs: Annotated[int, typer.Option(min=1, help="Starts of each process.")] = 5,
+    brokers: Annotated[int, typer.Option(min=1, help="Starts of test brokers, alone and eight at a time.")] = 100,
+    as_json: _Json = False,
 ) -> None:
-    """How long standalone, broker and name server take until ready, and their memory when idle."""
-    _report("start", {"runs": runs}, [_measure(kind, runs) for kind in BUDGETS], as_json)
+    """How long servers take until ready, as processes and as the pytest plugin's brokers, and their memory."""
+    from rmqkit.cli import start_figures
+
+    logging.getLogger("rmqkit").setLevel(logging.ERROR)  # what servers say of themselves is not wanted here
+    figures = start_figures.measure(runs=runs, brokers=brokers)
+    _report("start", {"runs": runs, "brokers": brokers}, figures, as_json)
 
 
 @app.command()
@@ -90,6 +85,55 @@ def broker(
 
 
 @app.command()
+def pop(
+    namesrv: Annotated[str | None, typer.Option(help="Name servers of another broker, to be measured beside.")] = None,
+    pid: Annotated[int | None, typer.Option(help="Process of that broker, to tell what it costs.")] = None,
+    messages: Annotated[int, typer.Option(min=1000, help="Messages of a load.")] = 20_000,
+    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5,
+    as_json: _Json = False,
+) -> None:
+    """What pops and their acks cost the broker's process, and how long a pop takes; ours, and beside it any other.
+
+    A checkout's make bench-pop has Apache's beside it in the same run.
+    """
+    from rmqkit.cli import pop_figures
+
+    figures = pop_figures.measure(
+        name_servers=namesrv,
+        pid=pid,
+        messages=messages,
+        body_bytes=body_bytes,
+        rounds=rounds,
+        tell=lambda text: typer.echo(text, err=True),
+    )
+    _report("pop", {"messages": messages, "body_bytes": body_bytes, "rounds": rounds}, figures, as_json)
+
+
+@app.command()
+def timer(
+    namesrv: Annotated[str | None, typer.Option(help="Name servers of another broker, to be measured beside.")] = None,
+    pid: Annotated[int | None, typer.Option(help="Process of that broker, to tell what it costs.")] = None,
+    pending: Annotated[int, typer.Option(min=1000, help="Messages that wait all the time.")] = 1_000_000,
+    rate: Annotated[int, typer.Option(min=10, help="Messages that become due in a second.")] = 1000,
+    seconds: Annotated[int, typer.Option(min=1, help="For which messages become due.")] = 30,
+    body_bytes: Annotated[int, typer.Option(min=17, max=1 << 20, help="Bytes of a body.")] = 100,
+    as_json: _Json = False,
+) -> None:
+    """How late timed messages are while many wait, what they cost the broker and its memory; ours, and beside it any.
+
+    A checkout's make bench-timer has Apache's beside it in the same run.
+    """
+    from rmqkit.cli import timer_figures
+
+    settings = {"pending": pending, "rate": rate, "seconds": seconds, "body_bytes": body_bytes}
+    figures = timer_figures.measure(
+        name_servers=namesrv, pid=pid, **settings, tell=lambda text: typer.echo(text, err=True)
+    )
+    _report("timer", settings, figures, as_json)
+
+
+@app.command()
 def client(
     namesrv: Annotated[str | None, typer.Option(help="Name servers of the broker. [default: starts one]")] = None,
     messages: Annotated[int, typer.Option(min=100, help="Messages of a round.")] = 30_000,
@@ -103,55 +147,45 @@ def client(
     _report("client", {"messages": messages, "body_bytes": body_bytes}, figures, as_json)
 
 
-def _measure(kind: str, runs: int) -> dict[str, Any]:
-    ready_ms, rss_mib = zip(*(_start_once(kind) for _ in range(runs)), strict=True)
-    ready_ms_budget, rss_mib_budget = BUDGETS[kind]
-    return {
-        "process": kind,
-        "ready_ms_min": round(min(ready_ms), 1),
-        "ready_ms_median": round(statistics.median(ready_ms), 1),
-        "ready_ms_max": round(max(ready_ms), 1),
-        "ready_ms_budget": ready_ms_budget,
-        "idle_rss_mib_max": round(max(rss_mib), 1),
-        "idle_rss_mib_budget": rss_mib_budget,
-    }
+@app.command()
+def spark(
+    mib: Annotated[int, typer.Option(min=1, help="Size of the log with bodies of 1 KiB.")] = 1024,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
+    only: Annotated[str, typer.Option(help="Rows to measure: 3,4,9. [default: all eleven]")] = "",
+    max_gib: Annotated[int, typer.Option(min=1, max=64, help="Size of the log in row 11.")] = 8,
+    quick: Annotated[bool, typer.Option("--quick", help="The same as --mib 256 --max-gib 2.")] = False,
+    rocketmq_classpath: Annotated[str, typer.Option(help="Apache's jars and DecodeLoad, for row 2.")] = "",
+    directory: Annotated[Path | None, typer.Option(help="Where the files lie meanwhile. [default: $TMPDIR]")] = None,
+    as_json: _Json = False,
+) -> None:
+    """What the Spark pipeline costs beside other ways to do the same, in CPU time of all its processes.
 
+    A checkout's make bench-spark fetches what row 2 needs.
+    """
+    from rmqkit.cli import spark_figures
 
-def _start_once(kind: str) -> tuple[float, float]:
-    """Milliseconds from process start to the ready line, and MiB resident a second later."""
-    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
-        command = [sys.executable, "-m", "rmqkit", kind, "--host", "127.0.0.1", "--port", "0"]
-        if kind == "standalone":
-            command += ["--namesrv-port", "0"]
-        if kind != "namesrv":
-            command += ["--store", str(Path(folder) / "store")]
-        started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            ready_ms = _wait_ready(process, started)
-            time.sleep(_IDLE_SECONDS)
-            return ready_ms, _resident_mib(process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=_READY_SECONDS_MAX)
-
-
-def _wait_ready(process: subprocess.Popen[str], started: float) -> float:
-    assert process.stdout is not None, "stdout is piped"
-    readable, _, _ = select.select([process.stdout], [], [], _READY_SECONDS_MAX)
-    line = process.stdout.readline() if readable else ""
-    if not line.startswith("ready "):
-        process.kill()
-        _, errors = process.communicate()
-        raise RmqError(f"{' '.join(process.args[2:])} did not become ready: {errors.strip() or line!r}")  # type: ignore[arg-type, index]
-    return (time.perf_counter() - started) * 1000
-
-
-def _resident_mib(pid: int) -> float:
-    """Resident memory without file pages: what mapped logs keep in the page cache does not count."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return int(fields["VmRSS"].split()[0]) / 1024
+    if quick:
+        mib, max_gib = 256, 2
+    try:
+        rows = [int(row) for row in only.split(",")] if only else list(spark_figures.ROWS)
+    except ValueError:
+        raise SettingsError(f"--only {only}: give numbers of rows with commas between them, such as 3,4,9") from None
+    before = os.getloadavg()[0]
+    figures = spark_figures.measure(
+        mib=mib,
+        repeats=repeats,
+        rows=rows,
+        gib=max_gib,
+        rocketmq_classpath=rocketmq_classpath,
+        directory=directory,
+        tell=lambda text: typer.echo(text, err=True),
+    )
+    load = f"{before:.1f} to {os.getloadavg()[0]:.1f}"
+    if not as_json:
+        figures = [
+            {name: value for name, value in one.items() if not name.endswith(("_median", "_s_min"))} for one in figures
+        ]
+    _report("spark", {"mib": mib, "repeats": repeats, "max_gib": max_gib, "load_average": load}, figures, as_json)
 
 
 def _report(bench: str, settings: dict[str, Any], figures: list[dict[str, Any]], as_json: bool) -> None:

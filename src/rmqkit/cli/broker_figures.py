@@ -16,17 +16,14 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from contextlib import ExitStack
 from typing import Any
 
+from rmqkit.cli.loaded import TIMEOUT_MS, cpu_seconds, create_topic, expect, find_broker
 from rmqkit.cli.served import serve_standalone
 from rmqkit.errors import RmqError
 from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.bodies.topics import TopicRoute
-from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header, request
-from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.namesrv import RouteRequest
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.headers.send import SendMessageV2Request
-from rmqkit.protocol.headers.topics import CreateTopicRequest
 from rmqkit.protocol.message import read_messages
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
@@ -36,14 +33,12 @@ __all__ = ["measure"]
 _QUEUES = 4
 _BATCH = 32
 _PULL = 32
-_TIMEOUT_MS = 30_000
 _LATENCY_MESSAGES_MAX = 5000
 _LATENCY_PER_SECOND = 1000
 _HELD = 10_000
 _GROUPS = 1_000
 _SETTLING_SECONDS = 2.0
 _PROPERTIES = "TAGS\x01TagA\x02WAIT\x01true\x02"
-_TICKS = os.sysconf("SC_CLK_TCK")
 _IN_FLIGHT = {1: 10, 8: 2, 64: 1, 256: 1}
 """Sends under way at a time → the part of the messages that is sent so."""
 
@@ -96,17 +91,9 @@ class _Load:
 
     async def _connect(self) -> None:
         """Find a broker and create the topic there."""
-        command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest("TBW102"))
-        answer = await self._client.call(self._name_server, command, _TIMEOUT_MS)
-        brokers = decode_as(answer.payload, TopicRoute).broker_datas if answer.code == ResponseCode.SUCCESS else []
-        if not brokers:
-            raise RmqError(f"name server {self._name_server} knows no broker that creates topics: {answer.remark}")
-        self._broker = await self._client.connection(brokers[0].broker_addrs[0])
-        await self._create(self._topic, _QUEUES)
-
-    async def _create(self, topic: str, queues: int) -> None:
-        header = CreateTopicRequest(topic, "TBW102", queues, queues, 6, "SINGLE_TAG")
-        _expect(await self._broker.call(request(RequestCode.UPDATE_AND_CREATE_TOPIC, header), _TIMEOUT_MS))
+        broker = await find_broker(self._client, self._name_server)
+        self._broker = await self._client.connection(broker.broker_addrs[0])
+        await create_topic(self._broker, self._topic, _QUEUES)
 
     def _send(self, queue_id: int, body: bytes, *, batch: bool = False, topic: str = "") -> asyncio.Future[Command]:
         header = SendMessageV2Request(
@@ -123,19 +110,19 @@ class _Load:
             batch=batch,
         )
         code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
-        return self._broker.call(request(code, header, body), _TIMEOUT_MS)
+        return self._broker.call(request(code, header, body), TIMEOUT_MS)
 
     def _pull(self, topic: str, queue_id: int, offset: int, group: str = "bench") -> asyncio.Future[Command]:
         flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
-        header = PullMessageRequest(group, topic, queue_id, offset, _PULL, flags, 0, 4 * _TIMEOUT_MS, 0, "*")
-        return self._broker.call(request(RequestCode.PULL_MESSAGE, header), 8 * _TIMEOUT_MS)
+        header = PullMessageRequest(group, topic, queue_id, offset, _PULL, flags, 0, 4 * TIMEOUT_MS, 0, "*")
+        return self._broker.call(request(RequestCode.PULL_MESSAGE, header), 8 * TIMEOUT_MS)
 
     async def _sends(self, count: int, in_flight: int) -> int:
         left = iter(range(count))
 
         async def one_after_the_other() -> None:
             for number in left:
-                _expect(await self._send(number % _QUEUES, self._body))
+                expect(await self._send(number % _QUEUES, self._body))
 
         await _all(one_after_the_other() for _ in range(in_flight))
         return count
@@ -145,7 +132,7 @@ class _Load:
 
         async def one_after_the_other() -> None:
             for number in left:
-                _expect(await self._send(number % _QUEUES, body, batch=True))
+                expect(await self._send(number % _QUEUES, body, batch=True))
 
         await _all(one_after_the_other() for _ in range(in_flight))
         return count * _BATCH
@@ -156,7 +143,7 @@ class _Load:
         async def read(queue_id: int) -> int:
             offset, end = 0, 1
             while offset < end:
-                numbers = decode_header(_expect(await self._pull(self._topic, queue_id, offset)), PullMessageResponse)
+                numbers = decode_header(expect(await self._pull(self._topic, queue_id, offset)), PullMessageResponse)
                 offset, end = numbers.next_begin_offset, numbers.max_offset
             return offset
 
@@ -166,13 +153,13 @@ class _Load:
         """Milliseconds from before a send until the pull that was held for it is read."""
         topic, took_ms = f"{self._topic}-latency", list[float]()
         count = min(_LATENCY_MESSAGES_MAX, self._messages)
-        await self._create(topic, 1)
-        _expect(await self._send(0, b"0", topic=topic))
+        await create_topic(self._broker, topic, 1)
+        expect(await self._send(0, b"0", topic=topic))
 
         async def receive() -> None:
             offset = 1
             while len(took_ms) < count:
-                answer = _expect(await self._pull(topic, 0, offset))
+                answer = expect(await self._pull(topic, 0, offset))
                 now_ns = time.perf_counter_ns()
                 took_ms.extend((now_ns - int(message.body)) / 1e6 for message in read_messages(answer.payload))
                 offset = decode_header(answer, PullMessageResponse).next_begin_offset
@@ -183,7 +170,7 @@ class _Load:
                 await asyncio.sleep(max(0.0, started + number / _LATENCY_PER_SECOND - time.perf_counter()))
                 sends.append(self._send(0, b"%d" % time.perf_counter_ns(), topic=topic))
             for answer in sends:
-                _expect(await answer)
+                expect(await answer)
 
         async def both() -> int:
             await asyncio.gather(receive(), send())
@@ -197,35 +184,20 @@ class _Load:
         """Pulls of many groups that wait on other queues."""
         topics = [f"{self._topic}-other{number}" for number in range(_HELD // _GROUPS)]
         for topic in topics:
-            await self._create(topic, _GROUPS)
+            await create_topic(self._broker, topic, _GROUPS)
         held = [self._pull(t, queue_id, 0, f"{self._topic}-{queue_id}") for queue_id in range(_GROUPS) for t in topics]
-        _expect(await self._send(0, self._body))  # answered behind those pulls that are not held
+        expect(await self._send(0, self._body))  # answered behind those pulls that are not held
         if any(pull.done() for pull in held):
             raise RmqError(f"{sum(pull.done() for pull in held)} of {_HELD} pulls were not held")
         return held
 
     async def _timed(self, what: str, work: Coroutine[Any, Any, int]) -> Figure:
-        cpu_seconds, started = self._cpu_seconds(), time.perf_counter()
+        cpu, started = cpu_seconds(self._pid), time.perf_counter()
         count = await work
-        seconds, cpu_seconds = time.perf_counter() - started, self._cpu_seconds() - cpu_seconds
-        cost = {"broker_cpu_us": round(cpu_seconds / count * 1e6, 1)} if self._pid is not None else {}
+        seconds, cpu = time.perf_counter() - started, cpu_seconds(self._pid) - cpu
+        cost = {"broker_cpu_us": round(cpu / count * 1e6, 1)} if self._pid is not None else {}
         return {"load": what, "messages": count, "messages_per_second": round(count / seconds), **cost}
-
-    def _cpu_seconds(self) -> float:
-        """User and system time of the broker's process; 0 where it is not known."""
-        if self._pid is None:
-            return 0.0
-        with open(f"/proc/{self._pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 async def _all(works: Iterable[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*works)
-
-
-def _expect(answer: Command) -> Command:
-    """An answer that is a success. Raises RmqError."""
-    if answer.code != ResponseCode.SUCCESS:
-        raise RmqError(f"the broker answered {answer.code}: {answer.remark}")
-    return answer

@@ -22,7 +22,7 @@ from typing import Any
 from rmqkit.cli.served import serve_standalone
 from rmqkit.client.producer import Producer
 from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.settings import ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.protocol.message import Message, ReceivedMessage
 
 __all__ = ["measure"]
@@ -65,13 +65,15 @@ class _Bench:
 
     async def figures(self) -> list[Figure]:
         best: dict[str, Figure] = {}
-        async with Producer("bench-client", self._name_servers) as producer:
+        batches = Producer("bench-auto", self._name_servers, settings=ProducerSettings(auto_batch=True))
+        async with Producer("bench-client", self._name_servers) as producer, batches:
             for number in range(_ROUNDS):
                 topic = f"BenchClient-{os.getpid()}-{number}"
                 await producer.send(Message(topic=topic, body=self._body))
                 size, small = f"{len(self._body):,} B", f"{len(self._small_body)} B"
                 works = {
                     f"awaited sends in {_TASKS} tasks, {size}": partial(self._sends, producer, topic),
+                    f"the same with auto_batch, {size}": partial(self._sends, batches, f"{topic}-auto"),
                     f"send_many, {small}": partial(self._sends_many, producer, f"{topic}-many"),
                     f"consumed, no-op handler, {size}": partial(self._consumes, topic, self._count + 1),
                     f"consumed, no-op handler, {small}": partial(self._consumes, f"{topic}-many", self._count),

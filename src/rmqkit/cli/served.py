@@ -18,11 +18,12 @@ _STOP_SECONDS = 30
 
 
 @contextmanager
-def serve_standalone() -> Iterator[tuple[str, int]]:
-    """The address of its name server, and its process id. Raises RmqError: it does not become ready."""
+def serve_standalone(store: Path | None = None) -> Iterator[tuple[str, int]]:
+    """The address of its name server, and its process id; without a ``store`` it has an empty one.
+    Raises RmqError: it does not become ready."""
     with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         command = [sys.executable, "-m", "rmqkit", "standalone", "--host", "127.0.0.1", "--port", "0"]
-        command += ["--namesrv-port", "0", "--store", str(Path(folder) / "store")]
+        command += ["--namesrv-port", "0", "--store", str(store or Path(folder) / "store")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None, "stdout is piped"
@@ -32,4 +33,4 @@ def serve_standalone() -> Iterator[tuple[str, int]]:
             yield dict(word.split("=", 1) for word in line.split()[1:])["namesrv"], process.pid
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(_STOP_SECONDS)
+            process.communicate(timeout=_STOP_SECONDS)

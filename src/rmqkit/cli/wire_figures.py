@@ -7,6 +7,7 @@ or busy client changes nothing. Every budget is from the design's speed table.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import subprocess
@@ -175,4 +176,5 @@ if __name__ == "__main__":
     import uvloop
 
     allow_connections()
-    uvloop.run(_serve())
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_serve())

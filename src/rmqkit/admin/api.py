@@ -1,0 +1,96 @@
+"""`Admin`: all operations on a cluster, by noun.
+
+::
+
+    async with Admin("127.0.0.1:9876") as admin:
+        for row in await admin.clusters.brokers():
+            print(row.broker_name, row.addr)
+
+A noun's module is imported when it is first used. Source: behaviour.md §9.9.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rmqkit.admin.calls import TIMEOUT_MS, AdminCalls
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.tls import ClientTls
+
+if TYPE_CHECKING:
+    from rmqkit.admin.brokers import Brokers
+    from rmqkit.admin.clients import Clients
+    from rmqkit.admin.clusters import Clusters
+    from rmqkit.admin.groups import Groups
+    from rmqkit.admin.messages import Messages
+    from rmqkit.admin.name_servers import NameServers
+    from rmqkit.admin.offsets import Offsets
+    from rmqkit.admin.topics import Topics
+
+__all__ = ["Admin"]
+
+_NOUNS = {
+    "clusters": "Clusters",
+    "topics": "Topics",
+    "brokers": "Brokers",
+    "name_servers": "NameServers",
+    "groups": "Groups",
+    "offsets": "Offsets",
+    "messages": "Messages",
+    "clients": "Clients",
+}
+"""The class of each, in the module of the same name."""
+
+
+class Admin:
+    """A connection to a cluster, for administration. Use it as an async context manager, in one event loop.
+
+    Args:
+        name_servers: ``host:port;host:port``.
+        timeout_ms: of each request.
+        tls: encrypts every connection.
+        credentials: sign every request.
+    """
+
+    clusters: Clusters
+    topics: Topics
+    brokers: Brokers
+    name_servers: NameServers
+    groups: Groups
+    offsets: Offsets
+    messages: Messages
+    clients: Clients
+
+    def __init__(
+        self,
+        name_servers: str,
+        *,
+        timeout_ms: float = TIMEOUT_MS,
+        tls: ClientTls | None = None,
+        credentials: Credentials | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.calls = AdminCalls(name_servers, timeout_ms=timeout_ms, tls=tls, credentials=credentials, clock=clock)
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.calls.remoting.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """A noun, when it is first asked for."""
+        if name not in _NOUNS:
+            raise AttributeError(f"Admin has no {name}: it has {', '.join(_NOUNS)}")
+        noun = getattr(import_module(f"rmqkit.admin.{name}"), _NOUNS[name])(self.calls)
+        setattr(self, name, noun)
+        return noun

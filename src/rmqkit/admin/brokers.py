@@ -1,0 +1,149 @@
+"""Brokers: figures, settings, replication, cleaning, test messages (``brokerStatus`` … ``deleteExpiredCommitLog``).
+
+A broker is given as ``host:port`` or by name, a cluster means its masters. Source: behaviour.md §9.9, §9.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from rmqkit.admin.calls import AdminCalls, Done
+from rmqkit.protocol.bodies.namesrv import KVTable
+from rmqkit.protocol.bodies.replication import HaRuntimeInfo
+from rmqkit.protocol.bodies.stats import ConsumeStatsList
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import decode_header, request
+from rmqkit.protocol.headers.groups import AllConsumeStatsRequest
+from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.names import AUTO_CREATE_TOPIC
+from rmqkit.settings import properties_line
+
+__all__ = ["Brokers", "GroupProgress", "TestSend"]
+
+CLEANING = {
+    "expired-cq": RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
+    "unused-topic": RequestCode.CLEAN_UNUSED_TOPIC,
+    "expired-commitlog": RequestCode.DELETE_EXPIRED_COMMITLOG,
+}
+STORED: dict[int, str] = {
+    ResponseCode.SUCCESS: "SEND_OK",
+    ResponseCode.FLUSH_DISK_TIMEOUT: "FLUSH_DISK_TIMEOUT",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
+}
+"""What a send that was stored is called, by the code of its answer."""
+_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
+
+
+class GroupProgress(Struct, rename="camel", kw_only=True):
+    """How far a group is in one queue of a broker; ``last_timestamp`` is the store time of what it consumed last."""
+
+    topic: str
+    group: str
+    broker_name: str
+    queue_id: int
+    broker_offset: int
+    consumer_offset: int
+    diff: int
+    last_timestamp: int
+
+
+class TestSend(Struct, rename="camel", kw_only=True):
+    """One test message: what became of it, and after how many ms."""
+
+    broker_name: str
+    queue_id: int
+    result: str
+    rt_ms: float
+    msg_id: str = ""
+
+
+class Brokers:
+    """Operations on brokers; each raises what `AdminCalls` raises."""
+
+    def __init__(self, calls: AdminCalls) -> None:
+        self._calls = calls
+
+    async def status(self, broker: str | None = None, cluster: str | None = None) -> dict[str, dict[str, str]]:
+        """Runtime figures as brokers print them, by address."""
+        code = RequestCode.GET_BROKER_RUNTIME_INFO
+        found = await self._calls.fan_out(
+            await self._calls.addresses(broker, cluster), lambda address: self._calls.fetch(KVTable, address, code)
+        )
+        return {address: dict(sorted(table.table.items())) for address, table in found.items()}
+
+    async def config(self, broker: str | None = None, cluster: str | None = None) -> dict[str, dict[str, str]]:
+        """Settings by address; of a cluster, those of the slaves as well."""
+        if broker is not None:
+            addresses = [await self._calls.address(broker)]
+        else:
+            known = (await self._calls.cluster()).broker_addr_table
+            names = await self._calls.targets(None, cluster)
+            addresses = [address for name in names for _, address in sorted(known[name].broker_addrs.items())]
+        code = RequestCode.GET_BROKER_CONFIG
+        return await self._calls.fan_out(addresses, lambda address: self._calls.fetch_properties(address, code))
+
+    async def update_config(
+        self, changes: Mapping[str, str], broker: str | None = None, cluster: str | None = None
+    ) -> list[Done]:
+        """Change settings. Raises PeerRefused: one may not be changed (NO_PERMISSION), or has a wrong value."""
+        body = "\n".join(properties_line(key, value) for key, value in changes.items()).encode()
+        told = ", ".join(f"{key}={value}" for key, value in changes.items())
+        return await self._each(RequestCode.UPDATE_BROKER_CONFIG, told, broker, cluster, body)
+
+    async def clean(self, what: str, broker: str | None = None, cluster: str | None = None) -> list[Done]:
+        """Have brokers delete what expired or is not used; ``what`` is a key of `CLEANING`."""
+        return await self._each(CLEANING[what], f"cleaned {what}", broker, cluster)
+
+    async def consume_stats(self, broker: str, *, is_order: bool = False, diff_min: int = 0) -> list[GroupProgress]:
+        """How far every group is in every queue of a broker, where it is at least ``diff_min`` behind."""
+        address, header = await self._calls.address(broker), AllConsumeStatsRequest(is_order)
+        code = RequestCode.GET_BROKER_CONSUME_STATS
+        listed = (await self._calls.fetch(ConsumeStatsList, address, code, header)).consume_stats_list
+        rows = [
+            GroupProgress(
+                topic=queue.topic,
+                group=group,
+                broker_name=queue.broker_name,
+                queue_id=queue.queue_id,
+                broker_offset=offsets.broker_offset,
+                consumer_offset=offsets.consumer_offset,
+                diff=offsets.broker_offset - offsets.consumer_offset,
+                last_timestamp=offsets.last_timestamp,
+            )
+            for by_group in listed
+            for group, all_stats in by_group.items()
+            for stats in all_stats
+            for queue, offsets in sorted(stats.offset_table.items())
+        ]
+        return [row for row in rows if row.diff >= diff_min]
+
+    async def ha_status(self, broker: str | None = None, cluster: str | None = None) -> dict[str, HaRuntimeInfo]:
+        """How far slaves are behind, by the address that was asked."""
+        code = RequestCode.GET_BROKER_HA_STATUS
+        return await self._calls.fan_out(
+            await self._calls.addresses(broker, cluster),
+            lambda address: self._calls.fetch(HaRuntimeInfo, address, code),
+        )
+
+    async def send_test(self, broker: str, topic: str, *, queue_id: int = 0, body_bytes: int = 128) -> TestSend:
+        """Send one message to a queue and see what becomes of it."""
+        (name, address), clock = next(iter((await self._calls.masters(broker=broker)).items())), self._calls.clock
+        header = SendMessageV2Request(_PRODUCER_GROUP, topic, AUTO_CREATE_TOPIC, 4, queue_id, 0, clock.now_ms(), 0)
+        began_ms = clock.monotonic_ms()
+        answer = await self._calls.call(address, request(RequestCode.SEND_MESSAGE_V2, header, b"a" * body_bytes))
+        rt_ms = round(clock.monotonic_ms() - began_ms, 3)
+        result = STORED.get(answer.code)
+        if result is None:
+            return TestSend(broker_name=name, queue_id=queue_id, result=answer.remark or str(answer.code), rt_ms=rt_ms)
+        msg_id = decode_header(answer, SendMessageResponse).msg_id
+        return TestSend(broker_name=name, queue_id=queue_id, result=result, rt_ms=rt_ms, msg_id=msg_id)
+
+    async def _each(
+        self, code: int, told: str, broker: str | None, cluster: str | None, body: bytes = b""
+    ) -> list[Done]:
+        addresses = await self._calls.addresses(broker, cluster)
+        await self._calls.fan_out(addresses, lambda address: self._calls.ask(address, code, body=body))
+        return [Done(address, told) for address in addresses]

@@ -1,0 +1,251 @@
+"""What every administrative operation needs: typed answers, name servers in turn, and who a broker or cluster is.
+
+======================  ==================================================================================
+what                    how
+======================  ==================================================================================
+a name server           the first of the list that answers
+cluster, routes         asked once, then remembered until `AdminCalls.forget`
+a broker                given as ``host:port`` or by name; a name means its master
+several brokers         asked at the same time; the first error is raised
+======================  ==================================================================================
+
+When a peer closes or does not answer, `rmqkit.admin.diagnosis` looks what it is, so that the error can say it.
+Loop only. Source: behaviour.md §9.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
+
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import (
+    ConnectionLost,
+    NoNameServer,
+    PeerRefused,
+    RemotingError,
+    RequestTimedOut,
+    RmqError,
+    SettingsError,
+    UnknownName,
+)
+from rmqkit.protocol.bodies.namesrv import TopicList
+from rmqkit.protocol.bodies.topics import ClusterInfo, TopicRoute
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Body, Command, decode_header, request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.headers.namesrv import RouteRequest
+from rmqkit.remoting.address import split_addresses
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.remoting.tls import ClientTls
+from rmqkit.settings import parse_properties
+
+if TYPE_CHECKING:
+    from rmqkit.client.calls import BrokerCalls
+
+__all__ = ["MASTER_ID", "TIMEOUT_MS", "AdminCalls", "Done"]
+
+TIMEOUT_MS = 5000.0
+MASTER_ID = 0
+
+T = TypeVar("T")
+H = TypeVar("H", bound=Struct)
+
+
+class Done(Struct, rename="camel"):
+    """What was done, and at which server."""
+
+    where: str
+    done: str
+
+
+class AdminCalls:
+    """Asks name servers and brokers.
+    Raises SettingsError: the list of name servers is empty or not of ``host:port``.
+
+    Every method that asks raises RemotingError (no answer; NoNameServer when it was a name server's to give),
+    PeerRefused (an answer other than success) and BodyError or HeaderError (it cannot be read).
+    """
+
+    def __init__(
+        self,
+        name_servers: str,
+        *,
+        timeout_ms: float = TIMEOUT_MS,
+        tls: ClientTls | None = None,
+        credentials: Credentials | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        try:
+            self.name_servers = split_addresses(name_servers)
+        except ValueError as error:
+            raise SettingsError(f"name servers {name_servers!r}: {error}") from None
+        self.timeout_ms = timeout_ms
+        self.clock = clock
+        self.remoting = RemotingClient(clock=clock, tls=tls, credentials=credentials)
+        self._is_encrypted = tls is not None
+        self._cluster: ClusterInfo | None = None
+        self._routes: dict[str, TopicRoute] = {}
+
+    @cached_property
+    def broker(self) -> BrokerCalls:
+        """What clients ask brokers for, over the same connections."""
+        from rmqkit.client.calls import BrokerCalls
+
+        return BrokerCalls(self.remoting, self.timeout_ms)
+
+    def forget(self) -> None:
+        """Ask again for what may have changed."""
+        self._cluster = None
+        self._routes.clear()
+
+    # -- one peer
+
+    async def call(self, address: str, command: Command, timeout_ms: float | None = None) -> Command:
+        """The answer, whatever its code. Raises WrongProtocol, TlsMismatch: instead of a mere ConnectionLost."""
+        try:
+            return await self.remoting.call(address, command, timeout_ms or self.timeout_ms)
+        except (ConnectionLost, RequestTimedOut) as error:
+            from rmqkit.admin.diagnosis import diagnosed
+
+            raise await diagnosed(error, address, is_encrypted=self._is_encrypted) from None
+
+    async def ask(
+        self,
+        address: str,
+        code: int,
+        header: Struct | None = None,
+        *,
+        body: Body = b"",
+        timeout_ms: float | None = None,
+    ) -> Command:
+        """A successful answer."""
+        return expect_success(await self.call(address, request(code, header, body), timeout_ms), address)
+
+    async def fetch(
+        self, kind: type[T], address: str, code: int, header: Struct | None = None, *, body: Body = b""
+    ) -> T:
+        """The body of a successful answer."""
+        return decode_as((await self.ask(address, code, header, body=body)).payload, kind)
+
+    async def fetch_properties(self, address: str, code: int) -> dict[str, str]:
+        """The settings in the body of a successful answer."""
+        return parse_properties((await self.ask(address, code)).payload.decode("utf-8", "replace"))
+
+    async def fetch_header(self, kind: type[H], address: str, code: int, header: Struct | None = None) -> H:
+        """The header of a successful answer."""
+        return decode_header(await self.ask(address, code, header), kind)
+
+    # -- name servers
+
+    async def call_name_server(self, code: int, header: Struct | None = None, body: Body = b"") -> tuple[Command, str]:
+        """The answer of the first name server that gives one, and its address. Raises NoNameServer: none does."""
+        failures: list[RmqError] = []
+        for address in self.name_servers:
+            try:
+                return await self.call(address, request(code, header, body)), address
+            except RemotingError as error:
+                failures.append(error)
+        raise NoNameServer(failures)
+
+    async def fetch_from_name_server(self, kind: type[T], code: int, header: Struct | None = None) -> T:
+        """The body of a successful answer of a name server."""
+        answer, address = await self.call_name_server(code, header)
+        return decode_as(expect_success(answer, address).payload, kind)
+
+    # -- who is where
+
+    async def cluster(self) -> ClusterInfo:
+        """All brokers, as a name server knows them."""
+        if self._cluster is None:
+            self._cluster = await self.fetch_from_name_server(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
+        return self._cluster
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Where a topic is. Raises UnknownName: no broker has it."""
+        if topic not in self._routes:
+            header = RouteRequest(topic, accept_standard_json_only=True)
+            answer, address = await self.call_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise await self._unknown_topic(topic, address)
+            self._routes[topic] = decode_as(expect_success(answer, address).payload, TopicRoute)
+        return self._routes[topic]
+
+    async def topic_names(self) -> list[str]:
+        """All topics a name server knows, sorted."""
+        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        return sorted((await self.fetch_from_name_server(TopicList, code)).topic_list)
+
+    async def address(self, broker: str) -> str:
+        """The address of a broker that is given as ``host:port`` or by its name, which means its master.
+        Raises UnknownName: the name servers know no broker of that name, or no master of it."""
+        if ":" in broker:
+            return broker
+        known = (await self.cluster()).broker_addr_table
+        masters = {name: data.broker_addrs[MASTER_ID] for name, data in known.items() if MASTER_ID in data.broker_addrs}
+        if broker not in masters:
+            raise UnknownName("broker" if broker not in known else "master of", broker, self._asked, masters)
+        return masters[broker]
+
+    async def broker_name(self, broker: str) -> str:
+        """The name of a broker that is given by it or by an address. Raises UnknownName: the name servers know none."""
+        known = (await self.cluster()).broker_addr_table
+        for name, data in known.items():
+            if broker == name or broker in data.broker_addrs.values():
+                return name
+        raise UnknownName("broker", broker, self._asked, known)
+
+    async def masters(self, cluster: str | None = None, broker: str | None = None) -> dict[str, str]:
+        """Addresses of masters by broker name: of a cluster, the one broker, or all there are.
+        A broker given by its address has its address for a name when the name servers do not know it.
+        Raises UnknownName: there is no such cluster, or no such broker."""
+        if broker is not None:
+            name, address = broker, await self.address(broker)
+            with contextlib.suppress(RemotingError, NoNameServer, PeerRefused, UnknownName):
+                name = await self.broker_name(broker)
+            return {name: address}
+        info = await self.cluster()
+        if cluster is not None and cluster not in info.cluster_addr_table:
+            raise UnknownName("cluster", cluster, self._asked, info.cluster_addr_table)
+        names = info.cluster_addr_table[cluster] if cluster is not None else info.broker_addr_table
+        addresses = {name: info.broker_addr_table[name].broker_addrs for name in sorted(names)}
+        return {name: by_id[MASTER_ID] for name, by_id in addresses.items() if MASTER_ID in by_id}
+
+    async def targets(self, broker: str | None, cluster: str | None) -> dict[str, str]:
+        """`masters` of what was named; without a name, of the only cluster there is.
+        Raises SettingsError: there are several clusters, or none."""
+        if broker is None and cluster is None:
+            clusters = sorted((await self.cluster()).cluster_addr_table)
+            if len(clusters) != 1:
+                raise SettingsError(f"which brokers? name one with -b, or a cluster with -c: {', '.join(clusters)}")
+        return await self.masters(cluster, broker)
+
+    async def addresses(self, broker: str | None, cluster: str | None) -> list[str]:
+        """The addresses of `targets`; no name server is asked when a broker is given by its address."""
+        return [await self.address(broker)] if broker is not None else [*(await self.targets(None, cluster)).values()]
+
+    async def masters_of_topic(self, topic: str) -> dict[str, str]:
+        """Addresses of the masters that have a topic, by broker name. Raises UnknownName: no broker has it."""
+        brokers = sorted((await self.route(topic)).broker_datas, key=lambda data: data.broker_name)
+        return {data.broker_name: data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs}
+
+    async def fan_out(self, addresses: Iterable[str], asking: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+        """What each address answers, by address, in the given order."""
+        listed = list(addresses)
+        return dict(zip(listed, await asyncio.gather(*map(asking, listed)), strict=True))
+
+    @property
+    def _asked(self) -> str:
+        return f"name server {', '.join(self.name_servers)}"
+
+    async def _unknown_topic(self, topic: str, address: str) -> UnknownName:
+        names: list[str] | None = None
+        with contextlib.suppress(RmqError):
+            names = await self.topic_names()
+        return UnknownName("topic", topic, f"name server {address}", names)

@@ -1,0 +1,405 @@
+"""Why a group did not consume a message: a pure verdict over `rmqkit.admin.facts`.
+
+The rules are asked in this order; the first that has an answer names the cause.
+
+===================  ============================================================================================
+rule                 causes
+===================  ============================================================================================
+nothing stored       expired, not stored, wrong kind of id, not in this cluster, wrong topic
+dead letter          dead letter
+scheduled            delayed, recalled, retrying; clock skew
+half message         transaction pending, rolled back, given up; clock skew
+broadcasting         broadcasting, broadcast forbidden
+group is past it     consumed, filtered by tag or SQL92, subscriptions differ, skipped, popped
+closed               group unknown or disabled, read forbidden, topic not readable, queue not read, nobody online
+not wanted           subscriptions differ, not subscribed, filtered by tag or SQL92
+not shared out       queue has no owner
+waiting              retrying, waiting
+===================  ============================================================================================
+
+A broker knows what a group was given and how far it says it is, not what handlers made of it. So sentences say "is
+past it", and "succeeded" only where a trace says so. Source: behaviour.md §4, §5, §6.1, §8, §9.1–9.3.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from rmqkit.admin.facts import Facts, Lookup, Place
+from rmqkit.client.status import utc
+from rmqkit.filter.subscription import codes_of, is_tag_type, matches_tags
+from rmqkit.protocol import properties as prop
+from rmqkit.protocol.bodies.clients import SubscriptionData
+from rmqkit.protocol.bodies.topics import Permission
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.message import ReceivedMessage
+
+__all__ = ["Cause", "Explanation", "Fact", "judge"]
+
+_SKEW_MS = 5_000
+"""Clocks that differ by less are alike: a send may take that long."""
+_LATE_MS = 5_000
+"""A message is late that was not delivered so long after its time."""
+_SHOWN = 5
+
+
+class Cause(enum.StrEnum):
+    """Why a message was not consumed, and what to do; CONSUMED is the healthy one."""
+
+    remedy: str
+
+    def __new__(cls, text: str, remedy: str) -> Cause:
+        cause = str.__new__(cls, text)
+        cause._value_, cause.remedy = text, remedy
+        return cause
+
+    CONSUMED = "consumed", "none needed; to see what handlers make of messages, switch traces on"
+    FILTERED_BY_TAG = "filtered by tag", "change the subscription of all its clients, or the tag that is sent"
+    FILTERED_BY_SQL92 = ("filtered by SQL92", "change the subscription of all its clients, or the properties")
+    SUBSCRIPTIONS_DIFFER = "subscriptions differ", "give all clients of the group the same subscriptions"
+    NOT_SUBSCRIBED = "not subscribed", "have the group's clients subscribe to {topic}, or ask about the group that does"
+    NO_CONSUMER_ONLINE = ("no consumer online", "start one; if one runs, see in its log whether it connects")
+    GROUP_UNKNOWN = ("group unknown", "look at the name; a consumer that starts creates its group")
+    GROUP_DISABLED = "group disabled", "enable it: rmq admin updateSubGroup -g {group} -s true"
+    READ_FORBIDDEN = "read forbidden", "lift the group's forbidden bit of {topic}"
+    BROADCASTING = "broadcasting", "look at the client that misses it, and at its offsets.json"
+    BROADCAST_FORBIDDEN = ("broadcast forbidden", "rmq admin updateSubGroup -g {group} -d true; or use CLUSTERING")
+    TOPIC_NOT_READABLE = (
+        "topic not readable",
+        "allow reading: rmq admin topic perm {topic} rw; or of the whole broker: rmq admin broker perm rw",
+    )
+    QUEUE_NOT_READ = ("queue not read", "raise the read queues until it is empty: rmq admin updateTopic -t {topic} -r")
+    NO_OWNER = ("queue has no owner", "look for clients with equal ids, or with unlike allocation strategies")
+    WAITING = "waiting", "if it stays so, look at that client (rmq admin consumerStatus -g {group}), or add consumers"
+    SKIPPED = "skipped", "go back before the message: rmq admin resetOffsetByTime -g {group} -t {topic} -s TIME"
+    POPPED = "popped", "wait for the end of its invisible time: then it is acknowledged or comes again"
+    RETRYING = "retrying", "see in the consumer's log why it failed, and mend the handler"
+    DEAD_LETTER = "dead letter", "mend the handler, then send the dead letters again: rmq replay"
+    DELAYED = "delayed", "wait, or send it without a delay"
+    RECALLED = "recalled", "send it again if it is wanted after all"
+    TRANSACTION_PENDING = "transaction pending", "have a producer of its group commit it or roll it back"
+    ROLLED_BACK = "transaction rolled back", "ask its producer why; send it again if it is wanted"
+    GIVEN_UP = "transaction given up", "have producers of its group answer checks, and send it again"
+    CLOCK_SKEW = "clock skew", "set the producer's clock, and send it again"
+    EXPIRED = "expired", "keep messages longer (fileReservedTime), or consume sooner"
+    NOT_STORED = "not stored", "look whether the send succeeded, and that the name is whole"
+    WRONG_KIND_OF_ID = "wrong kind of id", "ask with --key, or with the id of one of them"
+    NOT_IN_CLUSTER = "not in this cluster", "ask the name servers of the cluster it was sent to (-n)"
+    WRONG_TOPIC = "wrong topic", "ask about the topic it is in"
+
+
+class Fact(Struct):
+    """One thing that was found out; ``source``: who told it."""
+
+    name: str
+    value: str | int
+    source: str
+
+
+class Explanation(Struct):
+    """The answer: a cause, a sentence for people, the facts it rests on, what to do."""
+
+    cause: Cause
+    sentence: str
+    evidence: list[Fact]
+    remedy: str
+
+
+_Verdict = tuple[Cause, str]
+
+
+def judge(facts: Facts) -> Explanation:
+    """The cause the facts show."""
+    cause, sentence = next(verdict for rule in _RULES if (verdict := rule(facts)) is not None)
+    remedy = cause.remedy.format(topic=facts.topic, group=facts.group)
+    return Explanation(cause, f"{sentence[0].upper()}{sentence[1:]}.", list(_evidence(facts)), remedy)
+
+
+# -- nothing is in a queue
+
+
+def _nothing_stored(f: Facts) -> _Verdict | None:
+    if f.message is not None or f.copies:
+        return None
+    if (place := f.place) is None:
+        return _unknown_name(f, f.lookup)
+    if not place.max_offset and place.queue_id >= place.read_queues:
+        return Cause.NOT_STORED, f"{f.asked} is not stored: {place} does not exist, it reads {place.read_queues} there"
+    if place.offset >= place.max_offset:
+        return Cause.NOT_STORED, f"{f.asked} is not stored: {place} ends at offset {place.max_offset:,}"
+    end = "past it, which does not tell whether it was read in time" if f.is_past else "not past it"
+    return Cause.EXPIRED, f"{f.asked} is deleted: {place} begins at {place.min_offset:,} now; group {f.group} is {end}"
+
+
+def _unknown_name(f: Facts, known: Lookup) -> _Verdict:
+    if known.elsewhere is not None:
+        return Cause.WRONG_TOPIC, f"{f.asked} is not in topic {f.topic}: it was stored in {known.elsewhere.topic}"
+    if known.as_key:
+        ids = list(dict.fromkeys(one.msg_id for one in known.as_key))
+        have = f"{_count(len(ids), 'message')} of topic {f.topic}: {', '.join(ids[:_SHOWN])}"
+        return Cause.WRONG_KIND_OF_ID, f"{f.asked} is named by a key, not by an id; it is that of {have}"
+    if known.address and not known.is_known:
+        return Cause.NOT_IN_CLUSTER, f"{f.asked} is of broker {known.address}, which is not in this cluster, or down"
+    if known.log_min is not None and known.physical_offset < known.log_min:
+        return Cause.EXPIRED, f"{f.asked} is deleted: the log of {known.address} begins behind it by now"
+    where = f"no message of {known.address} begins at that place" if known.address else "no broker's index has it"
+    why = "it was never stored, is deleted by now, or its broker is down"
+    return Cause.NOT_STORED, f"{f.asked} is not in topic {f.topic}: {where}; {why}"
+
+
+def _half_message(f: Facts) -> _Verdict | None:
+    if f.message is not None or (found := f.transaction) is None:
+        return None
+    checked = f"{found.checks} of {found.checks_max} checks"
+    if found.is_given_up:
+        skew = found.half.store_timestamp - found.half.born_timestamp
+        if skew > _SKEW_MS and found.checks < found.checks_max:
+            why = f"it looks too old as its producer's clock is {_span(skew)} behind the broker's"
+            return Cause.CLOCK_SKEW, f"the transaction of {f.asked} was given up after {checked}: {why}"
+        return Cause.GIVEN_UP, f"the transaction of {f.asked} was given up: no decision after {checked}"
+    if found.is_ended:
+        return Cause.ROLLED_BACK, f"the transaction of {f.asked} was rolled back: it ended, and {f.topic} has nothing"
+    group = found.half.properties.get(prop.PRODUCER_GROUP, "?")
+    nobody = f"; no producer of group {group} is online to be asked" if found.producers == 0 else ""
+    return Cause.TRANSACTION_PENDING, f"the transaction of {f.asked} is pending: no end is recorded, {checked}{nobody}"
+
+
+def _dead(f: Facts) -> _Verdict | None:
+    if (dead := f.dead_letter) is None:
+        return None
+    return Cause.DEAD_LETTER, f"group {f.group} gave {f.asked} up: it failed {_times(dead)} and is in {dead.topic}"
+
+
+def _scheduled(f: Facts) -> _Verdict | None:
+    if (copy := f.scheduled) is None:
+        return None
+    when = "at a time that the broker did not tell" if f.due_ms is None else f"at {utc(f.due_ms)}"
+    if f.due_ms is not None and f.due_ms < f.now_ms - _LATE_MS:
+        when += ", which is past: the broker does not deliver, or its clock is behind"
+    if copy.properties.get(prop.REAL_TOPIC) != f.topic:
+        retry = f"retry {copy.reconsume_times} of {f.retries_max}"
+        return Cause.RETRYING, f"group {f.group} failed to consume {f.asked}: {retry} comes {when}"
+    if any(prop.TIMER_DELETE_KEY in one.properties for one in f.copies):
+        return Cause.RECALLED, f"{f.asked} was recalled before its time came"
+    skew = copy.born_timestamp - copy.store_timestamp
+    if prop.TIMER_DELIVER_MS in copy.properties and abs(skew) > _SKEW_MS:
+        theirs = f"by the broker's clock; its producer's is {_span(abs(skew))} {'ahead' if skew > 0 else 'behind'}"
+        return Cause.CLOCK_SKEW, f"{f.asked} will be delivered {when} {theirs}"
+    return Cause.DELAYED, f"{f.asked} is delayed: it will be delivered {when}"
+
+
+# -- it is in a queue
+
+
+def _broadcasting(f: Facts) -> _Verdict | None:
+    if f.connection is None or f.connection.message_model != "BROADCASTING":
+        return None
+    if f.config is not None and not f.config.consume_broadcast_enable:
+        return Cause.BROADCAST_FORBIDDEN, f"group {f.group} may not consume by broadcasting, and its clients try to"
+    past = sum(f.place is not None and held.commit_offset > f.place.offset for held in f.owners.values())
+    clients = f"{past} of {len(f.members)} clients online say that they are past {f.asked}"
+    return Cause.BROADCASTING, f"group {f.group} broadcasts, so that each client keeps an offset of its own; {clients}"
+
+
+def _passed(f: Facts) -> _Verdict | None:
+    if any(one.status == "success" for one in f.traces):
+        return Cause.CONSUMED, f"group {f.group} consumed {f.asked}: a trace says that its handler succeeded"
+    if not f.is_past or (place := f.place) is None:
+        return None
+    if f.retry is not None:
+        again = f"on retry {f.retry.reconsume_times}, as it is past that and nothing came back"
+        return Cause.CONSUMED, f"group {f.group} consumed {f.asked} {again}"
+    if (unwanted := _not_wanted(f)) is not None:
+        return unwanted
+    offsets = f"its offset is {f.consumed_offset:,}, past {place.offset:,}"
+    if f.is_fetched is False:
+        how = "a reset, or a start from the last offset, does that"
+        given = f"{offsets}, and the broker gave it nothing of that queue since the message was stored"
+        return Cause.SKIPPED, f"group {f.group} skipped {f.asked}: {given}; {how}"
+    if acks := sum(f.waiting_acks.values()):
+        unknown = f"{_count(acks, 'popped message')} of {place} await an acknowledgement, perhaps this one, too"
+        return Cause.POPPED, f"group {f.group} popped past {f.asked}: {unknown}"
+    unknown = "what its handler made of it brokers do not record"
+    return Cause.CONSUMED, f"group {f.group} is past {f.asked}: {offsets}, and it did not come back; {unknown}"
+
+
+def _closed(f: Facts) -> _Verdict | None:
+    place = _place(f)
+    if f.config is None:
+        return Cause.GROUP_UNKNOWN, f"broker {place.broker} knows no group {f.group}"
+    if not f.config.consume_enable:
+        return Cause.GROUP_DISABLED, f"group {f.group} is disabled on {place.broker} (consumeEnable=false)"
+    if f.is_read_forbidden:
+        return Cause.READ_FORBIDDEN, f"group {f.group} is forbidden to read topic {f.topic} on {place.broker}"
+    if not place.perm & Permission.READ:
+        return Cause.TOPIC_NOT_READABLE, f"{place.topic} cannot be read on {place.broker}: its perm is {place.perm}"
+    if place.queue_id >= place.read_queues:
+        return Cause.QUEUE_NOT_READ, f"nobody reads {place}: it has {_count(place.read_queues, 'read queue')} there"
+    if f.connection is None or not f.connection.connection_set:
+        known = f.consumed_offset
+        where = "it has no offset there" if known is None else f"its offset is {known:,}, not past {place.offset:,}"
+        return Cause.NO_CONSUMER_ONLINE, f"no consumer of group {f.group} is online to get {f.asked}: {where}"
+    return None
+
+
+def _not_wanted(f: Facts) -> _Verdict | None:
+    """What subscriptions say; a retry comes to whom has the retry topic, whatever the tag."""
+    message, own = f.message, f.subscriptions
+    if f.connection is None or message is None or f.retry is not None:
+        return None
+    told = f.connection.subscription_table.get(f.topic)
+    if len({_expression(one) for one in own.values()}) > 1 and not all(_wants(one, message) for one in own.values()):
+        each = ", ".join(f"{client} {_expression(one)}" for client, one in sorted(own.items())[:_SHOWN])
+        return Cause.SUBSCRIPTIONS_DIFFER, f"the clients of group {f.group} subscribe to {f.topic} differently: {each}"
+    if told is None:  # it may have been subscribed when the group passed it
+        return None if f.is_past else (Cause.NOT_SUBSCRIBED, f"group {f.group} does not subscribe to topic {f.topic}")
+    if _wants(told, message):
+        return None
+    is_tag = is_tag_type(told.expression_type)
+    has = f"its tag is {message.tags or 'none'}" if is_tag else "its properties do not satisfy that"
+    wants = f"group {f.group} subscribes to {told.sub_string}, and {has}"
+    younger = "; the subscription is younger than the message, and may have been another when the group passed it"
+    is_younger = f.is_past and told.sub_version > message.store_timestamp
+    cause = Cause.FILTERED_BY_TAG if is_tag else Cause.FILTERED_BY_SQL92
+    return cause, f"{f.asked} is filtered: {wants}{younger if is_younger else ''}"
+
+
+def _not_shared_out(f: Facts) -> _Verdict | None:
+    if f.owners or f.waiting_acks or not f.members or None in f.members.values():
+        return None
+    where = f"{_place(f)}, where {f.asked} is ({len(f.members)} online)"
+    return Cause.NO_OWNER, f"no client of group {f.group} holds {where}"
+
+
+def _waiting(f: Facts) -> _Verdict:
+    place = _place(f)
+    ahead = place.offset - max(f.consumed_offset or 0, place.min_offset)
+    where = f"behind {_count(ahead, 'message')} of {place}" if ahead > 0 else f"as the next of {place}"
+    if f.retry is not None:
+        retry = f"retry {f.retry.reconsume_times} of {f.retries_max} of {f.asked}"
+        return Cause.RETRYING, f"{retry} waits {where}: {_holder(f, place)}"
+    return Cause.WAITING, f"{f.asked} waits {where}: {_holder(f, place)}"
+
+
+def _holder(f: Facts, place: Place) -> str:
+    """Who has the queue, and what is in the way there."""
+    if not f.owners:
+        return f"{next(iter(f.waiting_acks))} pops it" if f.waiting_acks else "its owner did not answer"
+    client, held = next(iter(f.owners.items()))
+    if held.cached_msg_count and held.cached_msg_min_offset <= place.offset <= held.cached_msg_max_offset:
+        is_first = "as the first of" if held.cached_msg_min_offset == place.offset else "among"
+        return f"{client} holds it, {is_first} {_count(held.cached_msg_count, 'message')}, and has not finished it"
+    info = f.members[client]
+    if info is not None and info.properties.get("PROP_CONSUMEORDERLY") == "true" and not held.locked:
+        return f"{client} consumes in order and has no lock of the queue"
+    pulled = f"its last pull was at {utc(held.last_pull_timestamp)}" if held.last_pull_timestamp else "it never pulled"
+    return f"{client} did not fetch it yet, {pulled}"
+
+
+_RULES: tuple[Callable[[Facts], _Verdict | None], ...] = (
+    *(_nothing_stored, _dead, _scheduled, _half_message),
+    *(_broadcasting, _passed, _closed, _not_wanted, _not_shared_out, _waiting),
+)
+
+
+# -- parts of sentences
+
+
+def _place(f: Facts) -> Place:
+    assert f.place is not None, "a message that is in a queue has a place"
+    return f.place
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _times(message: ReceivedMessage) -> str:
+    return "once" if message.reconsume_times == 1 else f"{message.reconsume_times} times"
+
+
+def _span(ms: int) -> str:
+    units = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("s", 1000))
+    return next((f"{ms // size} {name}" for name, size in units if ms >= 2 * size), f"{ms} ms")
+
+
+def _expression(subscribed: SubscriptionData | None) -> str:
+    if subscribed is None:
+        return "nothing"
+    is_tag = is_tag_type(subscribed.expression_type)
+    return " || ".join(sorted(subscribed.tags_set)) or "*" if is_tag else f"SQL92 {subscribed.sub_string}"
+
+
+def _wants(subscribed: SubscriptionData | None, message: ReceivedMessage) -> bool:
+    """Whether broker and client let a message through. An expression nobody can compile lets nothing through."""
+    if subscribed is None:
+        return False
+    if is_tag_type(subscribed.expression_type):
+        codes = codes_of(subscribed)
+        return (codes is None or java_hash(message.tags or "") in codes) and matches_tags(subscribed, message.tags)
+    from rmqkit.filter.sql92 import ExpressionRejected, compile_expression  # few groups need it, and it takes time
+
+    try:
+        expression = compile_expression(subscribed.sub_string)
+    except ExpressionRejected:
+        return False
+    return expression.matches(prop.encode_properties(message.properties))
+
+
+# -- evidence
+
+
+def _evidence(f: Facts) -> Iterator[Fact]:
+    """Every fact there is: the message, the queue, the group, its members."""
+    for one in filter(None, (f.message, f.lookup.elsewhere, *f.copies, *f.lookup.as_key[:_SHOWN])):
+        retried = f", failed {_times(one)}" if one.reconsume_times else ""
+        at = f"{one.topic}, queue {one.queue_id}, offset {one.queue_offset:,}{retried}, at {utc(one.store_timestamp)}"
+        yield Fact("stored in", at, f"broker {one.broker_name}")
+    if f.message is not None:
+        yield Fact("id", f.message.msg_id, "message")
+        yield Fact("tag", f.message.tags or "none", "message")
+        skew = f.message.born_timestamp - f.message.store_timestamp
+        if skew > _SKEW_MS:
+            yield Fact("producer's clock", f"{_span(skew)} ahead of the broker's", "born and store time")
+    if f.due_ms is not None:
+        yield Fact("due", utc(f.due_ms), "queue entry")
+    if (found := f.transaction) is not None:
+        yield Fact("checks", f"{found.checks} of {found.checks_max}", "half message")
+        yield Fact("its end", "recorded" if found.is_ended else "not recorded", "op topic")
+        yield Fact("producers online", "unknown" if found.producers is None else found.producers, "broker")
+    if (known := f.lookup).address:
+        yield Fact("broker in the id", known.address, "in the cluster" if known.is_known else "not in the cluster")
+        bounds = "" if known.log_min is None else f", the log has {known.log_min:,} to {known.log_max or 0:,}"
+        yield Fact("place in its log", f"{known.physical_offset:,}{bounds}", "id, runtime info")
+    if known.brokers:
+        yield Fact("asked", f"{', '.join(known.brokers)} about {f.topic} and {known.topics_searched} others", "indexes")
+    if f.place is not None:
+        yield from _group_evidence(f, f.place)
+    for trace in f.traces:
+        yield Fact("handler", f"{trace.status}, began at {utc(trace.timestamp)}", f"trace of {trace.client_host}")
+
+
+def _group_evidence(f: Facts, place: Place) -> Iterator[Fact]:
+    broker, online = f"broker {place.broker}", f.connection
+    yield Fact("its offset", f"{place.offset:,} of {place.min_offset:,} to {place.max_offset:,} in {place}", broker)
+    yield Fact("group's offset", "none" if place.committed is None else place.committed, broker)
+    if f.is_fetched is not None:
+        yield Fact("given to it", "at least one message" if f.is_fetched else "no message since it started", broker)
+    if f.config is not None:
+        yield Fact("consumeEnable", str(f.config.consume_enable).lower(), broker)
+    yield Fact("clients online", len(online.connection_set) if online is not None else 0, "brokers")
+    if online is not None:
+        yield Fact("subscription", _expression(online.subscription_table.get(f.topic)), "brokers")
+        kind = f"{online.message_model} {online.consume_type} {online.consume_from_where}"
+        yield Fact("kind", kind.replace("CONSUME_", "").lower(), "brokers")
+    for client, info in list(f.members.items())[:_SHOWN]:
+        standing = "did not answer" if info is None else "does not hold the queue"
+        if client in f.waiting_acks:
+            standing = f"pops the queue, {f.waiting_acks[client]:,} await an acknowledgement"
+        if info is not None and (held := f.owners.get(client)) is not None:
+            why = info.user_consumer_info.get(f"{place.topic} {place.broker} {place.queue_id}", "")
+            standing = f"holds the queue, is at {held.commit_offset:,}, {held.cached_msg_count:,} unfinished; {why}"
+        yield Fact("client", f"{client} {standing.removesuffix('; ')}", "running info")

@@ -1,0 +1,292 @@
+"""Clients online: who is connected, what consumers say of themselves, and whether a group is in order.
+
+``consumerConnection``, ``producerConnection``, ``producer``, ``consumerStatus``. Clients tell the brokers of their
+own topics alone that they are there, so every master is asked and the answers are joined; one that fails does not hide
+what the others know.
+
+A group is in order (`Verdict`) when
+
+- its clients have the same subscriptions; they differ for a moment while a new version is rolled out;
+- every queue of its topics is with one client; shared by several or with none only while queues change hands, except
+  for groups that pop or broadcast;
+- no client holds messages for more than a minute without handling one; those that consume in order have their locks.
+
+Source: behaviour.md §8.15, §9.9; remoting.md §6.4.10, §6.4.12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
+
+from msgspec import Struct
+
+from rmqkit.admin.calls import AdminCalls
+from rmqkit.errors import ConnectFailed, PeerRefused, RmqError, UnknownName
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.connections import (
+    ClientConnection,
+    ConsumerConnection,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTable,
+)
+from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, ProcessQueueInfo
+from rmqkit.protocol.bodies.topics import Permission
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.headers.consumers import RunningInfoRequest
+from rmqkit.protocol.headers.groups import ProducerGroupRequest
+from rmqkit.protocol.names import RETRY_PREFIX
+
+__all__ = ["Clients", "GroupStatus", "ProducerRow", "Verdict", "heard", "tried", "verdict"]
+
+T = TypeVar("T")
+
+_STUCK_MS = 60_000
+
+
+class ProducerRow(Struct, rename="camel", kw_only=True):
+    """One producer at one broker; ``last_update_timestamp`` is its last heartbeat in ms."""
+
+    group: str
+    client_id: str
+    client_addr: str
+    language: str
+    version: int
+    last_update_timestamp: int
+    broker_name: str
+
+
+class Verdict(Struct, rename="camel"):
+    """What is wrong with a group, a sentence each; none: it is in order."""
+
+    same_subscription: bool
+    troubles: list[str]
+
+
+class GroupStatus(Struct, rename="camel", kw_only=True):
+    """A group's clients: how they are registered, what each says, and the verdict; None for one that said nothing."""
+
+    group: str
+    connection: ConsumerConnection
+    clients: dict[str, ConsumerRunningInfo | None]
+    verdict: Verdict
+
+
+class Clients:
+    """Operations on connected clients; each raises what `AdminCalls` raises."""
+
+    def __init__(self, calls: AdminCalls) -> None:
+        self._calls = calls
+
+    async def consumers(self, group: str, broker: str | None = None) -> ConsumerConnection:
+        """The members of a consumer group and how it is registered.
+        Raises PeerRefused with CONSUMER_NOT_ONLINE: nobody of it is connected."""
+        answers = await heard(
+            (await self._calls.masters(broker=broker)).values(),
+            lambda address: self._calls.fetch(
+                ConsumerConnection, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroupRequest(group)
+            ),
+            expected=ResponseCode.CONSUMER_NOT_ONLINE,
+        )
+        first, *others = answers.values()
+        for other in others:
+            first.connection_set += other.connection_set
+            first.subscription_table |= other.subscription_table
+        first.connection_set = _once(first.connection_set)
+        return first
+
+    async def producers(self, group: str, topic: str = "") -> list[ClientConnection]:
+        """The members of a producer group: at all brokers, or at those of a topic. Raises UnknownName: none is."""
+        asked = await (self._calls.masters_of_topic(topic) if topic else self._calls.masters())
+        try:
+            answers = await heard(
+                asked.values(),
+                lambda address: self._calls.fetch(
+                    ProducerConnection, address, RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerGroupRequest(group)
+                ),
+                expected=ResponseCode.SYSTEM_ERROR,
+            )
+        except PeerRefused as error:
+            if error.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            known = {row.group for row in await self.all_producers()}
+            remedy = "one that sent nothing since it started is not known"
+            raise UnknownName("producer group", group, "the cluster", known, remedy) from None
+        return _once(one for answer in answers.values() for one in answer.connection_set)
+
+    async def all_producers(self, broker: str | None = None, cluster: str | None = None) -> list[ProducerRow]:
+        """Every producer, by group, at one broker, those of a cluster, or all."""
+        masters = await self._calls.masters(cluster, broker)
+        answers = await self._calls.fan_out(
+            masters.values(),
+            lambda address: self._calls.fetch(ProducerTable, address, RequestCode.GET_ALL_PRODUCER_INFO),
+        )
+        rows = [
+            _producer_row(group, one, name)
+            for name, address in masters.items()
+            for group, members in answers[address].data.items()
+            for one in members
+        ]
+        return sorted(rows, key=lambda row: (row.group, row.client_id, row.broker_name))
+
+    async def running(
+        self, group: str, client_id: str | None = None, *, stacks: bool = False
+    ) -> dict[str, ConsumerRunningInfo | None]:
+        """What each member of a group says of itself, or one of them, with its stacks if that is wanted; None for who
+        does not answer. Raises PeerRefused: nobody of it is connected. Raises UnknownName: that client is not."""
+        members = [one.client_id for one in (await self.consumers(group)).connection_set]
+        if client_id is not None and client_id not in members:
+            raise UnknownName("client", client_id, f"group {group}", members)
+        wanted = members if client_id is None else [client_id]
+        return await self._calls.fan_out(wanted, lambda member: self._running(group, member, stacks))
+
+    async def status(self, group: str, client_id: str | None = None, *, stacks: bool = False) -> GroupStatus:
+        """The members of a group, what they say, and whether the group is in order; raises as `running`."""
+        connection = await self.consumers(group)
+        found = await self.running(group, client_id, stacks=stacks)
+        queues: set[MessageQueue] = set()
+        if client_id is None:
+            for topic in connection.subscription_table:
+                queues |= await self._queues(topic)
+        judged = verdict(connection, found, queues, self._calls.clock.now_ms())
+        return GroupStatus(group=group, connection=connection, clients=found, verdict=judged)
+
+    async def _running(self, group: str, client_id: str, stacks: bool) -> ConsumerRunningInfo | None:
+        """What a client says, through the first broker that it is connected to."""
+        header, code = RunningInfoRequest(group, client_id, stacks), RequestCode.GET_CONSUMER_RUNNING_INFO
+        for address in (await self._calls.masters()).values():
+            try:
+                return await self._calls.fetch(ConsumerRunningInfo, address, code, header)
+            except (PeerRefused, ConnectFailed) as error:
+                if isinstance(error, PeerRefused) and error.code == ResponseCode.CONSUME_MSG_TIMEOUT:
+                    return None
+            except RmqError:
+                return None
+        return None
+
+    async def _queues(self, topic: str) -> set[MessageQueue]:
+        """The queues of a topic that may be read; none of one that does not exist, as a group may wait for it."""
+        try:
+            route = await self._calls.route(topic)
+        except UnknownName:
+            return set()
+        return {
+            MessageQueue(topic, data.broker_name, queue_id)
+            for data in route.queue_datas
+            if data.perm & Permission.READ
+            for queue_id in range(data.read_queue_nums)
+        }
+
+
+async def tried(addresses: Iterable[str], asking: Callable[[str], Awaitable[T]]) -> tuple[dict[str, T], list[RmqError]]:
+    """The successful answers of several peers, by address, and the errors of the others."""
+    listed = list(addresses)
+    answers: dict[str, T] = {}
+    failures: list[RmqError] = []
+    found = await asyncio.gather(*map(asking, listed), return_exceptions=True)
+    for address, answer in zip(listed, found, strict=True):
+        if isinstance(answer, RmqError):
+            failures.append(answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            answers[address] = answer
+    return answers, failures
+
+
+async def heard(
+    addresses: Iterable[str], asking: Callable[[str], Awaitable[T]], *, expected: int | None = None
+) -> dict[str, T]:
+    """The successful answers of several peers, by address, at least one. Raises the first failure when there is none,
+    other than a refusal with the ``expected`` code if possible: that one only says that it is not there."""
+    answers, failures = await tried(addresses, asking)
+    if not answers:
+        failures.sort(key=lambda error: isinstance(error, PeerRefused) and error.code == expected)
+        raise failures[0] if failures else RmqError("no broker to ask: the name servers know no master")
+    return answers
+
+
+def verdict(
+    connection: ConsumerConnection,
+    clients: Mapping[str, ConsumerRunningInfo | None],
+    queues: Iterable[MessageQueue],
+    now_ms: int,
+) -> Verdict:
+    """Judge a group; ``queues`` are those that have to be with its clients."""
+    known = {client: info for client, info in clients.items() if info is not None}
+    troubles = [f"{client} does not answer" for client in clients if client not in known]
+    different = _differences(known)
+    troubles += different
+    shares = connection.message_model == "CLUSTERING" and connection.consume_type == "CONSUME_PASSIVELY"
+    if shares and len(known) == len(clients) and not any(info.mq_pop_table for info in known.values()):
+        troubles += _misplaced(known, queues)
+    for client, info in known.items():
+        in_order = info.properties.get("PROP_CONSUMEORDERLY") == "true"
+        troubles += [
+            f"{client} {fault} queue {queue.queue_id} of {queue.topic} on {queue.broker_name}"
+            for queue, held in sorted(info.mq_table.items())
+            if (fault := _fault(held, in_order=in_order, now_ms=now_ms))
+        ]
+    return Verdict(not different, troubles)
+
+
+def _differences(clients: Mapping[str, ConsumerRunningInfo]) -> list[str]:
+    """How the subscriptions of clients differ from the first one's."""
+    seen = {client: _subscriptions(info) for client, info in clients.items()}
+    first, *others = seen or [""]
+    return [
+        f"{other} subscribes to {topic} with {seen[other].get(topic, 'nothing')}, {first} with "
+        f"{seen[first].get(topic, 'nothing')}"
+        for other in others
+        for topic in sorted(seen[first].keys() | seen[other].keys())
+        if seen[first].get(topic) != seen[other].get(topic)
+    ]
+
+
+def _subscriptions(info: ConsumerRunningInfo) -> dict[str, str]:
+    return {one.topic: f"{one.expression_type or 'TAG'} {one.sub_string or '*'}" for one in info.subscription_set}
+
+
+def _misplaced(clients: Mapping[str, ConsumerRunningInfo], queues: Iterable[MessageQueue]) -> list[str]:
+    """Queues that are with no client, or with several."""
+    owners: dict[MessageQueue, list[str]] = {queue: [] for queue in queues}
+    for client, info in clients.items():
+        for queue, held in info.mq_table.items():
+            if not held.droped:
+                owners.setdefault(queue, []).append(client)
+    return [
+        f"queue {queue.queue_id} of {queue.topic} on {queue.broker_name} is with {' and '.join(several) or 'no client'}"
+        for queue, several in sorted(owners.items())
+        if len(several) != 1 and not queue.topic.startswith(RETRY_PREFIX)
+    ]
+
+
+def _fault(held: ProcessQueueInfo, *, in_order: bool, now_ms: int) -> str:
+    if held.droped:
+        return ""
+    if in_order and not held.locked:
+        return "has no lock of"
+    idle_ms = now_ms - held.last_consume_timestamp
+    if held.cached_msg_count and held.last_consume_timestamp and idle_ms > _STUCK_MS:
+        return f"has handled nothing for {idle_ms // 1000} s and holds {held.cached_msg_count} messages of"
+    return ""
+
+
+def _once(connections: Iterable[ClientConnection]) -> list[ClientConnection]:
+    """Each client once, by its id: it has a connection to every broker."""
+    return sorted({one.client_id: one for one in connections}.values(), key=lambda one: one.client_id)
+
+
+def _producer_row(group: str, one: ProducerInfo, broker_name: str) -> ProducerRow:
+    return ProducerRow(
+        group=group,
+        client_id=one.client_id,
+        client_addr=one.remote_ip.removeprefix("/"),
+        language=one.language,
+        version=one.version,
+        last_update_timestamp=one.last_update_timestamp,
+        broker_name=broker_name,
+    )

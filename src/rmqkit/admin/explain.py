@@ -1,0 +1,363 @@
+"""Why a message was not consumed by a group: `explain` finds out the facts, `rmqkit.admin.causes` judges them.
+
+=============================  =========================================================================================
+what is asked                  where
+=============================  =========================================================================================
+the message by id, key, place  VIEW_MESSAGE_BY_ID, QUERY_MESSAGE, QUERY_CONSUME_QUEUE at the brokers of its topic
+its copies, by unique key      QUERY_MESSAGE in the topics of retries, dead letters, delays, half messages, traces
+when it comes (again)          QUERY_CONSUME_QUEUE: entries of delay queues hold the time; timers have a property
+how far the group is           QUERY_CONSUMER_OFFSET, and its clients
+what it was given              VIEW_BROKER_STATS_DATA
+the group and its clients      GET_ALL_SUBSCRIPTIONGROUP_CONFIG (asking for the one creates it), `rmqkit.admin.clients`
+=============================  =========================================================================================
+
+Asking changes nothing. What a broker does not tell is left out of the evidence. Source: behaviour.md §9.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from rmqkit.admin.api import Admin
+from rmqkit.admin.causes import Explanation, judge
+from rmqkit.admin.facts import Facts, Place, Transaction
+from rmqkit.admin.listing import readers
+from rmqkit.admin.traces import traces_of
+from rmqkit.errors import PeerRefused, ProtocolError, RemotingError, SettingsError, UnknownName
+from rmqkit.protocol import names
+from rmqkit.protocol import properties as prop
+from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupTable
+from rmqkit.protocol.bodies.connections import ConsumerConnection
+from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo
+from rmqkit.protocol.bodies.topics import TopicConfig
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.headers.queries import StatsDataRequest
+from rmqkit.protocol.headers.topics import TopicRequest
+from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.remoting.address import join_address
+
+__all__ = ["At", "Explainer", "Key", "explain"]
+
+_BEFORE = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC, names.HALF_TOPIC, names.TRANS_CHECK_MAX_TIME_TOPIC)
+"""Where a message may be before it comes to its topic."""
+_TOPICS_MAX = 500
+_AT_ONCE = 16
+_OP_PULLS_MAX = 16
+_OP_GROUP = "TOOLS_CONSUMER"
+_HALF_GROUP = "CID_RMQ_SYS_TRANS"
+_READ_FORBIDDEN = 1 << 2
+_PORT_MAX = 65_535
+_LOG_BYTES_MAX = 1 << 48
+"""No log is that long: digits that say so are a unique key, not an offset message id."""
+
+T = TypeVar("T")
+
+
+class Key(Struct):
+    """A message named by one of its keys."""
+
+    text: str
+
+
+class At(Struct):
+    """A message named by its place; the broker (name or address) may be left out if the topic is on one alone."""
+
+    queue_id: int
+    offset: int
+    broker: str | None = None
+
+
+async def explain(admin: Admin, topic: str, group: str, message: str | Key | At) -> Explanation:
+    """Why a group did not consume a message, or that it did. A text is an offset message id or a unique key.
+    Raises UnknownName: there is no such topic. Raises SettingsError: several messages may be meant.
+    Also raises what `AdminCalls` raises."""
+    return await Explainer(admin, topic, group).explain(message)
+
+
+class Explainer:
+    """Explains messages of one topic to one group; what concerns the group alone is asked once."""
+
+    def __init__(self, admin: Admin, topic: str, group: str) -> None:
+        self._admin = admin
+        self._calls = admin.calls
+        self._topic = topic
+        self._group = group
+        self._known: dict[object, asyncio.Future[Any]] = {}
+
+    async def explain(self, message: str | Key | At) -> Explanation:
+        """As the function `explain`."""
+        facts = Facts(topic=self._topic, group=self._group, asked="", now_ms=self._calls.clock.now_ms())
+        match message:
+            case Key(text):
+                unique_key = await self._by_key(facts, text)
+            case At():
+                unique_key = await self._by_place(facts, message)
+            case _:
+                unique_key = await self._by_id(facts, message)
+        if unique_key:
+            await self._add_copies(facts, unique_key)
+        if facts.message is not None or facts.copies:
+            facts.lookup.elsewhere = None
+        elif facts.place is None:
+            facts.lookup.brokers = list(await readers(self._calls, self._topic))
+            if unique_key:
+                await self._look_elsewhere(facts, unique_key)
+        await self._add_standing(facts)
+        return judge(facts)
+
+    # -- the message
+
+    async def _by_id(self, facts: Facts, text: str) -> str:
+        """Find a message by either kind of id; its unique key."""
+        facts.asked = f"message {text}"
+        with contextlib.suppress(ValueError):
+            ip, port, physical_offset = decode_offset_id(text)
+            if 0 < port <= _PORT_MAX and 0 <= physical_offset < _LOG_BYTES_MAX:
+                record = await self._by_offset_id(facts, join_address(ip, port), physical_offset)
+                if record is not None:
+                    text = record.properties.get(prop.UNIQ_KEY, record.msg_id)
+                    if record.topic == self._topic:
+                        facts.message = record
+                        return text
+                    facts.lookup.elsewhere = record
+        facts.message = next(iter(await self._query(self._topic, text)), None)
+        return text
+
+    async def _by_offset_id(self, facts: Facts, address: str, physical_offset: int) -> ReceivedMessage | None:
+        """What the broker that an offset message id names has there."""
+        known = facts.lookup
+        known.address, known.physical_offset = address, physical_offset
+        brokers = (await self._calls.cluster()).broker_addr_table.items()
+        name = next((name for name, data in brokers if address in data.broker_addrs.values()), None)
+        if name is None:
+            return None
+        known.is_known = True
+        for found in await self._admin.messages.at_place(address, physical_offset):
+            if found.physical_offset == physical_offset:  # Apache's brokers have their first message at 0, too
+                found.broker_name = name
+                return found
+        if (told := await self._status(address)) is not None:
+            known.log_min, known.log_max = int(told["commitLogMinOffset"]), int(told["commitLogMaxOffset"])
+        return None
+
+    async def _by_key(self, facts: Facts, key: str) -> str:
+        facts.asked = f"the message with key {key}"
+        found = await self._query(self._topic, key, is_unique=False)
+        facts.message = found[0] if found else None
+        for topic in _BEFORE if not found else ():
+            found += [one for one in await self._query(topic, key, is_unique=False) if self._is_copy(one)]
+        ids = list(dict.fromkeys(one.msg_id for one in found))
+        if len(ids) > 1:
+            shown = ", ".join(ids[:5])
+            raise SettingsError(f"key {key} is that of {len(ids)} messages in {self._topic}; explain one: {shown}")
+        return next(iter(ids), "")
+
+    async def _by_place(self, facts: Facts, at: At) -> str:
+        brokers = await readers(self._calls, self._topic)
+        named = [name for name, address in brokers.items() if at.broker in (None, name, address)]
+        if len(named) != 1:
+            raise SettingsError(f"on which broker? topic {self._topic} is on {', '.join(brokers)}: name one of them")
+        name = named[0]
+        facts.asked = f"the message at offset {at.offset:,} of queue {at.queue_id}"
+        facts.place = place = await self._place(name, self._topic, at.queue_id, at.offset)
+        if not place.min_offset <= at.offset < place.max_offset:
+            return ""
+        facts.message = await self._admin.messages.at(self._topic, name, at.queue_id, at.offset)
+        return facts.message.properties.get(prop.UNIQ_KEY, "")
+
+    async def _add_copies(self, facts: Facts, unique_key: str) -> None:
+        """Look for a message where it may also be: before it comes to its topic, and after the group failed."""
+        topics = [names.retry_topic(self._group), names.dlq_topic(self._group)]
+        topics += _BEFORE if facts.message is None else (names.SCHEDULE_TOPIC,)
+        topics += [names.pop_retry_topic(self._group, self._topic, separator) for separator in "_+"]
+        found = await asyncio.gather(*(self._query(topic, unique_key) for topic in topics))
+        facts.copies = [one for several in found for one in several if self._is_copy(one)]
+        if (copy := facts.scheduled) is not None:
+            facts.due_ms = await self._due(copy)
+        halves = [one for one in facts.copies if one.topic in _BEFORE[2:]]
+        if facts.message is None and halves:
+            facts.transaction = await self._transaction(halves)
+        with contextlib.suppress(UnknownName):
+            await self._once(names.TRACE_TOPIC, lambda: self._calls.route(names.TRACE_TOPIC))
+            told = await traces_of(self._admin.messages, unique_key)
+            facts.traces = [one for one in told if one.kind == "Sub" and one.group in ("", self._group)]
+
+    def _is_copy(self, one: ReceivedMessage) -> bool:
+        """Whether a message with the same unique key is of this topic, and scheduled ones also of this group."""
+        targets = (self._topic, names.retry_topic(self._group))
+        if one.topic == self._topic or one.properties.get(prop.RETRY_TOPIC, self._topic) != self._topic:
+            return False
+        return one.topic not in _BEFORE or one.properties.get(prop.REAL_TOPIC, self._topic) in targets
+
+    async def _due(self, copy: ReceivedMessage) -> int | None:
+        if copy.topic == names.TIMER_TOPIC:
+            return int(copy.properties.get(prop.TIMER_OUT_MS, "0")) or None
+        asking = self._admin.messages.entries(copy.topic, copy.queue_id, copy.queue_offset, 1, broker=copy.broker_name)
+        entries = await self._maybe(asking)
+        return entries.queue_data[0].tags_code if entries is not None and entries.queue_data else None
+
+    async def _look_elsewhere(self, facts: Facts, unique_key: str) -> None:
+        """What else the name may be: a key, or the id of a message in another topic."""
+        known = facts.lookup
+        known.as_key = await self._query(self._topic, unique_key, is_unique=False)
+        if known.as_key or known.elsewhere is not None or known.address:
+            return
+        topics = [name for name in await self._calls.topic_names() if not names.is_system_topic(name)][:_TOPICS_MAX]
+        masters, permits = await self._calls.masters(), asyncio.Semaphore(_AT_ONCE)
+
+        async def look(topic: str) -> list[ReceivedMessage]:
+            async with permits:
+                return await self._admin.messages.by_key(topic, unique_key, is_unique=True, brokers=masters)
+
+        found = await asyncio.gather(*map(look, topics))
+        known.topics_searched = len(topics)
+        known.elsewhere = next((one for several in found for one in several), None)
+
+    # -- transactions
+
+    async def _transaction(self, halves: list[ReceivedMessage]) -> Transaction:
+        latest = max(halves, key=lambda one: (one.topic == names.HALF_TOPIC, one.queue_offset))
+        found = Transaction(half=latest, is_given_up=any(one.topic != names.HALF_TOPIC for one in halves))
+        address = await self._address(latest.broker_name)
+        config = await self._maybe(self._admin.brokers.config(address))
+        if config is not None:
+            found.checks_max = int(config[address].get("transactionCheckMax", found.checks_max))
+        try:
+            group = latest.properties.get(prop.PRODUCER_GROUP, "")
+            found.producers = len(await self._admin.clients.producers(group))
+        except UnknownName:
+            found.producers = 0
+        found.is_ended = found.is_given_up or await self._is_ended(address, latest)
+        return found
+
+    async def _is_ended(self, address: str, half: ReceivedMessage) -> bool:
+        """Whether the check-back service is past a half message, or an op record names it."""
+        broker, halves = self._calls.broker, MessageQueue(half.topic, half.broker_name or "", half.queue_id)
+        done = await broker.committed_offset(address, _HALF_GROUP, halves, is_stored=True)
+        if done is not None and done > half.queue_offset:
+            return True
+        ops = replace(halves, topic=names.OP_HALF_TOPIC)
+        at = await broker.search_offset(address, ops, half.store_timestamp)
+        flags = PullFlag.SUBSCRIPTION
+        for _ in range(_OP_PULLS_MAX):
+            header = PullMessageRequest(_OP_GROUP, ops.topic, ops.queue_id, at, 32, flags, 0, 0, 0, "*", "TAG")
+            pulled = await broker.pull(address, header, self._calls.timeout_ms)
+            ended = [offset for op in read_messages(pulled.body) for offset in op.body.split(b",")]
+            if b"%d" % half.queue_offset in ended:
+                return True
+            if not ended:
+                break
+            at = pulled.next_begin_offset
+        return False
+
+    # -- the group
+
+    async def _add_standing(self, facts: Facts) -> None:
+        """How far the group is where it meets the message, and who is there to take it."""
+        current = facts.retry or facts.message
+        if current is not None:
+            place = (current.broker_name or "", current.topic, current.queue_id, current.queue_offset)
+            facts.place = await self._place(*place)
+        if facts.place is None:
+            return
+        address = await self._address(facts.place.broker)
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        table = await self._once((code, address), lambda: self._calls.fetch(SubscriptionGroupTable, address, code))
+        facts.config = table.subscription_group_table.get(self._group)
+        forbidden = table.forbidden_table.get(self._group, {}).get(self._topic, 0)
+        facts.is_read_forbidden = bool(forbidden & _READ_FORBIDDEN)
+        facts.connection, facts.members = await self._once("members", self._members)
+        if facts.is_past and facts.message is not None and facts.retry is None:
+            told = await self._status(address)
+            if told is not None and int(told.get("bootTimestamp", facts.now_ms)) <= facts.message.store_timestamp:
+                queue_id = facts.message.queue_id
+                key = (address, queue_id)
+                facts.is_fetched = await self._once(key, lambda: self._maybe(self._is_fetched(*key)))
+
+    async def _members(self) -> tuple[ConsumerConnection | None, dict[str, ConsumerRunningInfo | None]]:
+        try:
+            connection = await self._admin.clients.consumers(self._group)
+            return connection, await self._admin.clients.running(self._group)
+        except PeerRefused as error:
+            if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                raise
+            return None, {}
+
+    async def _place(self, broker: str, topic: str, queue_id: int, offset: int) -> Place:
+        address, queue = await self._address(broker), MessageQueue(topic, broker, queue_id)
+        code, header, calls = RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic), self._calls
+        lowest, highest, committed, config = await asyncio.gather(
+            calls.broker.min_offset(address, queue),
+            calls.broker.max_offset(address, queue),
+            calls.broker.committed_offset(address, self._group, queue, is_stored=True),
+            self._once((address, topic), lambda: self._maybe(calls.fetch(TopicConfig, address, code, header))),
+        )
+        config = config or TopicConfig(topic, read_queue_nums=queue_id + 1)  # older brokers do not tell
+        perm, read_queues = config.perm & await self._routed(broker, topic), config.read_queue_nums
+        return Place(broker, topic, queue_id, offset, lowest, highest, committed, perm, read_queues)
+
+    async def _routed(self, broker: str, topic: str) -> int:
+        """What the route lets clients do at a broker, which may forbid all of its topics (brokerPermission)."""
+        queues = (await self._calls.route(topic)).queue_datas if topic == self._topic else ()
+        return next((data.perm for data in queues if data.broker_name == broker), ~0)
+
+    async def _is_fetched(self, address: str, queue_id: int) -> bool | None:
+        """Whether a broker gave the group anything of a queue since it started, or at least of the topic.
+        None: it does not count, or has slaves, who may have given it."""
+        brokers = (await self._calls.cluster()).broker_addr_table.values()
+        is_alone = any([*data.broker_addrs.values()] == [address] for data in brokers)
+        topic, queue = self._topic, f"{self._topic}@{queue_id}"
+        if not (is_alone and await self._is_counted(address, "TOPIC_PUT_NUMS", topic)):
+            return None
+        if not await self._is_counted(address, "GROUP_GET_NUMS", f"{topic}@{self._group}"):
+            return False
+        if not await self._is_counted(address, "QUEUE_PUT_NUMS", queue):
+            return True
+        return await self._is_counted(address, "QUEUE_GET_NUMS", f"{queue}@{self._group}")
+
+    async def _is_counted(self, address: str, name: str, key: str) -> bool:
+        try:
+            await self._calls.ask(address, RequestCode.VIEW_BROKER_STATS_DATA, StatsDataRequest(name, key))
+        except PeerRefused as error:
+            if error.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            return False
+        return True
+
+    # -- asking
+
+    async def _query(self, topic: str, key: str, *, is_unique: bool = True) -> list[ReceivedMessage]:
+        """Messages by unique key or key at the brokers of the topic that is explained, the oldest first."""
+        brokers = await readers(self._calls, self._topic)
+        return await self._admin.messages.by_key(topic, key, is_unique=is_unique, brokers=brokers)
+
+    async def _address(self, broker: str | None) -> str:
+        """Where to ask a broker; one that gave a message may have left the topic's route."""
+        known = await readers(self._calls, self._topic)
+        return known.get(broker or "") or await self._calls.address(broker or "")
+
+    async def _status(self, address: str) -> dict[str, str] | None:
+        found = await self._once(("status", address), lambda: self._maybe(self._admin.brokers.status(address)))
+        return None if found is None else found[address]
+
+    async def _maybe(self, asking: Awaitable[T]) -> T | None:
+        """An answer that may be missing."""
+        try:
+            return await asking
+        except (PeerRefused, RemotingError, ProtocolError, UnknownName):
+            return None
+
+    async def _once(self, key: object, asking: Callable[[], Awaitable[T]]) -> T:
+        """An answer, or a failure, that is asked for once."""
+        if key not in self._known:
+            self._known[key] = asyncio.ensure_future(asking())
+        answer: T = await self._known[key]
+        return answer

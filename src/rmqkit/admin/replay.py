@@ -1,0 +1,270 @@
+"""Stored messages sent again, from a topic, the dead letters of a group, or a store's files: ``rmq replay``.
+
+===================  ================================================================================================
+of a message         what the replayed one has
+===================  ================================================================================================
+body, tags, keys,    the same; so do properties of the application (`own_properties`)
+flag, sharding key
+unique key           ``replay id/place``: where it is in the source
+topic                the target, or without one the topic that it was first sent to
+queue                any, or the one that its sharding key chooses
+===================  ================================================================================================
+
+After each chunk the `State` says where to go on. A run that was killed in the middle of a chunk may have sent a part
+of it: the next one looks for its first unique keys in the target, until there is nothing of a whole chunk, and sends
+what it does not find; only what the target's brokers do not index can be there twice. `rmqkit.spark.jobs.replay` is for
+what is too much for one process. Source: spark.md §6, §7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from rmqkit.admin.replay_sources import Lanes, Picked, StoreSource, TopicSource
+from rmqkit.admin.sending import CHUNK_COUNT, Pace, Stop, is_illegal, send_chunk
+from rmqkit.admin.tail import queue_text
+from rmqkit.client.producer import Producer
+from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.selectors import PlacedMessage
+from rmqkit.client.sender import SendResult
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RmqError, SettingsError
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import DLQ_PREFIX, RETRY_PREFIX
+from rmqkit.protocol.properties import DLQ_ORIGIN_TOPIC, RETRY_TOPIC, SHARDING_KEY, own_properties
+from rmqkit.store.json_files import naming
+
+__all__ = ["Audit", "Replay", "State", "origin"]
+
+_BATCH_COUNT = 32
+_AUDIT_TAIL_BYTES = 1 << 20
+_AUDIT_BEGIN = b'{"time":'
+
+Outcome = SendResult | ReceivedMessage | RmqError
+"""What became of a message: it was sent, a run before had sent it, or no broker takes it."""
+
+
+class State(Struct, kw_only=True):
+    """How far a replay is.
+
+    Attributes:
+        task: what is replayed; a state is not used for another task.
+        lanes: next offset and end of each.
+    """
+
+    task: str
+    replay_id: str
+    lanes: Lanes
+    sent: int = 0
+    failed: int = 0
+    is_done: bool = False
+
+    @classmethod
+    def load(cls, path: Path, task: str) -> State | None:
+        """The state in a file; None when there is no file.
+        Raises SettingsError: the file has something else, or the state of another replay."""
+        _refuse_device(path)
+        try:
+            state = msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise SettingsError(f"{path} is not the state of a replay ({error}): name another file") from None
+        if state.task != task:
+            raise SettingsError(f"{path} is the state of another replay, {state.task}: name another file for {task}")
+        return state
+
+    @classmethod
+    async def begin(cls, task: str, source: TopicSource | StoreSource) -> State:
+        """That of a replay that begins now."""
+        return cls(task=task, replay_id=f"replay-{random.getrandbits(40):010x}", lanes=await source.lanes())
+
+    def save(self, path: Path) -> None:
+        """Replace the file as a whole; a power cut may bring an older one back, for which no chunk waits."""
+        whole = path.with_name(path.name + ".tmp")
+        with naming(path):
+            whole.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
+            whole.replace(path)
+
+
+class Audit:
+    """A file with a JSON line for each replayed message; what a killed run wrote of a line is taken off.
+    Raises SettingsError: the file is something else. Raises OSError: it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        _refuse_device(path)
+        self._path = path
+        self._file = open(path, "ab+")  # noqa: SIM115 - closed by `close`
+        size = self._file.seek(0, os.SEEK_END)
+        tail_at = self._file.seek(max(0, size - _AUDIT_TAIL_BYTES))
+        whole, newline, torn = self._file.read().rpartition(b"\n")
+        self._latest = whole + newline
+        for line in (whole.rpartition(b"\n")[2], torn):
+            if not _AUDIT_BEGIN.startswith(line[: len(_AUDIT_BEGIN)]):
+                self._file.close()
+                raise SettingsError(f"{path} does not end with a line of an audit: name another file")
+        self._file.truncate(tail_at + len(self._latest))
+
+    def write(self, lines: Sequence[dict[str, Any]], *, may_have: bool) -> None:
+        """Add lines, but those that it ``may_have``."""
+        with naming(self._path):
+            for line in lines:
+                if not (may_have and f'"{line["newMsgId"]}"'.encode() in self._latest):
+                    self._file.write(msgspec.json.encode(line) + b"\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        with naming(self._path):
+            self._file.close()
+
+
+def _refuse_device(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise SettingsError(f"{path} is no regular file, and may never end: name another")
+
+
+def origin(message: ReceivedMessage) -> str | None:
+    """The topic a message was first sent to; None for a retry or dead letter that does not say it."""
+    names = (message.topic, *map(message.properties.get, (RETRY_TOPIC, DLQ_ORIGIN_TOPIC)))
+    return next((name for name in names if name and not name.startswith((RETRY_PREFIX, DLQ_PREFIX))), None)
+
+
+@dataclass
+class Replay:
+    """One run of a replay.
+
+    Attributes:
+        consumer: looks up what a run before this one may have sent.
+        target: the topic to send to; None: each message's `origin`.
+        state_path: where the state is kept; None: nowhere.
+        is_unsure: whether messages may be in the target already.
+        on_chunk: told after each chunk how many were sent, and why no broker takes others.
+        found: messages that were in the target already.
+    """
+
+    source: TopicSource | StoreSource
+    producer: Producer
+    consumer: PullConsumer
+    state: State
+    target: str | None = None
+    state_path: Path | None = None
+    audit: Audit | None = None
+    pace: Pace = field(default_factory=lambda: Pace(0))
+    is_unsure: bool = False
+    on_chunk: Callable[[int, list[RmqError]], None] = lambda sent, failures: None
+    clock: Clock = SYSTEM_CLOCK
+    found: int = 0
+    _certain_count: int = 0
+
+    async def run(self, stop: Stop) -> None:
+        """Send what is left; ``stop`` ends it behind a chunk.
+        Raises RmqError: a message could not be sent for a reason that may pass; its chunk is not in the state."""
+        self._save()
+        chunk: list[Picked] = []
+        async for picked in self.source.read(self.state.lanes):
+            if len(chunk) >= self.pace.chunk_count and picked.next_offset != chunk[-1].next_offset:
+                await self._pass(chunk, stop)
+                chunk = []
+            chunk.append(picked)
+        if chunk:
+            await self._pass(chunk, stop)
+        self.state.is_done = True
+        self._save()
+
+    async def _pass(self, chunk: list[Picked], stop: Stop) -> None:
+        with stop.held():
+            outcomes = await self._send(chunk)
+            if self.audit is not None:
+                lines = [self._line(picked, outcome) for picked, outcome in zip(chunk, outcomes, strict=True)]
+                self.audit.write(lines, may_have=self.is_unsure)
+            failures = [one for one in outcomes if isinstance(one, RmqError)]
+            found = sum(isinstance(one, ReceivedMessage) for one in outcomes)
+            # As many as a chunk may have that are not there: a run before this one did not get here.
+            self._certain_count = 0 if found else self._certain_count + len(chunk)
+            self.is_unsure = self.is_unsure and self._certain_count < CHUNK_COUNT
+            self.found += found
+            self.state.failed += len(failures)
+            self.state.sent += len(outcomes) - len(failures)
+            for picked in chunk:
+                self.state.lanes[picked.lane] = (picked.next_offset, self.state.lanes[picked.lane][1])
+            self._save()
+            self.on_chunk(len(outcomes) - len(failures) - found, failures)
+        await self.pace.passed(len(chunk))
+
+    async def _send(self, chunk: list[Picked]) -> list[Outcome]:
+        """What became of each. Raises RmqError: one could not be sent for a reason that may pass."""
+        outcomes: list[Outcome | None] = [None] * len(chunk)
+        messages: dict[int, PlacedMessage] = {}
+        for number, picked in enumerate(chunk):
+            try:
+                messages[number] = self._again(picked)
+            except MessageIllegal as error:
+                outcomes[number] = error
+        if self.is_unsure:
+            for number, found in zip(messages, await asyncio.gather(*map(self._find, messages.values())), strict=True):
+                outcomes[number] = found
+        left = [number for number, outcome in enumerate(outcomes) if outcome is None]
+        sent = await send_chunk(self.producer, [messages[number] for number in left], batch_count=_BATCH_COUNT)
+        for number, one in zip(left, sent, strict=True):
+            if isinstance(one, RmqError) and not is_illegal(one):
+                raise one
+            outcomes[number] = one
+        return [one for one in outcomes if one is not None]
+
+    def _again(self, picked: Picked) -> PlacedMessage:
+        message = picked.message
+        topic = self.target or origin(message)
+        if topic is None:
+            which = f"message {message.msg_id} of {message.topic}"
+            raise MessageIllegal(f"{which} does not say where it came from: name a target")
+        return PlacedMessage(
+            topic=topic,
+            body=message.body,
+            tags=message.tags,
+            keys=message.keys,
+            properties=own_properties(message.properties),
+            flag=message.flag,
+            sharding_key=message.properties.get(SHARDING_KEY),
+            msg_id=self._key(picked),
+        )
+
+    def _key(self, picked: Picked) -> str:
+        return f"{self.state.replay_id}/{picked.place}"
+
+    async def _find(self, message: PlacedMessage) -> ReceivedMessage | None:
+        """The message in its target, where a run before this one may have put it."""
+        assert message.msg_id is not None, "replayed messages say where they come from"
+        try:
+            return await self.consumer.view_message(message.topic, message.msg_id)
+        except NoNameServer:
+            raise
+        except NoRoute:
+            return None
+
+    def _line(self, picked: Picked, outcome: Outcome) -> dict[str, Any]:
+        message = picked.message
+        line = {"time": self.clock.now_ms(), "topic": message.topic, "place": picked.place, "msgId": message.msg_id}
+        line |= {"offsetMsgId": message.offset_msg_id, "newMsgId": self._key(picked)}
+        if isinstance(outcome, RmqError):
+            return {**line, "error": str(outcome)}
+        queue = (
+            outcome.queue
+            if isinstance(outcome, SendResult)
+            else MessageQueue(outcome.topic, outcome.broker_name or "", outcome.queue_id)
+        )
+        place = f"{queue_text(queue)}:{outcome.queue_offset}"
+        return {**line, "newTopic": queue.topic, "newPlace": place, "newOffsetMsgId": outcome.offset_msg_id}
+
+    def _save(self) -> None:
+        if self.state_path is not None:
+            self.state.save(self.state_path)

@@ -1,0 +1,135 @@
+"""Many messages sent a chunk at a time, each with its own result: what ``rmq send`` and ``rmq replay`` do.
+
+A chunk is sent as a whole before the next one is read, so that memory stays flat however many there are. Messages that
+ask for a queue, or have a sharding key, go out one request after the other in their order; all others at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rmqkit.client.open_batches import shares
+from rmqkit.client.producer import Producer
+from rmqkit.client.selectors import PlacedMessage, by_place
+from rmqkit.client.sender import SendResult
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import MessageIllegal, PeerRefused, RmqError
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import ResponseCode
+
+__all__ = ["CHUNK_COUNT", "Outcome", "Pace", "Stop", "is_illegal", "send_chunk"]
+
+CHUNK_COUNT = 256
+_BATCH_BYTES_MAX = 128 << 10
+_LARGE_BYTES = 4096
+_CHUNKS_PER_SECOND = 10
+
+Outcome = SendResult | RmqError
+
+
+class Pace:
+    """How fast messages may go: so many a second since it was made; 0: no limit."""
+
+    def __init__(self, per_second: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._per_second = per_second
+        self._clock = clock
+        self._started_ms = clock.monotonic_ms()
+        self._count = 0
+        self.chunk_count = max(1, min(CHUNK_COUNT, int(per_second / _CHUNKS_PER_SECOND or CHUNK_COUNT)))
+
+    async def passed(self, count: int) -> None:
+        """Wait until so many more messages were allowed to go."""
+        self._count += count
+        if self._per_second:
+            due_ms = self._started_ms + self._count * 1000 / self._per_second
+            await asyncio.sleep(max(0.0, due_ms - self._clock.monotonic_ms()) / 1000)
+
+
+class Stop:
+    """A wish to end the task that made this: at once where it waits, but not before the end of what it `held`."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._is_held = False
+        self._task = asyncio.current_task()
+
+    def ask(self) -> None:
+        """End with CancelledError; asked a second time, wherever it is."""
+        if self._task is not None and (self.is_asked or not self._is_held):
+            self._task.cancel()
+        self.is_asked = True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Not in the middle of this."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self.is_asked:
+            raise asyncio.CancelledError
+
+
+async def send_chunk(producer: Producer, messages: Sequence[PlacedMessage], *, batch_count: int = 1) -> list[Outcome]:
+    """Send messages, up to ``batch_count`` in one request; the result or the error of each, in their order."""
+    outcomes: dict[int, Outcome] = {}
+    lanes: dict[MessageQueue | None, list[int]] = {}
+    for number, message in enumerate(messages):
+        try:
+            queue = by_place(await producer.queues(message.topic), message) if message.is_placed else None
+        except RmqError as error:
+            outcomes[number] = error
+        else:
+            lanes.setdefault(queue, []).append(number)
+
+    async def work(requests: Iterator[list[int]], queue: MessageQueue | None) -> None:
+        for numbers in requests:
+            some = [messages[number] for number in numbers]
+            outcomes.update(zip(numbers, await _send(producer, some, queue), strict=True))
+
+    async with asyncio.TaskGroup() as tasks:
+        for queue, numbers in lanes.items():
+            requests = _requests(messages, numbers, batch_count)
+            for lane in [requests] if queue is not None else [iter([one]) for one in requests]:
+                tasks.create_task(work(lane, queue), name="send of a chunk")
+    return [outcomes[number] for number in range(len(messages))]
+
+
+def _requests(messages: Sequence[PlacedMessage], numbers: Sequence[int], batch_count: int) -> Iterator[list[int]]:
+    """Which messages go together: neighbours of one topic. Delayed ones, and such as may be compressed, go alone."""
+    together: list[int] = []
+    size, topic = 0, ""
+    for number in numbers:
+        message = messages[number]
+        is_alone = message.is_delayed or len(message.body) >= _LARGE_BYTES
+        size += len(message.body)
+        if together and (is_alone or len(together) == batch_count or size > _BATCH_BYTES_MAX or message.topic != topic):
+            yield together
+            together, size = [], len(message.body)
+        together.append(number)
+        topic = "" if is_alone else message.topic
+    if together:
+        yield together
+
+
+async def _send(producer: Producer, messages: Sequence[PlacedMessage], queue: MessageQueue | None) -> Sequence[Outcome]:
+    try:
+        if len(messages) == 1:
+            return [await producer.send(messages[0], queue=queue)]
+        sent = await producer.send_batch(messages, queue=queue)
+        return shares(sent, sent.msg_id.split(","))
+    except RmqError as error:
+        if len(messages) == 1 or not is_illegal(error):
+            return [error] * len(messages)
+    # One of them is illegal: nothing is stored, and the others can go.
+    return [(await _send(producer, [one], queue))[0] for one in messages]
+
+
+def is_illegal(error: RmqError) -> bool:
+    """Whether no broker would ever take the message."""
+    return isinstance(error, MessageIllegal) or (
+        isinstance(error, PeerRefused) and error.code == ResponseCode.MESSAGE_ILLEGAL
+    )

@@ -1,0 +1,274 @@
+"""A topic as it is written: the messages of all its queues from some place on, for ``rmq tail``.
+
+Queues are pulled one by one for a group that every broker has (``TOOLS_CONSUMER``): nobody joins it, no offset is
+saved, and brokers keep nothing of it. Queues that appear are read from their first message. A broker that is away is
+asked again every second; what it stores meanwhile is not missed. Only some queues at a time are asked what they have,
+and of very many it is told how far that is. What is stored already comes in the order of store times over all queues,
+then messages as they arrive. Loop only.
+Source: behaviour.md §4, §6.2; remoting.md §4.3.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+from collections.abc import AsyncIterator, Callable, Collection
+
+from msgspec import Struct, field
+
+from rmqkit.client.calls import PullStatus
+from rmqkit.client.pull_consumer import PullConsumer, PullResult
+from rmqkit.errors import BodyError, ClientError, NoRoute, PeerRefused, RemotingError, RmqError, SettingsError
+from rmqkit.filter.subscription import is_tag_type
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.remoting.tasks import Tasks
+
+__all__ = ["TOOLS_GROUP", "Start", "Tail", "Wanted", "first_offset", "queue_text"]
+
+TOOLS_GROUP = "TOOLS_CONSUMER"
+_HELD_PULLS_MAX = 8
+_ASKED_MAX = 64
+_QUEUES_PER_NOTE = 1000
+_SUSPEND_MS = 15_000
+_PULL_COUNT = 32
+_PAUSE_SECONDS = 1.0
+_PASSES = (
+    ResponseCode.SYSTEM_BUSY,
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    ResponseCode.TOPIC_NOT_EXIST,
+    ResponseCode.FLOW_CONTROL,
+)
+
+
+class Start(Struct, frozen=True):
+    """Where to begin in each queue: at an offset, at a time (ms since the epoch), or without both at the end."""
+
+    offset: int | None = None
+    time_ms: int | None = None
+
+
+class Wanted(Struct, frozen=True):
+    """Which messages: all that are left where nothing is said.
+
+    Attributes:
+        expression, expression_type: tags or SQL92, for which the broker is asked.
+        keys: one of them is a key of the message, or its unique key.
+        queues: ``3``, or ``broker-a:3``.
+    """
+
+    expression: str = "*"
+    expression_type: str = "TAG"
+    keys: Collection[str] = ()
+    queues: Collection[str] = ()
+
+    def has_queue(self, queue: MessageQueue) -> bool:
+        return not self.queues or bool({str(queue.queue_id), queue_text(queue)}.intersection(self.queues))
+
+    def has(self, message: ReceivedMessage) -> bool:
+        """Whether its keys are wanted; the rest was asked of the broker."""
+        return not self.keys or not {message.msg_id, *message.keys}.isdisjoint(self.keys)
+
+
+class _Lane(Struct):
+    """What a queue had when the tail began: from the next offset up to the end, and what is pulled of it already."""
+
+    queue: MessageQueue
+    offset: int
+    end: int
+    held: list[ReceivedMessage] = field(default_factory=list)
+
+
+def queue_text(queue: MessageQueue) -> str:
+    """A queue as people write it."""
+    return f"{queue.broker_name}:{queue.queue_id}"
+
+
+async def first_offset(consumer: PullConsumer, queue: MessageQueue, start: Start) -> int:
+    """The offset in a queue that a start means. Raises RmqError: the broker does not tell."""
+    if start.time_ms is not None:
+        return await consumer.search_offset(queue, start.time_ms)
+    if start.offset is None:
+        return await consumer.max_offset(queue)
+    low, high = await asyncio.gather(consumer.min_offset(queue), consumer.max_offset(queue))
+    return max(low, min(start.offset, high))
+
+
+class Tail:
+    """Follows a topic; a context manager.
+
+    Args:
+        consumer: pulls; started, and with a short ``route_interval_ms``, as new queues are seen by its routes.
+        note: is told in a line what a person should know: a broker is away, is back, messages are gone.
+    """
+
+    def __init__(
+        self, consumer: PullConsumer, topic: str, start: Start, wanted: Wanted, note: Callable[[str], None]
+    ) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._start = start
+        self._wanted = wanted
+        self._note = note
+        self._tasks = Tasks()
+        self._found: asyncio.Queue[list[ReceivedMessage] | RmqError] = asyncio.Queue(_HELD_PULLS_MAX)
+        self._empty: list[_Lane] = []
+        self._filled: list[tuple[int, str, int, _Lane]] = []  # a heap by the first held message
+        self._known: set[MessageQueue] = set()
+        self._away: set[str] = set()
+        self._window = asyncio.Semaphore(_ASKED_MAX)
+        self._asked_count = 0
+
+    async def __aenter__(self) -> Tail:
+        """Begin. Raises NoRoute: there is no such topic. Raises SettingsError: it has none of the wanted queues."""
+        queues = await self._consumer.queues(self._topic)
+        if not any(map(self._wanted.has_queue, queues)):
+            names = ", ".join(map(queue_text, queues))
+            raise SettingsError(f"topic {self._topic} has no queue {', '.join(self._wanted.queues)}: it has {names}")
+        self._known = {queue for queue in queues if self._wanted.has_queue(queue)}
+        await asyncio.gather(*map(self._open, self._known))
+        self._tasks.start(self._look_for_queues(), f"queues of {self._topic}")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._tasks.close()
+
+    async def next(self) -> list[ReceivedMessage]:
+        """Wait for messages, all of one queue. Raises RmqError: a broker refuses to give any."""
+        while self._empty or self._filled:
+            empty, self._empty = self._empty, []
+            await asyncio.gather(*map(self._fill, empty))
+            if self._filled:
+                return self._earliest()
+        found = await self._found.get()
+        if isinstance(found, RmqError):
+            raise found
+        return found
+
+    def _earliest(self) -> list[ReceivedMessage]:
+        """Take the messages of one lane that are older than any of the others."""
+        *_, lane = heapq.heappop(self._filled)
+        until_ms = self._filled[0][0] if self._filled else lane.held[-1].store_timestamp
+        taken = list(itertools.takewhile(lambda one: one.store_timestamp <= until_ms, lane.held))
+        del lane.held[: len(taken)]
+        if lane.held:
+            self._keep(lane)
+        elif lane.offset < lane.end:
+            self._empty.append(lane)
+        else:
+            self._start_following(lane.queue, Start(offset=lane.offset))
+        return taken
+
+    def _keep(self, lane: _Lane) -> None:
+        queue = lane.queue
+        heapq.heappush(self._filled, (lane.held[0].store_timestamp, queue.broker_name, queue.queue_id, lane))
+
+    async def _open(self, queue: MessageQueue) -> None:
+        """Begin with what a queue has now behind the start, if it has any and its broker answers."""
+        try:
+            if self._start != Start():
+                async with self._asking():
+                    low, high = await asyncio.gather(
+                        first_offset(self._consumer, queue, self._start), self._consumer.max_offset(queue)
+                    )
+                self._empty.append(_Lane(queue, low, high))
+                return
+        except (RemotingError, NoRoute, PeerRefused):  # those who follow tell what is wrong
+            pass
+        self._start_following(queue, self._start)
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Ask what a queue has, when others were asked; where there are very many a person waits for it."""
+        async with self._window:
+            yield
+        self._asked_count += 1
+        if self._asked_count % _QUEUES_PER_NOTE == 0 and self._asked_count < len(self._known):
+            self._note(f"{self._asked_count:,} of {len(self._known):,} queues of {self._topic} told what they have")
+
+    async def _fill(self, lane: _Lane) -> None:
+        """Have a message of a lane, or follow its queue from there on."""
+        with contextlib.suppress(RemotingError, NoRoute, PeerRefused, BodyError):
+            while not lane.held and lane.offset < lane.end:
+                async with self._window:
+                    pulled = await self._pull(lane.queue, lane.offset, 0)
+                lane.held = self._chosen(pulled)
+                if pulled.next_begin_offset <= lane.offset:
+                    break
+                lane.offset = pulled.next_begin_offset
+        if lane.held:
+            self._keep(lane)
+        else:
+            self._start_following(lane.queue, Start(offset=lane.offset))
+
+    def _start_following(self, queue: MessageQueue, start: Start) -> None:
+        self._known.add(queue)
+        self._tasks.start(self._follow(queue, start), f"tail of {queue_text(queue)}")
+
+    async def _look_for_queues(self) -> None:
+        while True:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            with contextlib.suppress(RmqError):  # those who follow tell what is wrong
+                for queue in await self._consumer.queues(self._topic):
+                    if queue not in self._known and self._wanted.has_queue(queue):
+                        self._start_following(queue, Start(offset=0))
+
+    async def _follow(self, queue: MessageQueue, start: Start) -> None:
+        offset: int | None = None
+        while True:
+            try:
+                if offset is None:
+                    async with self._asking():
+                        offset = await first_offset(self._consumer, queue, start)
+                offset = await self._take(queue, offset, await self._pull(queue, offset, _SUSPEND_MS))
+            except PeerRefused as error:
+                if error.code not in _PASSES:
+                    await self._found.put(self._explained(error))
+                    return
+                await self._wait(queue, error)
+            except (RemotingError, NoRoute, BodyError) as error:
+                await self._wait(queue, error)
+
+    async def _pull(self, queue: MessageQueue, offset: int, suspend_ms: int) -> PullResult:
+        wanted = self._wanted
+        pulled = await self._consumer.pull(
+            queue,
+            offset,
+            wanted.expression,
+            expression_type=wanted.expression_type,
+            max_count=_PULL_COUNT,
+            suspend_ms=0 if queue.broker_name in self._away else suspend_ms,
+        )
+        if queue.broker_name in self._away:
+            self._away.discard(queue.broker_name)
+            self._note(f"broker {queue.broker_name} answers again")
+        return pulled
+
+    async def _take(self, queue: MessageQueue, offset: int, pulled: PullResult) -> int:
+        if messages := self._chosen(pulled):
+            await self._found.put(messages)
+        if pulled.status is PullStatus.OFFSET_ILLEGAL and pulled.next_begin_offset != offset:
+            to = pulled.next_begin_offset
+            self._note(f"{queue_text(queue)} has no offset {offset} (any more), going on at {to}")
+        return pulled.next_begin_offset
+
+    def _chosen(self, pulled: PullResult) -> list[ReceivedMessage]:
+        begin_ms = self._start.time_ms or 0
+        return [one for one in pulled.messages if one.store_timestamp >= begin_ms and self._wanted.has(one)]
+
+    async def _wait(self, queue: MessageQueue, error: RmqError) -> None:
+        if queue.broker_name not in self._away:
+            self._away.add(queue.broker_name)
+            self._note(f"broker {queue.broker_name}: {str(error).partition(';')[0]}; trying again")
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _explained(self, error: PeerRefused) -> RmqError:
+        if is_tag_type(self._wanted.expression_type) or error.code != ResponseCode.SYSTEM_ERROR:
+            return error
+        return ClientError(
+            f"broker {error.address} does not filter by SQL92 ({error.remark.partition('For more')[0].strip()}): set "
+            "enablePropertyFilter=true there, or choose by tags"
+        )

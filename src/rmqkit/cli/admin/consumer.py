@@ -1,0 +1,167 @@
+"""``rmq admin consumer``: who consumes, and whether they are in order."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from msgspec import Struct
+
+from rmqkit.admin.api import Admin
+from rmqkit.admin.clients import GroupStatus
+from rmqkit.cli.admin.frame import Broker, Group, Noun, View
+from rmqkit.protocol.bodies.connections import ClientConnection, ConsumerConnection
+from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo
+from rmqkit.protocol.codes import version_name
+
+__all__ = ["connection_rows", "noun"]
+
+noun = Noun("consumer", "Consumers online: who they are, what they hold, whether a group is in order.")
+
+
+class _ConnectionRow(Struct):
+    client: str
+    address: str
+    language: str
+    version: str
+
+
+class _SubscriptionRow(Struct):
+    topic: str
+    type: str
+    expression: str
+
+
+class _QueueRow(Struct):
+    topic: str
+    broker: str
+    queue: int
+    commit_offset: int | None
+    held: int
+    locked: bool
+    dropped: bool
+    pull_timestamp: int
+    consume_timestamp: int | None
+
+
+class _RateRow(Struct):
+    topic: str
+    pull_rt: float
+    pull_tps: float
+    consume_rt: float
+    ok_tps: float
+    failed_tps: float
+    failed_last_hour: int
+
+
+@noun.verb("connections", watch=True)
+async def connections(admin: Admin, group: Group, broker: Broker = None) -> View:
+    """The clients of a group that are connected, and what they subscribe to."""
+    found = await admin.clients.consumers(group, broker)
+    return View(found, _connection_parts(found))
+
+
+@noun.verb("status", watch=True)
+async def status(
+    admin: Admin,
+    group: Group,
+    client_id: Annotated[
+        str | None, typer.Option("-i", "--client-id", help="Only this client.", show_default=False)
+    ] = None,
+    stacks: Annotated[bool, typer.Option("-s", "--jstack", help="With the stacks of its threads.")] = False,
+) -> View:
+    """What each client of a group holds, and whether the group is in order: same subscriptions, every queue with one
+    client, nobody stuck."""
+    found = await admin.clients.status(group, client_id, stacks=stacks)
+    parts = _connection_parts(found.connection)
+    for client, info in found.clients.items():
+        parts += [f"\n{client}" + ("" if info else " does not answer"), *(_running_parts(info) if info else ())]
+    return View(_plain(found), [*parts, "", _verdict(found)])
+
+
+def connection_rows(connections: list[ClientConnection]) -> list[_ConnectionRow]:
+    return [
+        _ConnectionRow(one.client_id, one.client_addr, one.language, version_name(one.version)) for one in connections
+    ]
+
+
+def _connection_parts(found: ConsumerConnection) -> list[Any]:
+    subscriptions = [
+        _SubscriptionRow(topic, one.expression_type or "TAG", one.sub_string)
+        for topic, one in sorted(found.subscription_table.items())
+    ]
+    how = f"{found.consume_type}, {found.message_model}, {found.consume_from_where}"
+    return [connection_rows(found.connection_set), subscriptions, how]
+
+
+def _running_parts(info: ConsumerRunningInfo) -> list[Any]:
+    held = [
+        _QueueRow(
+            queue.topic,
+            queue.broker_name,
+            queue.queue_id,
+            one.commit_offset,
+            one.cached_msg_count,
+            one.locked,
+            one.droped,
+            one.last_pull_timestamp,
+            one.last_consume_timestamp,
+        )
+        for queue, one in sorted(info.mq_table.items())
+    ]
+    popped = [
+        _QueueRow(
+            queue.topic,
+            queue.broker_name,
+            queue.queue_id,
+            None,
+            one.wait_ack_count,
+            False,
+            one.droped,
+            one.last_pop_timestamp,
+            None,
+        )
+        for queue, one in sorted(info.mq_pop_table.items())
+    ]
+    rates = [
+        _RateRow(
+            topic,
+            one.pull_rt,
+            one.pull_tps,
+            one.consume_rt,
+            one.consume_ok_tps,
+            one.consume_failed_tps,
+            one.consume_failed_msgs,
+        )
+        for topic, one in sorted(info.status_table.items())
+    ]
+    return [dict(sorted(info.properties.items())), held + popped, rates, info.jstack or []]
+
+
+def _plain(found: GroupStatus) -> dict[str, Any]:
+    """The status as JSON has it: queues, which are keys on the wire, are rows here."""
+    return {
+        "group": found.group,
+        "connection": found.connection,
+        "clients": {client: info and _plain_info(info) for client, info in found.clients.items()},
+        "verdict": found.verdict,
+    }
+
+
+def _plain_info(info: ConsumerRunningInfo) -> dict[str, Any]:
+    return {
+        "properties": info.properties,
+        "subscriptionSet": info.subscription_set,
+        "mqTable": [{"queue": queue, "held": held} for queue, held in sorted(info.mq_table.items())],
+        "mqPopTable": [{"queue": queue, "held": held} for queue, held in sorted(info.mq_pop_table.items())],
+        "statusTable": info.status_table,
+        "userConsumerInfo": info.user_consumer_info,
+        "jstack": info.jstack,
+    }
+
+
+def _verdict(found: GroupStatus) -> list[str]:
+    same = "the same subscriptions" if found.verdict.same_subscription else "DIFFERENT SUBSCRIPTIONS"
+    if not found.verdict.troubles:
+        return [f"in order: {same}, and nobody is stuck"]
+    return [f"NOT in order ({same}):", *(f"- {trouble}" for trouble in found.verdict.troubles)]

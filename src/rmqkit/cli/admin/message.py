@@ -1,0 +1,301 @@
+"""``rmq admin message``: messages by id, key, place or time; sent, sent again, given to a consumer, traced."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import typer
+from msgspec import UNSET, Struct, UnsetType
+
+from rmqkit.admin.api import Admin
+from rmqkit.admin.listing import Span, listed
+from rmqkit.cli.admin.frame import Broker, Group, Named, Noun, Topic, View
+from rmqkit.cli.times import time_ms
+from rmqkit.errors import UnknownName
+from rmqkit.protocol.message import Message, ReceivedMessage
+
+noun = Noun("message", "Messages: find, list, send, trace them, give them to a consumer.")
+
+_LISTED_MAX = 128
+
+Id = Annotated[str, Named("-i", "--id", help="Unique key, or offset message id.")]
+Key = Annotated[str, Named("-k", "--key", help="A key of the message.")]
+QueueId = Annotated[int | None, typer.Option("-i", "--queue", min=0, help="Only this queue.", show_default=False)]
+Begin = Annotated[str, typer.Option("-b", "--from", "--begin", help="Stored at or after: ms, ISO time, now.")]
+End = Annotated[str, typer.Option("-e", "--to", "--end", help="Stored at or before.", show_default=False)]
+Tags = Annotated[str, typer.Option("-s", "--tags", help="Tags: A || B.")]
+Ignored = Annotated[str, typer.Option("-d", "--print-body", hidden=True)]
+
+
+class Shown(Struct, rename="camel", kw_only=True):
+    """A message as JSON has it; a body that is not UTF-8 is ``bodyBase64``."""
+
+    msg_id: str
+    offset_msg_id: str
+    topic: str
+    broker_name: str | None
+    queue_id: int
+    queue_offset: int
+    tags: str | None
+    keys: list[str]
+    store_timestamp: int
+    born_timestamp: int
+    store_host: str
+    born_host: str
+    physical_offset: int
+    store_size: int
+    reconsume_times: int
+    flag: int
+    sys_flag: int
+    prepared_transaction_offset: int
+    properties: dict[str, str]
+    body: str | UnsetType = UNSET
+    body_base64: bytes | UnsetType = UNSET
+
+
+@noun.verb("show")
+async def show(
+    admin: Admin,
+    id: Id,  # noqa: A002 - the word people see
+    topic: Topic = "",
+    kind: Annotated[
+        str, typer.Option("--kind", help="offset or key, for an id that is both.", show_default=False)
+    ] = "",
+    group: Annotated[
+        str, typer.Option("-g", "--group", help="Have this consumer group handle it (with -d).", show_default=False)
+    ] = "",
+    client_id: Annotated[
+        str, typer.Option("-d", "--client-id", help="The client of the group.", show_default=False)
+    ] = "",
+    send: Annotated[str, typer.Option("-s", "--send", hidden=True, help="true: send it again.")] = "",
+) -> object:
+    """A message by its id; with -g and -d, have a consumer handle it now."""
+    if kind not in ("", "offset", "key"):
+        raise typer.BadParameter(f"--kind {kind} must be offset or key")
+    message = await admin.messages.find(id, topic, kind)
+    if send.lower() == "true":
+        return await admin.messages.resend(message)
+    if group or client_id:
+        return await _push(admin, message, group, client_id)
+    return View(shown(message), [_facts(message), *_body(message)])
+
+
+@noun.verb("by-key")
+async def by_key(
+    admin: Admin,
+    topic: Topic,
+    key: Key,
+    begin: Begin = "0",
+    end: End = "",
+    count: Annotated[int, typer.Option("-m", "--count", min=1, help="Most messages from each broker.")] = 64,
+) -> View:
+    """Messages that have a key."""
+    found = await admin.messages.by_key(topic, key, begin_ms=time_ms(begin), end_ms=_end_ms(end), count_max=count)
+    if not found:
+        raise UnknownName("message with key", key, f"topic {topic}", remedy="keys and the span of time must be exact")
+    return View([shown(one) for one in found], [_line(one) for one in found])
+
+
+@noun.verb("at")
+async def at(
+    admin: Admin,
+    topic: Topic,
+    broker: Annotated[str, Named("-b", "--broker", help="Name of its broker.")],
+    queue_id: Annotated[str, Named("-i", "--queue", help="Queue id.")],
+    offset: Annotated[str, Named("-o", "--offset", help="Queue offset.")],
+) -> View:
+    """The message at an offset of a queue."""
+    message = await admin.messages.at(topic, broker, _number(queue_id, "queue"), _number(offset, "offset"))
+    return View(shown(message), [_facts(message), *_body(message)])
+
+
+@noun.verb("list")
+async def list_messages(
+    admin: Admin,
+    topic: Topic,
+    begin: Begin = "0",
+    end: End = "",
+    tags: Tags = "*",
+    sql: Annotated[str, typer.Option("--sql", help="SQL92 expression over their properties.", show_default=False)] = "",
+    broker: Annotated[
+        str | None, typer.Option("-a", "--broker", help="Only this broker, by name.", show_default=False)
+    ] = None,
+    queue_id: QueueId = None,
+    limit: Annotated[
+        int | None, typer.Option("-l", "--limit", min=1, show_default=False, help="Most messages.")
+    ] = None,
+    print_body: Ignored = "",
+    print_message: Annotated[str, typer.Option("-p", hidden=True)] = "",
+) -> AsyncIterator[View]:
+    """The messages of a topic by time, over all its queues, oldest first; those that are there now."""
+    span = Span(begin_ms=time_ms(begin), end_ms=_end_ms(end), broker=broker, queue_id=queue_id, tags=tags, sql=sql)
+    return _listed(admin, topic, span, limit)
+
+
+@noun.verb("consume")
+async def consume(
+    admin: Admin,
+    topic: Topic,
+    broker: Broker = None,
+    queue_id: QueueId = None,
+    offset: Annotated[int, typer.Option("-o", "--offset", min=0, help="From this offset of each queue.")] = 0,
+    count: Annotated[int, typer.Option("-c", "--count", min=1, help="Most messages.")] = _LISTED_MAX,
+    begin: Annotated[str, typer.Option("-s", "--from", help="Stored at or after.")] = "0",
+    end: Annotated[str, typer.Option("-e", "--to", help="Stored at or before.", show_default=False)] = "",
+    group: Annotated[str, typer.Option("-g", "--group", hidden=True)] = "",
+) -> AsyncIterator[View]:
+    """Print messages from an offset on; nothing is marked as consumed."""
+    span = Span(begin_ms=time_ms(begin), end_ms=_end_ms(end), broker=broker, queue_id=queue_id, begin_offset=offset)
+    return _listed(admin, topic, span, count)
+
+
+@noun.verb("send")
+async def send(
+    admin: Admin,
+    topic: Topic,
+    body: Annotated[str, Named("-p", "--body", help="Body, as text.")],
+    keys: Annotated[str, typer.Option("-k", "--keys", help="Keys, with blanks between.", show_default=False)] = "",
+    tags: Annotated[str, typer.Option("-c", "--tags", help="Tag.", show_default=False)] = "",
+    broker: Broker = None,
+    queue_id: QueueId = None,
+    trace: Annotated[str, typer.Option("-m", "--msg-trace", hidden=True)] = "",
+) -> object:
+    """Send one message; `rmq send` sends many."""
+    message = Message(topic=topic, body=body.encode(), keys=keys.split(), tags=tags or None)
+    return await admin.messages.send(message, broker=broker, queue_id=queue_id)
+
+
+@noun.verb("resend")
+async def resend(admin: Admin, id: Id, topic: Topic = "") -> object:  # noqa: A002
+    """Send a stored message again to its topic, with its unique key."""
+    return await admin.messages.resend(await admin.messages.find(id, topic))
+
+
+@noun.verb("push")
+async def push(
+    admin: Admin,
+    id: Id,  # noqa: A002
+    topic: Topic,
+    group: Group,
+    client_id: Annotated[str, Named("-d", "--client-id", help="The client of the group.")],
+) -> object:
+    """Have a client of a consumer group handle a message now."""
+    return await _push(admin, await admin.messages.find(id, topic), group, client_id)
+
+
+@noun.verb("resume")
+async def resume(admin: Admin, id: Id) -> str:  # noqa: A002
+    """Have the producer of a half message asked anew, although the broker gave up asking."""
+    found = await admin.messages.resume(id)
+    return f"half message {found.msg_id} at {found.store_host} will be checked again"
+
+
+@noun.verb("trace")
+async def trace(
+    admin: Admin,
+    id: Annotated[str, Named("-i", "--id", help="Unique key.")],  # noqa: A002
+    trace_topic: Annotated[
+        str, typer.Option("-t", "--trace-topic", help="Where clients trace to.")
+    ] = "RMQ_SYS_TRACE_TOPIC",
+) -> object:
+    """What clients told of a message: sent, handled, ended."""
+    from rmqkit.admin.traces import traces_of
+
+    return await traces_of(admin.messages, id, trace_topic)
+
+
+@noun.verb("entries")
+async def entries(
+    admin: Admin,
+    topic: Topic,
+    queue_id: Annotated[str, Named("-q", "--queue", help="Queue id.")],
+    index: Annotated[str, Named("-i", "--index", help="First offset.")],
+    count: Annotated[int, typer.Option("-c", "--count", min=1, help="How many.")] = 10,
+    broker: Broker = None,
+    group: Annotated[
+        str, typer.Option("-g", "--group", help="What this group's filter says to each.", show_default=False)
+    ] = "",
+) -> View:
+    """Entries of a queue's index: place in the log, size, tag code, what a filter says."""
+    first = _number(index, "index")
+    found = await admin.messages.entries(topic, _number(queue_id, "queue"), first, count, broker=broker, group=group)
+    low, end = found.min_queue_index, found.max_queue_index
+    bounds = f"the queue has {low} to {end - 1}" if low < end else f"the queue is empty; its next message gets {end}"
+    return View(found, [found.queue_data, bounds, found.filter_data or ""])
+
+
+def shown(message: ReceivedMessage) -> Shown:
+    """A message as JSON has it."""
+    fields = {name: getattr(message, name) for name in Shown.__struct_fields__ if not name.startswith("body")}
+    try:
+        return Shown(**fields, body=message.body.decode())
+    except UnicodeDecodeError:
+        return Shown(**fields, body_base64=message.body)
+
+
+async def _push(admin: Admin, message: ReceivedMessage, group: str, client_id: str) -> object:
+    if not (group and client_id):
+        raise typer.BadParameter("to have a consumer handle it, give its group (-g) and client id (-d)")
+    return await admin.messages.push(message, group, client_id)
+
+
+def _end_ms(text: str) -> int | None:
+    return time_ms(text) if text else None
+
+
+async def _listed(admin: Admin, topic: str, span: Span, limit: int | None) -> AsyncIterator[View]:
+    count = 0
+    async for message in listed(admin.calls, topic, span):
+        yield View(shown(message), [_line(message)])
+        count += 1
+        if count == limit:
+            break
+    if not count:  # no error, but a person should see a line
+        print(f"rmq: topic {topic} has no such message", file=sys.stderr)
+
+
+def _line(message: ReceivedMessage) -> str:
+    from rmqkit.cli.printing import body_text, time_text
+
+    place = f"{message.broker_name}:{message.queue_id} {message.queue_offset}"
+    words = [f"tags={message.tags}"] if message.tags else []
+    words += [f"keys={' '.join(message.keys)}"] if message.keys else []
+    return " ".join([time_text(message.store_timestamp), place, message.msg_id, *words, body_text(message.body)])
+
+
+def _facts(message: ReceivedMessage) -> dict[str, Any]:
+    """What people see of a message, but its body."""
+    return {
+        "topic": message.topic,
+        "queue": f"{message.broker_name}:{message.queue_id}",
+        "queue offset": message.queue_offset,
+        "tags": message.tags,
+        "keys": message.keys,
+        "unique key": message.msg_id,
+        "offset message id": message.offset_msg_id,
+        "born timestamp": message.born_timestamp,
+        "store timestamp": message.store_timestamp,
+        "born host": message.born_host,
+        "store host": message.store_host,
+        "log offset": message.physical_offset,
+        "store bytes": message.store_size,
+        "reconsume times": message.reconsume_times,
+        "system flag": message.sys_flag,
+        "properties": {name: value for name, value in message.properties.items() if name not in ("KEYS", "TAGS")},
+    }
+
+
+def _body(message: ReceivedMessage) -> list[str]:
+    """The body, if it is text."""
+    try:
+        return [f"body ({len(message.body):,} bytes):", message.body.decode()]
+    except UnicodeDecodeError:
+        return [f"body: {len(message.body):,} bytes that are no text; --json has them as base64"]
+
+
+def _number(text: str, what: str) -> int:
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{what} {text} must be a number from 0 on")
+    return int(text)

@@ -1,0 +1,63 @@
+"""The nouns of ``rmq admin``, and the command names of Java's mqadmin with the noun and verb each stands for."""
+
+from __future__ import annotations
+
+__all__ = ["JAVA", "NOUNS"]
+
+NOUNS = ("cluster", "topic", "broker", "namesrv", "group", "offset", "consumer", "producer", "message")
+
+JAVA = {
+    "clusterList": "cluster list",
+    "clusterRT": "cluster rt",
+    "topicList": "topic list",
+    "topicRoute": "topic route",
+    "topicStatus": "topic status",
+    "topicClusterList": "topic clusters",
+    "updateTopic": "topic create",
+    "deleteTopic": "topic delete",
+    "updateTopicPerm": "topic perm",
+    "updateOrderConf": "topic order",
+    "allocateMQ": "topic allocate",
+    "statsAll": "topic stats",
+    "checkMsgSendRT": "topic rt",
+    "brokerStatus": "broker status",
+    "getBrokerConfig": "broker config-get",
+    "updateBrokerConfig": "broker config-set",
+    "brokerConsumeStats": "broker consume-stats",
+    "sendMsgStatus": "broker send-test",
+    "haStatus": "broker ha-status",
+    "getBrokerHAStatus": "broker ha-status",
+    "cleanExpiredCQ": "broker clean-expired-cq",
+    "cleanUnusedTopic": "broker clean-unused-topic",
+    "deleteExpiredCommitLog": "broker delete-expired-commitlog",
+    "getNamesrvConfig": "namesrv config-get",
+    "updateNamesrvConfig": "namesrv config-set",
+    "wipeWritePerm": "namesrv wipe-write",
+    "addWritePerm": "namesrv add-write",
+    "updateKvConfig": "namesrv kv-put",
+    "deleteKvConfig": "namesrv kv-delete",
+    "updateSubGroup": "group create",
+    "deleteSubGroup": "group delete",
+    "getConsumerConfig": "group show",
+    "consumerProgress": "group progress",
+    "setConsumeMode": "group mode",
+    "exportMetadata": "group export",
+    "resetOffsetByTime": "offset reset",
+    "skipAccumulatedMessage": "offset skip",
+    "cloneGroupOffset": "offset clone",
+    "consumerStatus": "consumer status",
+    "consumerConnection": "consumer connections",
+    "producer": "producer list",
+    "producerConnection": "producer connections",
+    "queryMsgById": "message show",
+    "queryMsgByUniqueKey": "message show",
+    "queryMsgByKey": "message by-key",
+    "queryMsgByOffset": "message at",
+    "printMsg": "message list",
+    "printMsgByQueue": "message list",
+    "consumeMessage": "message consume",
+    "sendMessage": "message send",
+    "queryMsgTraceById": "message trace",
+    "queryCq": "message entries",
+}
+"""Command of mqadmin → ours; a noun of the same name goes first (``producer``)."""

@@ -1,0 +1,172 @@
+"""``rmq admin topic``: where topics are, how they are set up, what is in them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rmqkit.admin.api import Admin
+from rmqkit.admin.calls import Done
+from rmqkit.admin.topics import Assigned, TopicStats, permission_of
+from rmqkit.cli.admin.cluster import Amount, BodyBytes, Pause, round_trips
+from rmqkit.cli.admin.frame import Broker, Cluster, Named, Noun, Topic, View
+
+noun = Noun("topic", "Topics: where they are, how they are set up, what is in them.")
+
+Permission = Annotated[str, Named("-p", "--perm", help="2 or w (write), 4 or r (read), 6 or rw (both).")]
+
+
+@noun.verb("list", watch=True)
+async def names(
+    admin: Admin,
+    uses: Annotated[bool, typer.Option("-c", "--uses", help="With the clusters and consumer groups of each.")] = False,
+) -> object:
+    """All topics."""
+    return await admin.topics.uses() if uses else await admin.topics.names()
+
+
+@noun.verb("route")
+async def route(
+    admin: Admin,
+    topic: Topic,
+    listed: Annotated[bool, typer.Option("-l", "--list", hidden=True, help="As people see it anyway.")] = False,
+) -> View:
+    """The brokers that have a topic, and its queues there."""
+    found = await admin.topics.route(topic)
+    addresses = {
+        broker.broker_name: " ".join(f"{number}:{address}" for number, address in sorted(broker.broker_addrs.items()))
+        for broker in found.broker_datas
+    }
+    queues = sorted(found.queue_datas, key=lambda data: data.broker_name)
+    rows = [
+        {
+            "broker": data.broker_name,
+            "read_queues": data.read_queue_nums,
+            "write_queues": data.write_queue_nums,
+            "perm": data.perm,
+            "addresses": addresses.get(data.broker_name, ""),
+        }
+        for data in queues
+    ]
+    order = [f"order: {found.order_topic_conf}"] if isinstance(found.order_topic_conf, str) else []
+    return View(found, [rows, *order])
+
+
+@noun.verb("status", watch=True)
+async def status(admin: Admin, topic: Topic, cluster: Cluster = None) -> View:
+    """Offsets and last change of each queue."""
+    found = await admin.topics.status(topic, cluster)
+    return View(found, [found.queues, f"put: {found.put_tps:.2f} messages/s"])
+
+
+@noun.verb("clusters")
+async def clusters(admin: Admin, topic: Topic) -> list[str]:
+    """The clusters that have a topic."""
+    return await admin.topics.clusters(topic)
+
+
+@noun.verb("config")
+async def config(admin: Admin, topic: Topic, broker: Broker = None) -> View:
+    """How a topic is set up, at each broker."""
+    found = await admin.topics.config(topic, broker)
+    return View(found, [part for name, one in found.items() for part in (f"{name}:", one)])
+
+
+@noun.verb("create")
+async def create(
+    admin: Admin,
+    topic: Topic,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    read_queues: Annotated[int, typer.Option("-r", "--read-queues", min=1)] = 8,
+    write_queues: Annotated[int, typer.Option("-w", "--write-queues", min=1)] = 8,
+    perm: Annotated[str, typer.Option("-p", "--perm", help="r, w or rw; or 4, 2, 6.")] = "rw",
+    order: Annotated[str, typer.Option("-o", "--order", help="true: tell its queues to the name servers.")] = "false",
+    unit: Annotated[str, typer.Option("-u", "--unit", hidden=True)] = "false",
+    unit_sub: Annotated[str, typer.Option("-s", "--unit-sub", hidden=True)] = "false",
+    attributes: Annotated[
+        str | None, typer.Option("-a", "--attributes", help="As +message.type=DELAY,-reserve.time", show_default=False)
+    ] = None,
+) -> list[Done]:
+    """Create a topic, or change it where it exists."""
+    return await admin.topics.create(
+        topic,
+        broker=broker,
+        cluster=cluster,
+        read_queues=read_queues,
+        write_queues=write_queues,
+        perm=permission_of(perm),
+        order=_truth(order),
+        unit=_truth(unit),
+        unit_sub=_truth(unit_sub),
+        attributes=attributes,
+    )
+
+
+@noun.verb("delete")
+async def delete(admin: Admin, topic: Topic, cluster: Cluster = None) -> list[Done]:
+    """Delete a topic with its messages, at brokers and name servers."""
+    return await admin.topics.delete(topic, cluster)
+
+
+@noun.verb("perm")
+async def perm(
+    admin: Admin, topic: Topic, perm: Permission, broker: Broker = None, cluster: Cluster = None
+) -> list[Done]:
+    """Let a topic be read, written, or both."""
+    return await admin.topics.set_permission(topic, permission_of(perm), broker=broker, cluster=cluster)
+
+
+@noun.verb("order")
+async def order(
+    admin: Admin,
+    topic: Topic,
+    method: Annotated[str, typer.Option("-m", "--method", help="get, put or delete.")] = "get",
+    value: Annotated[str, typer.Option("-v", "--value", help="broker-a:4;broker-b:4", show_default=False)] = "",
+) -> object:
+    """The queues of an ordered topic as the name servers tell them."""
+    match method:
+        case "get":
+            return {"topic": topic, "order": await admin.topics.order(topic)}
+        case "put":
+            return await admin.topics.set_order(topic, value)
+        case "delete":
+            return await admin.topics.delete_order(topic)
+    raise typer.BadParameter(f"-m {method} must be get, put or delete")
+
+
+@noun.verb("allocate")
+async def allocate(
+    admin: Admin, topic: Topic, clients: Annotated[str, Named("-i", "--ip", help="Clients, separated by commas.")]
+) -> list[Assigned]:
+    """Which client would get which queue by the average strategy."""
+    named = [name.strip() for name in clients.split(",") if name.strip()]
+    if not named:
+        raise typer.BadParameter("give at least one client: a,b")
+    return await admin.topics.allocate(topic, named)
+
+
+@noun.verb("stats", watch=True)
+async def stats(
+    admin: Admin,
+    topic: Topic = "",
+    active: Annotated[bool, typer.Option("-a", "--active", help="Only topics with messages in the last day.")] = False,
+) -> list[TopicStats]:
+    """Messages per second and per day, and what each group has before it."""
+    return await admin.topics.stats(topic or None, active_only=active)
+
+
+@noun.verb("rt")
+async def round_trip(
+    admin: Admin, topic: Topic, amount: Amount = 10, size: BodyBytes = 128, pause_s: Pause = 0.0
+) -> View:
+    """Send test messages to a topic and take the time of each."""
+    return await round_trips(admin, [topic], amount, size, pause_s)
+
+
+def _truth(text: str) -> bool:
+    """Java's boolean options have a value."""
+    if text.lower() not in ("true", "false"):
+        raise typer.BadParameter(f"{text} must be true or false")
+    return text.lower() == "true"

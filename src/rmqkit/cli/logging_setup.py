@@ -1,0 +1,132 @@
+"""Where a server's log goes: stderr or a file that is kept small, as text or as one JSON object a line.
+
+One mechanism for ``rmq broker``, ``namesrv`` and ``standalone``, set by ordinary settings (``logLevel`` is hot: it may
+be changed by a request, or by SIGHUP, which opens the file anew, too).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Struct, field
+
+from rmqkit.errors import SettingsError
+from rmqkit.settings import Setting
+
+__all__ = ["JsonLines", "LogFormat", "LogLevels", "LoggingSettings", "reopen", "set_up"]
+
+_TEXT = "%(asctime)s %(levelname)s %(shard)s%(name)s: %(message)s"
+_LEVELS = {name: logging.getLevelName(name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+
+
+class LogFormat(enum.Enum):
+    """How a line of the log looks."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevels:
+    """From which level on is logged, and by which parts: ``INFO``, ``WARNING,rmqkit.store=DEBUG``.
+    Raises ValueError: a part is neither a level nor ``logger=level``."""
+
+    __slots__ = ("_levels", "_text")
+
+    def __init__(self, text: str = "WARNING") -> None:
+        self._text = text.strip()
+        self._levels = dict(map(_level, filter(None, (part.strip() for part in self._text.split(",")))))
+
+    def __str__(self) -> str:
+        return self._text
+
+    def apply(self) -> None:
+        """Have these levels, and for all other parts the general one."""
+        for name in [*logging.Logger.manager.loggerDict]:
+            if name.startswith("rmqkit"):
+                logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger().setLevel(logging.WARNING)
+        for name, level in self._levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _level(part: str) -> tuple[str, int]:
+    name, _, level = part.rpartition("=")
+    if level.upper() not in _LEVELS:
+        raise ValueError(f"{part} is neither one of {', '.join(_LEVELS)} nor logger=LEVEL")
+    return name.strip(), _LEVELS[level.upper()]
+
+
+class LoggingSettings(Struct, kw_only=True):
+    """What a configuration file may say about the log."""
+
+    log_file: Annotated[str, Setting("logFile", "file of the log, its folder made when missing; empty: stderr")] = ""
+    log_format: Annotated[LogFormat, Setting("logFormat", "lines for people, or JSON objects")] = LogFormat.TEXT
+    log_level: Annotated[
+        LogLevels, Setting("logLevel", "DEBUG, INFO, WARNING, ERROR; of one part: WARNING,rmqkit.store=DEBUG", hot=True)
+    ] = field(default_factory=LogLevels)
+    log_file_bytes_max: Annotated[
+        int, Setting("logFileBytesMax", "bytes of logFile at which it is put aside for a new one", low=4096)
+    ] = 64 << 20
+    log_file_count: Annotated[int, Setting("logFileCount", "files kept, logFile among them", low=2, high=1000)] = 10
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: ``time`` (UTC), ``level``, ``logger``, ``message``, after an error ``exception``, of a
+    shard ``broker``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            line["exception"] = record.exc_text
+        if shard := getattr(record, "shard", ""):
+            line["broker"] = shard.strip()
+        return msgspec.json.encode(line).decode()
+
+
+def set_up(settings: LoggingSettings) -> None:
+    """Send the log where the settings say. Raises SettingsError: the file cannot be opened."""
+    handler = _handler(settings)
+    handler.setFormatter(
+        JsonLines() if settings.log_format is LogFormat.JSON else logging.Formatter(_TEXT, defaults={"shard": ""})
+    )
+    root = logging.getLogger()
+    for former in list(root.handlers):
+        root.removeHandler(former)
+        former.close()
+    root.addHandler(handler)
+    settings.log_level.apply()
+
+
+def reopen() -> None:
+    """Let go of the log file; the next line opens it by its name, wherever it was moved to."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.close()
+
+
+def _handler(settings: LoggingSettings) -> logging.Handler:
+    if not settings.log_file:
+        return logging.StreamHandler(sys.stderr)
+    from logging.handlers import RotatingFileHandler  # brings half of the network along
+
+    path = Path(settings.log_file).expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return RotatingFileHandler(
+            path, maxBytes=settings.log_file_bytes_max, backupCount=settings.log_file_count - 1, encoding="utf-8"
+        )
+    except OSError as error:
+        raise SettingsError(f"cannot write the log to {path}: {error.strerror}; choose another logFile") from error

@@ -1,0 +1,99 @@
+"""What every command prints: tables that a person reads, and values as JSON has them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+__all__ = ["body_text", "camel", "cell", "jsonable", "print_table", "time_text"]
+
+_BODY_CHARS = 40
+_FILE_WIDTH = 160
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[str] = ()) -> None:
+    """A table on stdout, as wide as the terminal; the columns named in ``right`` are right-aligned."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table, numbers = Table(), set(right)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
+    for row in rows:
+        table.add_row(*map(str, row))
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print(table)
+
+
+def cell(name: str, value: Any) -> str:
+    """A value as a person reads it; ``name`` tells what the number is."""
+    match value:
+        case None:
+            return ""
+        case datetime():
+            local = value.astimezone().replace(tzinfo=None) if value.tzinfo else value
+            return local.isoformat(" ", "milliseconds")
+        case bytes() | bytearray():
+            return body_text(bytes(value))
+        case dict():
+            return " ".join(f"{key}={text}" for key, text in value.items())
+        case list() | tuple():
+            return " ".join(cell(name, one) for one in value)
+        case bool():
+            return "yes" if value else "no"
+        case int() if name.lower().endswith("timestamp"):
+            return time_text(value) if value else ""
+        case int() if "bytes" in name.lower() or name == "storeSize":
+            from rmqkit.broker.handlers.runtime_info import bytes_text
+
+            return bytes_text(value)
+        case int() | float():
+            return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+    return str(value)
+
+
+def jsonable(value: Any) -> Any:
+    """A value of a row as JSON has it: times in UTC, bytes as text, or as base64 when they are not UTF-8."""
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat(timespec="milliseconds")
+        case bytes() | bytearray():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return {"base64": base64.b64encode(value).decode()}
+        case dict():
+            return {str(key): jsonable(one) for key, one in value.items()}
+        case list() | tuple():
+            return [jsonable(one) for one in value]
+        case msgspec.Struct():
+            return {name: jsonable(getattr(value, name)) for name in value.__struct_fields__}
+    return value
+
+
+def camel(name: str) -> str:
+    """A field's name as Java spells it."""
+    first, *more = name.split("_")
+    return first + "".join(map(str.title, more))
+
+
+def time_text(time_ms: int) -> str:
+    """ISO local time, or the number when it is no time a calendar has."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
+
+
+def body_text(body: bytes) -> str:
+    """The beginning of a body in one line."""
+    text = body[: 4 * _BODY_CHARS].decode("utf-8", "backslashreplace")
+    printable = "".join(char if char.isprintable() else "·" for char in text)
+    more = "…" if len(printable) > _BODY_CHARS or len(body) > 4 * _BODY_CHARS else ""
+    return printable[:_BODY_CHARS] + more

@@ -1,0 +1,72 @@
+"""CPU time of this process and all below it, as Linux tells it in ``/proc``.
+
+A process that waits for its children has their time in its own entry. One that ignores SIGCHLD has not: what such
+children had used when they were last looked at is remembered (Spark's Python daemon lets go of idle workers that way).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from msgspec import Struct
+
+__all__ = ["ProcessTree"]
+
+_Key = tuple[int, int]
+"""Process id, and when it was started, as ids are used again."""
+
+
+class _Process(Struct):
+    parent: int
+    started: int
+    ticks: int
+
+
+class ProcessTree:
+    """The processes below this one, but ``excluded`` and those below that."""
+
+    def __init__(self) -> None:
+        self.excluded = 0
+        self._unwaited: dict[_Key, int] = {}
+
+    def cpu_seconds(self) -> float:
+        """User and system seconds that they have used so far."""
+        tree = self._tree()
+        while (again := self._tree()).keys() != tree.keys():  # one ended meanwhile: whose time is it now?
+            tree = again
+        deaf = {one for one in {process.parent for process in tree.values()} if one in tree and _ignores_children(one)}
+        present = {(one, process.started): process for one, process in tree.items()}
+        self._unwaited |= {key: process.ticks for key, process in present.items() if process.parent in deaf}
+        gone = sum(ticks for key, ticks in self._unwaited.items() if key not in present)
+        return (sum(process.ticks for process in tree.values()) + gone) / os.sysconf("SC_CLK_TCK")
+
+    def _tree(self) -> dict[int, _Process]:
+        processes = dict(_processes())
+        return {one: process for one, process in processes.items() if self._is_ours(one, processes)}
+
+    def _is_ours(self, process: int, processes: dict[int, _Process]) -> bool:
+        while process in processes and process not in (os.getpid(), self.excluded):
+            process = processes[process].parent
+        return process == os.getpid()
+
+
+def _processes() -> list[tuple[int, _Process]]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        process = _Process(parent=int(fields[1]), started=int(fields[19]), ticks=sum(map(int, fields[11:15])))
+        found.append((int(stat.parent.name), process))
+    return found
+
+
+def _ignores_children(process: int) -> bool:
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    return bool(int(status.partition("SigIgn:")[2].split()[0], 16) >> (signal.SIGCHLD - 1) & 1)

@@ -1,0 +1,436 @@
+"""``rmq bench spark``: the ten ratios of spark.md §9 and what grows with the store, from one interleaved run.
+
+What counts is CPU time of this process, the JVM below it and the Python workers below that (`interleaved`); work that
+one core does alone is counted by its own process. A server that is read from does not count; wall time is told beside.
+The data have the layout of spark.md's head, with bodies that are all different. Source: spark.md §9.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from rmqkit.cli import naive_spark, sample_store
+from rmqkit.cli.interleaved import Figure, Ratio, Rounds, Work, verdict
+from rmqkit.cli.sample_store import QUEUES, TOPICS, write_log
+from rmqkit.cli.served import serve_standalone
+from rmqkit.errors import RmqError
+from rmqkit.protocol.bodies.topics import TopicConfig, TopicConfigTable
+from rmqkit.spark.java import find_java_home
+from rmqkit.spark.jobs.archive import archive
+from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
+from rmqkit.spark.jobs.verify import verify
+from rmqkit.spark.reader import read_split
+from rmqkit.spark.session import spark_session
+from rmqkit.spark.store_source import read_plan, store_options, store_splits
+from rmqkit.store.json_files import JsonFile
+from rmqkit.store.rebuild import rebuild
+from rmqkit.store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["ROWS", "measure"]
+
+ROWS = range(1, 12)
+"""The ratios, and last what grows with the store."""
+
+Case = tuple[Ratio, Work, Work]
+"""A ratio, our work, the other."""
+
+_LIVE = "100B live"
+_DATA = {"1K": (1024, 1.0), "100B": (100, 0.5), _LIVE: (100, 0.45)}
+"""Name of the data → bytes of a body, share of the MiB asked for."""
+_PLAIN = ("1K", "100B")
+_LIVE_ROW, _GROWTH_ROW = 10, 11
+_BATCH_ROWS = 400_000
+_LOOK_S = 0.02
+_SMALL_BATCHES = 30
+_SMALL_BATCH_ROWS = 32
+_BOUNDS = {
+    (1, ""): (3, 5),
+    (2, ""): (0.8, 1.2),
+    (3, "1K"): (1.6, 2),
+    (3, ""): (2.4, 3),
+    (4, "1K"): (0.9, 1.1),
+    (4, ""): (0.6, 0.8),
+    (5, ""): (1.25, 1.15),
+    (6, ""): (2, 4),
+    (7, ""): (2, 3),
+    (8, ""): (1.6, 2.5),
+    (9, ""): (0.2, 0.35),
+    (10, ""): (0.5, 0.7),
+}
+"""Row and data → floor and ambition."""
+_OVERHEAD_MS = (400, 250)
+_GROWTH_MAX = 1.2
+_CORES_MAX = 1.1
+_LOGGING_OFF = '<configuration><root level="OFF"/></configuration>'
+_TOPIC = "topic-0"
+_PARSED = ("msgId", "keys", "tags")
+_QUEUE_COLUMNS = "topic,queueId,queueOffset,commitLogOffset,storeSize,tags"
+_QUEUE_FILTER = "topic = 'topic-3' and queueId = 3"
+
+
+def measure(
+    *,
+    mib: int,
+    repeats: int,
+    rows: Sequence[int] = ROWS,
+    gib: int = 8,
+    rocketmq_classpath: str = "",
+    directory: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Figure]:
+    """The figures of some rows.
+
+    Args:
+        mib: size of the log with bodies of 1 KiB; that with bodies of 100 B is half as large.
+        repeats: rounds that count.
+        gib: size of the log in the last row.
+        rocketmq_classpath: Apache's jars and ``DecodeLoad``, for row 2.
+        directory: where the temporary directory is made, None for the system's place.
+        tell: given a line about every piece of work.
+
+    Raises:
+        RmqError: Java or the broker cannot be started.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=directory)))
+        bench = _Bench(folder, stack, rocketmq_classpath, tell)
+        for row in rows:
+            for name in [] if row not in _CASES else [_LIVE] if row == _LIVE_ROW else _PLAIN:
+                bench.add(row, bench.data(name, mib))
+        figures = bench.rounds.run(repeats)
+        if 2 in rows and not rocketmq_classpath:
+            figures.append({"row": 2, "what": "not measured: give --rocketmq-classpath, or make bench-spark"})
+        if _LIVE_ROW in rows:
+            figures += bench.small_batches()
+        if _GROWTH_ROW in rows:
+            figures += bench.growth(gib, repeats)
+        return sorted(figures, key=lambda figure: int(figure["row"]))
+
+
+class Data(Struct, frozen=True):
+    """A store, and how many messages are in it."""
+
+    name: str
+    root: Path
+    count: int
+
+    def ratio(self, row: int, what: str, ours: str, other: str, *, at_most: bool = False) -> Ratio:
+        """A ratio of two pieces of work over it."""
+        floor, ambition = _BOUNDS.get((row, self.name)) or _BOUNDS[row, ""]
+        names = f"{ours}, {self.name}", f"{other}, {self.name}"
+        return Ratio(row, what, self.name, self.count, *names, floor, ambition, at_most)
+
+
+class _Bench:
+    def __init__(self, folder: Path, stack: ExitStack, classpath: str, tell: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._classpath = classpath
+        self.rounds = Rounds(tell)
+        self._data: dict[str, Data] = {}
+        self._name_servers = ""
+        self._spark: SparkSession | None = None
+
+    def data(self, name: str, mib: int) -> Data:
+        """A store with one of the kinds of messages, made when it is first asked for."""
+        if name not in self._data:
+            root, (body_bytes, share) = self._folder / name.replace(" ", "-"), _DATA[name]
+            topics = 1 if name == _LIVE else TOPICS
+            self._data[name] = Data(name, root, write_log(root, int((mib << 20) * share), body_bytes, topics=topics))
+        return self._data[name]
+
+    def add(self, row: int, data: Data) -> None:
+        """Take up the work of a row; what several rows need is done once a round."""
+        for ratio, ours, other in _CASES[row](self, data):
+            self.rounds.add(ratio, ours, other)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, which is started when it is first asked for."""
+        if self._spark is None:
+            self._restart("local[2]")
+        assert self._spark is not None, "it was started"
+        return self._spark
+
+    def kernels(self, data: Data) -> Iterator[Case]:
+        """Row 1."""
+        options = store_options({"path": str(data.root)})
+        splits, plan = store_splits(options), read_plan(options, ())
+        ours = partial(_alone, lambda: _row_count(read_split(split, plan) for split in splits))
+        naive = partial(_alone, lambda: _row_count(map(naive_spark.naive_batches, splits)))
+        yield data.ratio(1, "kernel / struct loop to Arrow", "kernel", "loop"), ours, naive
+
+    def decoders(self, data: Data) -> Iterator[Case]:
+        """Row 2."""
+        if not self._classpath:
+            return
+        options = store_options({"path": str(data.root), "includeProperties": "string"})
+        names = [column.name for column in read_plan(options, ()).columns]
+        splits, plan = store_splits(options), read_plan(options, [name for name in names if name not in _PARSED])
+        ours = partial(_alone, lambda: _row_count(read_split(split, plan) for split in splits))
+        java = self._stack.enter_context(_java_decoder(self._classpath, data, self._folder))
+        yield data.ratio(2, "kernel, raw properties / Java's MessageDecoder", "raw kernel", "Java"), ours, java
+
+    def scans(self, data: Data) -> Iterator[Case]:
+        """Row 3."""
+        rows = _to_nowhere(lambda: self._loaded("naive-rows", data))
+        yield data.ratio(3, "scan / row reader", "scan", "row reader"), self._scan(data), rows
+
+    def parquet(self, data: Data) -> Iterator[Case]:
+        """Row 4."""
+        target = str(self._folder / f"{data.root.name}.parquet")
+        self._loaded("rocketmq-store", data).write.option("compression", "zstd").parquet(target)
+        rows = _to_nowhere(lambda: self.spark.read.parquet(target))
+        yield data.ratio(4, "scan / Spark's scan of zstd Parquet", "scan", "Parquet scan"), self._scan(data), rows
+
+    def transfer(self, data: Data) -> Iterator[Case]:
+        """Row 5."""
+        ratio = data.ratio(5, "cost of a scan / of the transfer alone", "scan", "transfer", at_most=True)
+        yield ratio, self._scan(data), _to_nowhere(lambda: self._loaded("transfer-only", data))
+
+    def filters(self, data: Data) -> Iterator[Case]:
+        """Row 6."""
+        rebuild(data.root, StoreSettings(), queues=True, index=False)
+
+        def filtered(**options: str) -> DataFrame:
+            return self._loaded("rocketmq-store", data, **options).where(_QUEUE_FILTER)
+
+        pushed = partial(filtered, filterPushdown="true")
+        for how, load in (("pushed", pushed), ("pushed to the queues", partial(pushed, offsetsFrom="consumequeue"))):
+            ratio = data.ratio(6, f"filter of 1/32 {how} / not pushed", f"filter {how}", "filter not pushed")
+            yield ratio, _to_nowhere(load), _to_nowhere(filtered)
+
+    def archives(self, data: Data) -> Iterator[Case]:
+        """Row 7."""
+        archived, written = self._folder / "archived", self._folder / "written"
+
+        def in_workers() -> None:
+            shutil.rmtree(archived, ignore_errors=True)
+            archive(self.spark, str(data.root), str(archived), includes_newest=True)
+
+        def by_writer() -> None:
+            writer = self._loaded("rocketmq-store", data).write.option("compression", "zstd")
+            writer.mode("overwrite").parquet(str(written))
+
+        yield data.ratio(7, "archive / DataFrame to Parquet", "archive", "DataFrame to Parquet"), in_workers, by_writer
+
+    def rebuilds(self, data: Data) -> Iterator[Case]:
+        """Row 8."""
+        target = self._folder / f"queues-{data.root.name}"
+
+        def packed() -> None:
+            rebuild_with_spark(self.spark, str(data.root), StoreSettings(), queues=True, index=False)
+
+        def shuffled() -> None:
+            shutil.rmtree(target, ignore_errors=True)
+            rows = self._loaded("rocketmq-store", data, columns=_QUEUE_COLUMNS).repartition("topic", "queueId")
+            rows = rows.sortWithinPartitions("topic", "queueId", "queueOffset")
+            rows.write.format("queue-files").mode("append").save(str(target))
+
+        yield data.ratio(8, "rebuild of queues / row shuffle", "rebuild", "row shuffle"), packed, shuffled
+
+    def checks(self, data: Data) -> Iterator[Case]:
+        """Row 9."""
+        works = [naive_spark.crc_of_bodies(split) for split in store_splits(store_options({"path": str(data.root)}))]
+
+        def checked() -> None:
+            verify(self.spark, str(data.root), StoreSettings(), log_only=True)
+
+        alone = partial(_alone, lambda: sum(work() for work in works))
+        yield data.ratio(9, "verify / zlib.crc32 of the bodies, 1 thread", "verify", "CRC"), checked, alone
+
+    def streams(self, data: Data) -> Iterator[Case]:
+        """Row 10."""
+        self._serve(data)
+        batch_rows = min(_BATCH_ROWS, data.count // 2)
+
+        def stream() -> float:
+            """What all but the first batch cost, as if that had cost the same: it starts Spark's machinery."""
+            query = self._stream(batch_rows).trigger(availableNow=True).start()
+            while query.isActive and not query.recentProgress:
+                time.sleep(_LOOK_S)
+            start = self.rounds.tree.cpu_seconds()
+            query.awaitTermination()
+            return (self.rounds.tree.cpu_seconds() - start) * data.count / (data.count - batch_rows)
+
+        ratio = data.ratio(10, f"stream of {batch_rows:,} rows a batch / batch read", "stream", "batch read")
+        reader = self.spark.read.format("rocketmq").options(nameServer=self._name_servers, subscribe=_TOPIC)
+        yield ratio, stream, _to_nowhere(reader.load)
+
+    def small_batches(self) -> Iterator[Figure]:
+        """What a batch of a stream takes that has next to nothing to read, in ms of the clock."""
+        query = self._stream(_SMALL_BATCH_ROWS).start()
+        while (query.lastProgress or {"batchId": 0})["batchId"] < _SMALL_BATCHES and query.isActive:
+            query.awaitTermination(1)
+        query.stop()
+        query.awaitTermination()  # tells why, if it has failed
+        took_ms = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress[5:]]
+        median_ms = statistics.median(took_ms)
+        yield {
+            "row": 10,
+            "what": f"ms of a batch of {_SMALL_BATCH_ROWS} rows (wall, median)",
+            "data": "100B",
+            "ratio": round(median_ms),
+            "ms_min": min(took_ms),
+            "floor": _OVERHEAD_MS[0],
+            "ambition": _OVERHEAD_MS[1],
+            "verdict": verdict(median_ms, *_OVERHEAD_MS, at_most=True),
+        }
+
+    def growth(self, gib: int, repeats: int) -> Iterator[Figure]:
+        """Row 11: what a message of a larger store costs, and one on a second core."""
+        large, small = self._folder / "large", self._folder / "small"
+        self._data["large"] = Data("large", large, write_log(large, gib * sample_store.SEGMENT_BYTES, 1024))
+        (small / "commitlog").mkdir(parents=True)
+        first = f"{0:020d}"
+        (small / "commitlog" / first).hardlink_to(large / "commitlog" / first)
+        self._data["small"] = Data("small", small, self._data["large"].count // gib)
+        self._scan(self._data["small"])()  # has Java compile what it runs often
+        memory_mib: dict[str, list[float]] = {"small": [], "large": []}
+        for _ in range(repeats):
+            for master, names in (("local[2]", ("small", "large")), ("local[1]", ("small",))):
+                self._restart(master)
+                self._scan(self._data["small"], columns="queueId")()  # starts the workers
+                for name in names:
+                    self.rounds.take(f"{master}, {name}", self._scan(self._data[name]))
+                    if master == "local[2]":
+                        memory_mib[name].append(_driver_mib(self.spark))
+        count, bodies = self._data["small"].count, "1K"
+        for what, ours, ours_count, other, bound in (
+            (f"CPU of a message, {gib} GiB / 1 GiB", "local[2], large", count * gib, "local[2], small", _GROWTH_MAX),
+            ("CPU of a message, local[2] / local[1]", "local[2], small", count, "local[1], small", _CORES_MAX),
+        ):
+            ratio = Ratio(_GROWTH_ROW, what, bodies, ours_count, ours, other, bound, 0, at_most=True, other_count=count)
+            yield self.rounds.figure(ratio)
+        mib = {name: statistics.median(seen) for name, seen in memory_mib.items()}
+        yield {
+            "row": _GROWTH_ROW,
+            "what": f"driver, JVM and Python: {mib['large']:.0f} MiB / {mib['small']:.0f} MiB, {gib} GiB / 1 GiB",
+            "data": bodies,
+            "ratio": round(mib["large"] / mib["small"], 2),
+            "floor": _GROWTH_MAX,
+            "verdict": verdict(mib["large"] / mib["small"], _GROWTH_MAX, 0, at_most=True),
+        }
+
+    def _restart(self, master: str) -> None:
+        if self._spark is not None:
+            self._spark.stop()
+        self._spark = _session(master)
+        self._stack.callback(self._spark.stop)
+
+    def _loaded(self, source: str, data: Data, **options: str) -> DataFrame:
+        return self.spark.read.format(source).options(splitBytes="64m", **options).load(str(data.root))
+
+    def _scan(self, data: Data, **options: str) -> Work:
+        return _to_nowhere(lambda: self._loaded("rocketmq-store", data, **options))
+
+    def _serve(self, data: Data) -> None:
+        """Have a broker serve a store whose messages are of one topic."""
+        rebuild(data.root, StoreSettings(), queues=True, index=False)
+        newest = data.root / "commitlog" / f"{0:020d}"
+        os.truncate(newest, sample_store.SEGMENT_BYTES)  # as brokers have it
+        table = TopicConfigTable(topic_config_table={_TOPIC: TopicConfig(_TOPIC, QUEUES, QUEUES)})
+        JsonFile(data.root / "config" / "topics.json").save(table)
+        self._name_servers, self.rounds.tree.excluded = self._stack.enter_context(serve_standalone(data.root))
+
+    def _stream(self, rows: int) -> DataStreamWriter:
+        """A stream of the topic from its first message on that goes nowhere, its progress kept in a new place."""
+        reader = self.spark.readStream.format("rocketmq").options(nameServer=self._name_servers, subscribe=_TOPIC)
+        stream = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger=str(rows)).load()
+        checkpoint = tempfile.mkdtemp(prefix="checkpoint-", dir=self._folder)
+        return stream.writeStream.format("noop").option("checkpointLocation", checkpoint)
+
+
+_CASES: dict[int, Callable[[_Bench, Data], Iterator[Case]]] = {
+    1: _Bench.kernels,
+    2: _Bench.decoders,
+    3: _Bench.scans,
+    4: _Bench.parquet,
+    5: _Bench.transfer,
+    6: _Bench.filters,
+    7: _Bench.archives,
+    8: _Bench.rebuilds,
+    9: _Bench.checks,
+    10: _Bench.streams,
+}
+
+
+def _session(master: str) -> SparkSession:
+    spark = spark_session("bench", master)
+    for source in naive_spark.sources():
+        spark.dataSource.register(source)
+    return spark
+
+
+def _to_nowhere(load: Callable[[], DataFrame]) -> Work:
+    """Work that loads and reads rows: Spark plans a data frame once, and this is to count every time."""
+    return lambda: load().write.format("noop").mode("overwrite").save()
+
+
+def _alone(work: Callable[[], int]) -> float:
+    """CPU seconds of work that this process does by itself."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def _row_count(parts: Iterable[Iterable[Any]]) -> int:
+    return sum(batch.num_rows for batches in parts for batch in batches)
+
+
+@contextmanager
+def _java_decoder(classpath: str, data: Data, folder: Path) -> Iterator[Work]:
+    """Work for ``DecodeLoad``, a program that decodes all messages of the first file. Raises RmqError: it fails."""
+    logging = folder / "logging-off.xml"
+    logging.write_text(_LOGGING_OFF)
+    java = find_java_home(os.environ) / "bin" / "java"
+    command = [str(java), "-Xmx512m", f"-Duser.home={folder}", f"-Drmq.logback.configurationFile={logging}"]
+    command += ["-cp", classpath, "DecodeLoad", str(data.root / "commitlog" / f"{0:020d}")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None, "stdin is piped"
+    assert process.stdout is not None, "stdout is piped"
+    asked, answers = process.stdin, process.stdout
+
+    def decode() -> float:
+        asked.write("\n")
+        asked.flush()
+        words = answers.readline().split()
+        if words[:2] != ["done", str(data.count)]:
+            raise RmqError(f"DecodeLoad decoded {' '.join(words) or 'nothing'} instead of {data.count} messages")
+        return int(words[2]) / 1e9
+
+    try:
+        if answers.readline() != "ready\n":
+            raise RmqError(f"DecodeLoad did not start: does {classpath} have it, and Apache's jars?")
+        yield decode
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _driver_mib(spark: SparkSession) -> float:
+    """Resident memory of this process and the JVM, without file pages, after a collection."""
+    runtime: Any = spark.sparkContext._jvm
+    runtime.java.lang.System.gc()
+    jvm = int(runtime.java.lang.ProcessHandle.current().pid())
+    sizes = []
+    for process in (os.getpid(), jvm):
+        status = Path(f"/proc/{process}/status").read_text()
+        sizes.append(int(status.partition("RssAnon:")[2].split()[0]))
+    return sum(sizes) / 1024

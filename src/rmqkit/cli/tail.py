@@ -1,0 +1,125 @@
+"""``rmq tail TOPIC``: messages as they are stored, one a line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import string
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from rmqkit.admin.sending import Stop
+from rmqkit.admin.tail import TOOLS_GROUP, Start, Tail, Wanted
+from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS
+from rmqkit.cli.admin.message import shown
+from rmqkit.cli.connected import client_settings, note, run, runtime_for
+from rmqkit.cli.printing import time_text
+from rmqkit.cli.signatures import with_options
+from rmqkit.cli.times import time_ms
+from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.settings import PullConsumerSettings
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.properties import own_properties
+
+__all__ = ["app"]
+
+app = typer.Typer(name="tail", add_completion=False)
+
+_FORMAT = "{time} {queue}@{offset} {tags} {keys} {body}"
+_FIELDS = ("time", "queue", "offset", "tags", "keys", "body", "topic", "id", "born", "properties")
+_OFFSET_DIGITS_MAX = 12
+"""A number with more digits is a time in ms."""
+
+
+@app.command()
+@with_options(COMMON)
+def tail(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=LIVE_TOPICS)],
+    begin: Annotated[
+        str, typer.Option("--from", metavar="PLACE", help="end, beginning, a time (ISO, ms), or an offset.")
+    ] = "end",
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many messages.", show_default=False)] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--for", metavar="SECONDS", min=0, help="End after so long.", show_default=False)
+    ] = None,
+    tags: Annotated[str, typer.Option(help='Only with these tags: "a || b".', show_default=False)] = "*",
+    sql: Annotated[str | None, typer.Option(help="Only what this SQL92 selects.", show_default=False)] = None,
+    keys: Annotated[list[str] | None, typer.Option("--key", help="Only with this key or id; repeatable.")] = None,
+    queues: Annotated[
+        list[str] | None, typer.Option("--queue", metavar="[BROKER:]ID", help="Only of this queue; repeatable.")
+    ] = None,
+    line_format: Annotated[str, typer.Option("--format", help=f"A line, of {', '.join(_FIELDS)}.")] = _FORMAT,
+    group: Annotated[str, typer.Option(help="Group that pulls; it gets no offsets.")] = TOOLS_GROUP,
+    **options: Any,
+) -> None:
+    """Show messages as they are stored, until Ctrl-C; nothing is left at the brokers, and no consumer is disturbed."""
+    if sql is not None and tags != "*":
+        raise typer.BadParameter("--tags and --sql exclude each other: write TAGS into the SQL92 text")
+    _check_format(line_format)
+    wanted = Wanted(sql or tags, "TAG" if sql is None else "SQL92", keys or (), queues or ())
+    start, as_json = _start(begin), options["as_json"]
+
+    async def work(stop: Stop) -> None:
+        left = count
+        settings = client_settings(PullConsumerSettings, options)
+        with contextlib.suppress(TimeoutError):
+            async with (
+                runtime_for(topic, options) as runtime,
+                PullConsumer(group, settings=settings, runtime=runtime) as consumer,
+                Tail(consumer, topic, start, wanted, note) as messages,
+                asyncio.timeout(seconds),
+            ):
+                while left is None or left > 0:
+                    some = (await messages.next())[:left]
+                    left = None if left is None else left - len(some)
+                    print(
+                        "\n".join(_json_line(one) if as_json else _line(line_format, one) for one in some), flush=True
+                    )
+
+    run(work)
+
+
+def _start(text: str) -> Start:
+    if text == "end":
+        return Start()
+    if text == "beginning":
+        return Start(offset=0)
+    if text.isdecimal() and len(text) <= _OFFSET_DIGITS_MAX:
+        return Start(offset=int(text))
+    return Start(time_ms=time_ms(text))
+
+
+def _check_format(text: str) -> None:
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+        unknown = names.difference(_FIELDS)
+    except ValueError as error:
+        raise typer.BadParameter(f"--format {text!r}: {error}") from None
+    if unknown:
+        raise typer.BadParameter(f"--format has no {{{min(unknown)}}}: there are {', '.join(_FIELDS)}")
+
+
+def _json_line(message: ReceivedMessage) -> str:
+    return msgspec.json.encode(shown(message)).decode()
+
+
+def _line(text: str, message: ReceivedMessage) -> str:
+    return text.format(
+        time=time_text(message.store_timestamp),
+        queue=f"{message.broker_name}:{message.queue_id}",
+        offset=message.queue_offset,
+        tags=_in_line(message.tags or "-"),
+        keys=_in_line(" ".join(message.keys) or "-"),
+        body=_in_line(message.body.decode("utf-8", "backslashreplace")),
+        topic=message.topic,
+        id=_in_line(message.msg_id),
+        born=time_text(message.born_timestamp),
+        properties=_in_line(" ".join(f"{name}={value}" for name, value in own_properties(message.properties).items())),
+    )
+
+
+def _in_line(text: str) -> str:
+    """A text without what would end the line or move the cursor of a terminal."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

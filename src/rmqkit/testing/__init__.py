@@ -1,0 +1,25 @@
+"""Servers, a clock and faults for tests, and the pytest plugin over them (`rmqkit.testing.plugin`).
+
+The names are loaded when they are first touched: pytest imports this package at its start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rmqkit.testing.chaos import Chaos as Chaos
+    from rmqkit.testing.clock import StandingClock as StandingClock
+    from rmqkit.testing.clock import VirtualClock as VirtualClock
+    from rmqkit.testing.cluster import LocalBroker as LocalBroker
+    from rmqkit.testing.cluster import LocalCluster as LocalCluster
+
+__all__ = ["Chaos", "LocalBroker", "LocalCluster", "StandingClock", "VirtualClock"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'rmqkit.testing' has no attribute {name!r}")
+    home = "cluster" if name.startswith("Local") else "chaos" if name == "Chaos" else "clock"
+    return getattr(importlib.import_module(f"rmqkit.testing.{home}"), name)

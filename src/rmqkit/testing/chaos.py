@@ -1,0 +1,207 @@
+"""Chaos dials: a broker that behaves as brokers do on bad days, as often as a test says.
+
+===================  ==================================================================================================
+dial                 what happens
+===================  ==================================================================================================
+``duplicate``        share of pulls that begin up to 8 messages earlier, a tenth of a second later: what was delivered
+                     comes once more. No message is repeated twice to a group, so that a consumer comes to an end.
+``delay``            seconds: every request waits for a random time up to this one before it is handled. Requests of
+                     one connection may overtake each other, as they do in a broker's thread pools.
+``flush_timeout``    share of sends that are stored and answered FLUSH_DISK_TIMEOUT.
+``busy``             share of sends that are not stored and answered SYSTEM_BUSY.
+``disconnect``       share of requests at which the connection is cut: half of them before the request is handled,
+                     half after it, when the answer is lost.
+``rebalance_every``  seconds between two rounds that tell all members of all groups that the members changed.
+===================  ==================================================================================================
+
+Sends are SEND_MESSAGE in its three forms. Name servers and what the broker itself asks are left alone; slaves meet all
+of it when they ask their master. The seed fixes the dice; which request meets which throw is up to the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TypedDict, Unpack, cast
+
+from msgspec.structs import replace
+
+from rmqkit.broker.clients import ClientTable
+from rmqkit.errors import HeaderError, SettingsError
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request
+from rmqkit.protocol.frame import Frame
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.headers.pull import PullMessageRequest
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import Dispatch
+
+__all__ = ["Chaos", "ChaosDispatch", "Dials"]
+
+_SENDS = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+_PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+_REPEATED_MAX = 8
+_REPEAT_SECONDS = 0.1
+"""A client that still handles a message leaves out what is the same: time to come to an end with it."""
+_BUSY = "[CHAOS]broker busy, start flow control for a while"
+
+
+class Dials(TypedDict, total=False):
+    """Where the dials stand; those not named stand at nothing. ``seed``: without it one of chance."""
+
+    duplicate: float
+    delay: float
+    flush_timeout: float
+    busy: float
+    disconnect: float
+    rebalance_every: float
+    seed: int
+
+
+_SHARES = ("duplicate", "flush_timeout", "busy", "disconnect")
+_SECONDS = ("delay", "rebalance_every")
+
+
+class Chaos:
+    """One setting of the dials.
+
+    Raises SettingsError: a share is not between 0 and 1, a time is negative, or there is no such dial.
+
+    Attributes:
+        happened: how often each dial did something.
+        seed: repeats the throws.
+    """
+
+    def __init__(self, **dials: Unpack[Dials]) -> None:
+        given = cast("dict[str, float]", dials)
+        for name, share in given.items():
+            if name not in Dials.__annotations__:
+                raise SettingsError(f"chaos: there is no dial {name}: there are {', '.join(Dials.__annotations__)}")
+            if name in _SHARES and not 0 <= share <= 1:
+                raise SettingsError(f"chaos: {name} is {share}: it is a share, give 0 to 1")
+            if name in _SECONDS and share < 0:
+                raise SettingsError(f"chaos: {name} is {share}: it is seconds, give 0 or more")
+        self.dials = {name: given[name] for name in (*_SHARES, *_SECONDS) if given.get(name)}
+        self.seed = dials.get("seed", random.SystemRandom().getrandbits(32))
+        self.happened: Counter[str] = Counter()
+        self._dice = random.Random(self.seed)
+        self._repeated: dict[tuple[str, str, int], int] = {}
+
+    def __str__(self) -> str:
+        told = "".join(f"{name}={value:g}, " for name, value in self.dials.items())
+        happened = ", ".join(f"{count} {name}" for name, count in sorted(self.happened.items())) or "nothing yet"
+        return f"chaos({told}seed={self.seed}) did {happened}"
+
+    def falls(self, dial: str) -> bool:
+        """Throw for a dial that is a share; count it when it falls."""
+        share = self.dials.get(dial, 0.0)
+        if not share or self._dice.random() >= share:
+            return False
+        self.happened[dial] += 1
+        return True
+
+    def is_heads(self) -> bool:
+        return self._dice.random() < 0.5
+
+    def pause_seconds(self) -> float:
+        if "delay" not in self.dials:
+            return 0.0
+        self.happened["delay"] += 1
+        return self._dice.uniform(0, self.dials["delay"])
+
+    def earlier(self, pull: PullMessageRequest) -> int:
+        """Where a pull begins instead: up to 8 messages earlier, never before what was repeated already."""
+        place = (pull.consumer_group, pull.topic, pull.queue_id)
+        begin = max(pull.queue_offset - self._dice.randint(1, _REPEATED_MAX), self._repeated.get(place, 0))
+        if begin >= pull.queue_offset or not self.falls("duplicate"):
+            return pull.queue_offset
+        self._repeated[place] = pull.queue_offset
+        return begin
+
+
+class ChaosDispatch(Dispatch):
+    """A dispatch with dials before it; as any other while they stand at nothing. Loop only."""
+
+    def __init__(self, refusal: Callable[[Command], str | None] | None = None) -> None:
+        super().__init__(refusal)
+        self.clients: ClientTable | None = None
+        self._chaos: Chaos | None = None
+        self._round: asyncio.TimerHandle | None = None
+
+    def turn(self, chaos: Chaos | None) -> None:
+        """Set the dials, or none."""
+        self._chaos = chaos if chaos is not None and chaos.dials else None
+        if self._round is not None:
+            self._round.cancel()
+            self._round = None
+        if self._chaos is not None and (seconds := self._chaos.dials.get("rebalance_every")):
+            self._round = asyncio.get_running_loop().call_later(seconds, self._tell_members, self._chaos)
+
+    async def close(self) -> None:
+        self.turn(None)
+        await super().close()
+
+    def unanswered(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
+        return frames if self._chaos is not None else super().unanswered(connection, frames)
+
+    def handle(self, connection: Connection, command: Command) -> None:
+        chaos = self._chaos
+        if chaos is None:
+            super().handle(connection, command)
+        elif chaos.falls("disconnect"):
+            if chaos.is_heads():
+                super().handle(connection, command)
+            connection.abort()
+        elif command.code in _SENDS and chaos.falls("busy"):
+            if not command.is_one_way:
+                connection.send(reply(command, ResponseCode.SYSTEM_BUSY, _BUSY))
+        else:
+            pause_seconds, pull = chaos.pause_seconds(), _begun_earlier(chaos, command)
+            if pull is not None:
+                command, pause_seconds = pull, pause_seconds + _REPEAT_SECONDS
+            elif command.code in _SENDS and chaos.falls("flush_timeout"):
+                connection = cast("Connection", _Doubtful(connection))
+            if pause_seconds:
+                asyncio.get_running_loop().call_later(pause_seconds, super().handle, connection, command)
+            else:
+                super().handle(connection, command)
+
+    def _tell_members(self, chaos: Chaos) -> None:
+        groups = {} if self.clients is None else self.clients.all_consumers
+        for name, group in groups.items():
+            for connection in group.members:
+                header = ConsumerGroupRequest(consumer_group=name)
+                connection.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True))
+                chaos.happened["rebalance"] += 1
+        self.turn(chaos)
+
+
+class _Doubtful:
+    """A connection on which what is stored is answered FLUSH_DISK_TIMEOUT."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+    def send(self, answer: Command) -> None:
+        if answer.code == ResponseCode.SUCCESS:
+            answer.code = ResponseCode.FLUSH_DISK_TIMEOUT
+        self._connection.send(answer)
+
+
+def _begun_earlier(chaos: Chaos, command: Command) -> Command | None:
+    """The pull that is made of one for which the duplicates fall."""
+    if command.code not in _PULLS or "duplicate" not in chaos.dials:
+        return None
+    try:
+        pull = decode_header(command, PullMessageRequest)
+    except HeaderError:
+        return None  # the handler says what is wrong with it
+    begin = chaos.earlier(pull)
+    if begin == pull.queue_offset:
+        return None
+    return replace(command, fields={**decode_fields(command), "queueOffset": str(begin)})

@@ -1,0 +1,254 @@
+"""Servers inside the process of a test: a name server, brokers, their slaves, on free ports over a temporary store.
+
+One thread with one event loop runs all servers of a cluster, so clients in the test's own thread or loop, and those of
+other processes and languages, meet real servers on real ports. It leaves nothing behind: no thread, no port, no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Self, TypeVar, Unpack
+
+from rmqkit.broker.parts import Parts
+from rmqkit.broker.server import Broker
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.errors import SettingsError
+from rmqkit.namesrv.server import KV_FILE, NameServer
+from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.protocol.bodies.topics import TopicConfig
+from rmqkit.protocol.command import Command
+from rmqkit.settings import load
+from rmqkit.store.settings import StoreSettings
+from rmqkit.testing.asserts import Asserts
+from rmqkit.testing.chaos import Chaos, ChaosDispatch, Dials
+from rmqkit.testing.clock import LoopThread, VirtualClock
+
+__all__ = ["LocalBroker", "LocalCluster"]
+
+T = TypeVar("T")
+
+_HOST = "127.0.0.1"
+_SOURCE = "a LocalCluster's settings"
+_OWN = {
+    "bindAddress": _HOST,
+    "brokerIP1": _HOST,
+    "listenPort": 0,
+    "mappedFileSizeCommitLog": 64 << 20,
+    "mappedFileSizeConsumeQueue": 200_000,
+    "maxHashSlotNum": 10_000,
+    "maxIndexNum": 40_000,
+    "diskMaxUsedSpaceRatio": 95,
+}
+"""What a broker is told unless a test says otherwise; the files are sparse."""
+
+
+class LocalBroker:
+    """One broker of a `LocalCluster`.
+
+    Attributes:
+        name, is_slave: a master and its slaves have one name.
+        dials: the last setting of its chaos dials.
+        store_root: what it stores; there from its first start until the cluster is closed.
+    """
+
+    def __init__(self, cluster: LocalCluster, **settings: object) -> None:
+        texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
+        loaded = load([BrokerSettings, StoreSettings], texts, source=_SOURCE)
+        for key, nearest in loaded.unknown:
+            raise SettingsError(f"{_SOURCE}: {key} is unknown{f'; did you mean {nearest}?' if nearest else ''}")
+        self._settings, self._store_settings = loaded.values
+        self._cluster = cluster
+        self._broker: Broker | None = None
+        self._dispatches: list[ChaosDispatch] = []
+        self._ports = contextlib.ExitStack()
+        self.name: str = self._settings.broker_name
+        self.is_slave: bool = self._settings.broker_id > 0
+        self.dials = Chaos()
+        self.store_root = Path()
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it, as ``host:port``; empty while it is stopped."""
+        return "" if self._broker is None else self._broker.address
+
+    @property
+    def parts(self) -> Parts | None:
+        """What it is made of, to be touched in `LocalCluster.look`; None while it is stopped."""
+        return None if self._broker is None else self._broker.parts
+
+    def start(self) -> None:
+        """Start it, after `stop` on the port it had, over what it has stored.
+        Raises StoreError, ListenFailed: as `rmqkit.broker.server.Broker`."""
+        self._cluster.run(self._start)
+
+    def stop(self) -> None:
+        """Stop it in order; nothing happens when it is stopped."""
+        self._cluster.run(self._stop)
+
+    def chaos(self, **dials: Unpack[Dials]) -> Chaos:
+        """Set this broker's dials; see `LocalCluster.chaos`."""
+        chaos = Chaos(**dials)
+        self._cluster.look(partial(self.turn, chaos))
+        return chaos
+
+    def turn(self, chaos: Chaos) -> None:
+        """Take a setting of the dials; on the loop."""
+        self.dials = chaos
+        for dispatch in self._dispatches:
+            dispatch.turn(chaos)
+
+    async def _start(self) -> None:
+        assert self._broker is None, f"{self.name} runs"
+        settings, cluster = self._settings, self._cluster
+        if not settings.listen_port:
+            settings.listen_port = _hold_ports(self._ports)
+        settings.namesrv_addr = cluster.name_server
+        self.store_root = cluster.folder / f"{self.name}-{settings.broker_id}"
+        self._dispatches.clear()
+        broker = Broker(
+            settings, self._store_settings, self.store_root, clock=cluster.clock, dispatch=self._new_dispatch
+        )
+        await broker.start()
+        self._broker = broker
+        for dispatch in self._dispatches:
+            dispatch.clients = broker.parts.clients
+        self.turn(self.dials)
+
+    def close(self) -> None:
+        """Stop it and give up its ports; it cannot be started again."""
+        self.stop()
+        self._ports.close()
+
+    async def _stop(self) -> None:
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            await broker.stop()
+
+    def _new_dispatch(self, refusal: Callable[[Command], str | None] | None) -> ChaosDispatch:
+        self._dispatches.append(ChaosDispatch(refusal))
+        return self._dispatches[-1]
+
+
+class LocalCluster(Asserts):
+    """A name server and brokers::
+
+        with LocalCluster(brokers=2, slaves=1, settings={"autoCreateTopicEnable": False}) as cluster:
+            producer = sync.Producer("orders", cluster.name_server)
+
+    Args:
+        brokers: masters, each with a name of its own.
+        slaves: of each of them.
+        settings: of all brokers, by the keys of a ``broker.conf``.
+    Raises SettingsError: a setting is unknown or not legal.
+
+    Attributes:
+        name_server: where clients find it, as ``host:port``.
+        brokers, slaves: in the order of their names.
+        clock: the servers' time.
+    """
+
+    def __init__(self, *, brokers: int = 1, slaves: int = 0, settings: Mapping[str, object] | None = None) -> None:
+        self._stack = contextlib.ExitStack()
+        masters = [{**_OWN, **(settings or {}), "brokerName": f"broker-{number}"} for number in range(brokers)]
+        self.brokers = [LocalBroker(self, **own) for own in masters]
+        self.slaves = [
+            LocalBroker(self, **{**own, "brokerRole": "SLAVE", "brokerId": number})
+            for own in masters
+            for number in range(1, slaves + 1)
+        ]
+        self.name_server = ""
+        self.folder = Path()
+
+    def start(self) -> Self:
+        """Start all; brokers are registered when this returns. Raises as `LocalBroker.start`: all is stopped then."""
+        with contextlib.ExitStack() as stack:
+            folder = tempfile.TemporaryDirectory(prefix="rmqkit-", ignore_cleanup_errors=True)
+            self.folder = Path(stack.enter_context(folder))
+            self._thread = LoopThread("rmqkit servers")
+            stack.callback(self._thread.close)
+            self.clock = VirtualClock(self._thread)
+            kv = str(self.folder / KV_FILE)
+            settings = NamesrvSettings(listen_port=0, bind_address=_HOST, kv_config_path=kv)
+
+            async def start_name_server() -> NameServer:
+                name_server = NameServer(settings, self.clock)
+                await name_server.start()
+                return name_server
+
+            name_server = self.run(start_name_server)
+            stack.callback(self.run, name_server.stop)
+            self.name_server = name_server.address
+            for broker in (*self.brokers, *self.slaves):
+                stack.callback(broker.close)
+                broker.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def close(self) -> None:
+        """Stop all and remove what is stored."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def create_topic(self, topic: str, *, queues: int = 4) -> None:
+        """Create a topic on every master, or give it another number of queues; routes know of it at once."""
+
+        async def create() -> None:
+            for parts in self.masters():
+                parts.topics.put(TopicConfig(topic, queues, queues))
+                await parts.told()
+
+        self.run(create)
+
+    def chaos(self, **dials: Unpack[Dials]) -> Chaos:
+        """Set the dials of all brokers; `rmqkit.testing.chaos` says what each does. Without any all is calm again.
+        Raises SettingsError: a share is not between 0 and 1, or a time is negative."""
+        chaos = Chaos(**dials)
+        for broker in (*self.brokers, *self.slaves):
+            self.look(partial(broker.turn, chaos))
+        return chaos
+
+    def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Call a coroutine function on the servers' loop and wait for it."""
+        return self._thread.run(work)
+
+    def look(self, work: Callable[[], T]) -> T:
+        """Call a function on the servers' loop, where their parts may be touched."""
+
+        async def on_loop() -> T:
+            return work()
+
+        return self.run(on_loop)
+
+    def masters(self) -> list[Parts]:
+        """What the running masters are made of; to be touched on their loop."""
+        return [broker.parts for broker in self.brokers if broker.parts is not None]
+
+
+def _hold_ports(stack: contextlib.ExitStack) -> int:
+    """A broker's port that is free with the ones that it opens beside it: VIP, two below, and HA, one above.
+
+    Sockets that are bound and do not listen keep all of them from being given to a connection while the broker is
+    stopped; it may bind them over these."""
+    while True:
+        with contextlib.ExitStack() as held:
+            port = 0
+            try:
+                for step in (0, -2, 1):
+                    holder = held.enter_context(socket.socket())
+                    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    holder.bind((_HOST, port and port + step))
+                    port = port or holder.getsockname()[1]
+            except OSError:
+                continue
+            stack.push(held.pop_all())
+            return port

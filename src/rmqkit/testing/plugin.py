@@ -1,0 +1,166 @@
+"""The pytest plugin: brokers in tests, ready in a blink.
+
+===================  ==================================================================================================
+fixture              what it is
+===================  ==================================================================================================
+``rmq_broker``       a `LocalCluster` of a name server and one broker
+``rmq_cluster``      the same with two brokers, or as many as the marker says
+``rmq_clock``        its `VirtualClock`
+``rmq_topic``        the name of a topic of the test's own, with 4 queues on each broker
+``rmq_group``        the name of a consumer group of the test's own
+``rmq_producer``     a producer: `rmqkit.sync.Producer`, started; in an ``async def`` test `rmqkit.Producer`, to be
+                     entered with ``async with``
+``rmq_consumer``     a member of ``rmq_group``, in the same two shapes: `rmqkit.sync.PushConsumer` or
+                     `rmqkit.PushConsumer`; it begins at the first message and saves offsets every 50 ms
+===================  ==================================================================================================
+
+The marker ``rmq(fresh=True, brokers=2, slaves=1, settings={"flushDiskType": "SYNC_FLUSH"})`` says what a test needs.
+Ini option ``rmq_broker``: ``fresh`` gives each test its own, ``shared`` one to all tests that need nothing special;
+they keep apart there by ``rmq_topic`` and ``rmq_group``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from rmqkit import Producer, PushConsumer, sync
+    from rmqkit.testing.clock import VirtualClock
+    from rmqkit.testing.cluster import LocalCluster
+
+_SHARED = pytest.StashKey["LocalCluster"]()
+_MARKER = "rmq(fresh=False, brokers=1, slaves=0, settings={}): what the test's rmq_broker or rmq_cluster is"
+_NAME_CHARACTERS_MAX = 90
+_NOT_LEGAL = re.compile(r"[^a-zA-Z0-9_-]+")
+_numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    # pytest rewrites the asserts of a plugin's whole distribution. Here that would be the broker's and the clients':
+    # their import would take twice as long, and they would run slower than they do.
+    getattr(pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("rmqkit")
+    parser.addini("rmq_broker", "fresh: each test has its own broker; shared: one for all", default="fresh")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARKER)
+    if (mode := config.getini("rmq_broker")) not in ("fresh", "shared"):
+        raise pytest.UsageError(f"ini option rmq_broker is {mode!r}: give fresh or shared")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _SHARED in config.stash:
+        config.stash[_SHARED].close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the seed of a failure's chaos."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("rmq_broker")
+    if report.failed and report.when == "call" and cluster is not None:
+        told = dict.fromkeys(str(broker.dials) for broker in cluster.brokers if broker.dials.dials)
+        if told:
+            report.sections.append(("rmq chaos", "\n".join(told)))
+    return report
+
+
+@pytest.fixture
+def rmq_broker(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    """A name server and a broker."""
+    from rmqkit.testing.cluster import LocalCluster
+
+    wanted = _wanted(request)
+    is_fresh = request.config.getini("rmq_broker") == "fresh" or "rmq_clock" in request.fixturenames
+    if wanted.pop("fresh", is_fresh) or wanted:
+        with LocalCluster(**wanted) as cluster:
+            yield cluster
+        return
+    stash = request.config.stash
+    if _SHARED not in stash:
+        stash[_SHARED] = LocalCluster().start()
+    yield stash[_SHARED]
+    stash[_SHARED].chaos()
+
+
+@pytest.fixture
+def rmq_cluster(rmq_broker: LocalCluster) -> LocalCluster:
+    """A name server and several brokers."""
+    return rmq_broker
+
+
+@pytest.fixture
+def rmq_clock(rmq_broker: LocalCluster) -> VirtualClock:
+    """The servers' time."""
+    return rmq_broker.clock
+
+
+@pytest.fixture
+def rmq_topic(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> str:
+    """A topic of the test's own."""
+    name = _own_name(request)
+    rmq_broker.create_topic(name)
+    return name
+
+
+@pytest.fixture
+def rmq_group(request: pytest.FixtureRequest) -> str:
+    """A name for a consumer group of the test's own."""
+    return _own_name(request)
+
+
+@pytest.fixture
+def rmq_producer(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> Iterator[Producer | sync.Producer]:
+    """A producer: started and blocking, or in an ``async def`` test to be entered."""
+    import rmqkit
+
+    group = f"{_own_name(request)}-producer"
+    if _is_async(request):
+        yield rmqkit.Producer(group, rmq_broker.name_server)
+    else:
+        with rmqkit.sync.Producer(group, rmq_broker.name_server) as producer:
+            yield producer
+
+
+@pytest.fixture
+def rmq_consumer(
+    request: pytest.FixtureRequest, rmq_broker: LocalCluster, rmq_group: str
+) -> Iterator[PushConsumer | sync.PushConsumer]:
+    """A member of ``rmq_group``: started and blocking, or in an ``async def`` test to be entered."""
+    import rmqkit
+
+    settings = rmqkit.PushConsumerSettings(
+        start_from=rmqkit.StartFrom.FIRST_OFFSET, persist_interval_ms=50, take_over_pause_ms=0, drain_ms=5000
+    )
+    if _is_async(request):
+        yield rmqkit.PushConsumer(rmq_group, rmq_broker.name_server, settings=settings)
+    else:
+        with rmqkit.sync.PushConsumer(rmq_group, rmq_broker.name_server, settings=settings) as consumer:
+            yield consumer
+
+
+def _wanted(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the markers of a test and its fixtures ask for; the nearest marker wins."""
+    wanted: dict[str, Any] = {"brokers": 2} if "rmq_cluster" in request.fixturenames else {}
+    for marker in reversed(list(request.node.iter_markers("rmq"))):
+        if marker.args or marker.kwargs.keys() - {"fresh", "brokers", "slaves", "settings"}:
+            given = ", ".join((*map(repr, marker.args), *(f"{key}={value!r}" for key, value in marker.kwargs.items())))
+            pytest.fail(f"the marker is rmq({given}): it has to be {_MARKER}", pytrace=False)
+        wanted |= marker.kwargs
+    return wanted
+
+
+def _own_name(request: pytest.FixtureRequest) -> str:
+    """A name that no other test has, legal for topics and groups."""
+    words = _NOT_LEGAL.sub("-", request.node.name)[:_NAME_CHARACTERS_MAX].strip("-")
+    return f"{words}-{next(_numbers)}"
+
+
+def _is_async(request: pytest.FixtureRequest) -> bool:
+    return inspect.iscoroutinefunction(request.function)

@@ -1,0 +1,22 @@
+"""The bench of POP measures ours and another broker under the same loads, and leaves nothing unacknowledged."""
+
+from __future__ import annotations
+
+from rmqkit.cli import pop_figures
+from rmqkit.cli.served import serve_standalone
+
+
+def test_bench_pop_tells_of_both_brokers() -> None:
+    said: list[str] = []
+    with serve_standalone() as (name_servers, pid):
+        rows = pop_figures.measure(
+            name_servers=name_servers, pid=pid, messages=320, body_bytes=100, rounds=1, tell=said.append
+        )
+    assert [row["broker"] for row in rows] == ["ours", "other"] * 4
+    *loads, ours, other = rows
+    assert all(row["broker_cpu_us"] > 0 and row["messages_per_second"] > 0 for row in loads)
+    ratios = [row["per_cpu_second_to_other"] for row in loads[::2]]
+    costs = [row["broker_cpu_us"] for row in loads]
+    assert ratios == [round(b / a, 2) for a, b in zip(costs[::2], costs[1::2], strict=True)]
+    assert all(row["p50_ms"] <= row["p99_ms"] for row in (ours, other))
+    assert len(said) == 3 * 3 * 2, "two rounds to warm up, one that counts"

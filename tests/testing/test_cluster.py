@@ -1,0 +1,131 @@
+"""Clusters of the fixtures: slaves, restarts, settings, time, and that nothing is left of a hundred."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rmqkit import Message, SettingsError, sync
+from rmqkit.remoting.address import split_address
+from rmqkit.testing import LocalCluster
+from tests.interop.server_process import wait_until
+from tests.waiting import SECONDS
+
+BROKERS, AT_A_TIME = 100, 8
+GROWTH_MIB_MAX = 40
+
+
+@pytest.mark.rmq(brokers=2, slaves=1, settings={"defaultTopicQueueNums": 2, "slaveReadEnable": True})
+def test_a_marker_says_how_many_brokers_and_slaves(rmq_cluster, rmq_topic, rmq_producer):
+    assert [(one.name, one.is_slave) for one in (*rmq_cluster.brokers, *rmq_cluster.slaves)] == [
+        ("broker-0", False),
+        ("broker-1", False),
+        ("broker-0", True),
+        ("broker-1", True),
+    ]
+    for number in range(8):
+        rmq_producer.send(Message(topic=rmq_topic, body=b"%d" % number))
+    for master, slave in zip(rmq_cluster.brokers, rmq_cluster.slaves, strict=True):
+        ends = partial(end_of_log, rmq_cluster, slave), end_of_log(rmq_cluster, master)
+        assert ends[1] > 0
+        wait_until(lambda ends=ends: ends[0]() == ends[1], SECONDS, "the copy")
+    rmq_cluster.brokers[0].stop()
+    assert rmq_cluster.brokers[0].address == "" and len(rmq_cluster.look(rmq_cluster.masters)) == 1
+
+
+def test_a_broker_comes_back_on_its_port_with_its_messages(
+    rmq_broker, rmq_topic, rmq_group, rmq_consumer, rmq_producer
+):
+    broker, seen = rmq_broker.brokers[0], []
+    rmq_producer.send(Message(topic=rmq_topic, body=b"1"))
+    address = broker.address
+    broker.stop()
+    broker.stop()
+    broker.start()
+    assert broker.address == address
+    rmq_consumer.subscribe(rmq_topic, handler=lambda message: seen.append(message.body))
+    rmq_broker.assert_consumed(rmq_group, rmq_topic, count=1)
+    assert seen == [b"1"]
+
+
+def test_nobody_else_gets_the_ports_of_a_broker_that_is_stopped(rmq_broker):
+    broker = rmq_broker.brokers[0]
+    host, port = split_address(broker.address)
+    broker.stop()
+    for taken in (port - 2, port, port + 1):
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, taken))
+    broker.start()
+    assert broker.address == f"{host}:{port}"
+
+
+def test_time_passes_for_servers_and_not_for_clients(rmq_broker, rmq_clock, rmq_topic, rmq_group, rmq_consumer):
+    rmq_consumer.subscribe(rmq_topic, handler=lambda message: None)
+    wait_until(lambda: rmq_broker.look(lambda: members(rmq_broker, rmq_group)), SECONDS, "a member")
+    before_ms, liveness_ms = rmq_clock.now_ms(), rmq_clock.monotonic_ms()
+    connections = rmq_broker.look(lambda: members(rmq_broker, rmq_group))
+    rmq_clock.advance(days=1, hours=2, minutes=3, seconds=4, milliseconds=5)
+    passed_ms = ((26 * 60 + 3) * 60 + 4) * 1000 + 5
+    assert 0 <= rmq_clock.now_ms() - before_ms - passed_ms < SECONDS * 1000
+    assert rmq_clock.monotonic_ms() - liveness_ms < SECONDS * 1000
+    assert rmq_broker.look(lambda: members(rmq_broker, rmq_group)) == connections
+    with sync.Producer("p", rmq_broker.name_server) as producer:
+        result = producer.send(Message(topic=rmq_topic, body=b"1"))
+        stored = rmq_broker.look(
+            lambda: rmq_broker.masters()[0].store.store_time_at(rmq_topic, result.queue.queue_id, 0)
+        )
+    assert stored >= before_ms + passed_ms
+    rmq_broker.assert_consumed(rmq_group, rmq_topic, count=1)
+    with pytest.raises(SettingsError, match=r"^the clock cannot go back by 60 s: give a time that passes$"):
+        rmq_clock.advance(minutes=-1)
+
+
+def end_of_log(cluster, broker):
+    return cluster.look(lambda: broker.parts.store.max_physical_offset)
+
+
+def members(cluster, group):
+    return [*getattr(cluster.masters()[0].clients.all_consumers.get(group), "members", ())]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"autoCreateTopics": True}, "settings: autoCreateTopics is unknown; did you mean autoCreateTopicEnable?"),
+        ({"brokerPermission": 9}, "brokerPermission"),
+    ],
+)
+def test_settings_are_those_of_a_broker_file(settings, text):
+    with pytest.raises(SettingsError, match=text):
+        LocalCluster(settings=settings)
+
+
+def test_nothing_is_left_of_a_hundred_brokers():
+    def send_one(number):
+        with LocalCluster() as cluster:
+            with sync.Producer("p", cluster.name_server) as producer:
+                producer.send(Message(topic="T", body=b"%d" % number))
+            return cluster.look(lambda: cluster.masters()[0].store.queue_ends()), cluster.brokers[0].store_root
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        list(pool.map(send_one, range(AT_A_TIME)))
+        before = left()
+        results = list(pool.map(send_one, range(BROKERS)))
+        after = left()
+    assert all(sum(ends.values()) == 1 for ends, _ in results)
+    assert not any(root.exists() for _, root in results)
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] < GROWTH_MIB_MAX
+
+
+def left():
+    """Threads, open files and MiB of memory of this process."""
+    gc.collect()
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return threading.active_count(), len([*Path("/proc/self/fd").iterdir()]), int(status["RssAnon"].split()[0]) / 1024
