@@ -1,13 +1,56 @@
-"""What every test run reports besides pass and fail: the seconds each test file took.
+"""What every run reports besides pass and fail, the seconds of each file and folder, and how two processes share tests.
 
-Set-up and tear-down count, so a session-wide fixture shows up in the file that first asked for it.
+Set-up and tear-down count, so a session-wide fixture shows up in the file that first asked for it. With ``-n 2`` the
+tests of a file stay in one process, and so do all that share what is dear to start: Apache's servers, a Spark session.
 """
 
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's affair: Hypothesis's own deadline fails a test on a busy one.
+settings.register_profile("rmqkit", settings(deadline=None))
+settings.load_profile("rmqkit")
+
+TOGETHER = ("tests/interop/", "tests/spark/")
+
+CAPTURED_LINES = 20
 
 _seconds_per_file: Counter[str] = Counter()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several processes put what takes longest first: what is left at the end can then be shared out."""
+    if not hasattr(config, "workerinput"):
+        return
+    items.sort(key=lambda item: TOGETHER.index(group) if (group := _group(item.nodeid)) in TOGETHER else len(TOGETHER))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
+
+
+def _group(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Of what a failed test printed and logged the last lines: the rest hides why it failed."""
+    report = yield
+    report.sections = [(name, "\n".join(text.splitlines()[-CAPTURED_LINES:])) for name, text in report.sections]
+    return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -17,7 +60,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not _seconds_per_file:
         return
-    terminalreporter.section("seconds per file")
-    for file, seconds in _seconds_per_file.most_common():
-        terminalreporter.line(f"{seconds:8.2f}  {file}")
+    per_folder: Counter[str] = Counter()
+    for file, seconds in _seconds_per_file.items():
+        per_folder["/".join(file.split("/")[:2])] += seconds  # type: ignore[assignment]
+    for kind, seconds_per in (("file", _seconds_per_file), ("folder", per_folder)):
+        terminalreporter.section(f"seconds per {kind}")
+        for name, seconds in seconds_per.most_common():
+            terminalreporter.line(f"{seconds:8.2f}  {name}")
     terminalreporter.line(f"{sum(_seconds_per_file.values()):8.2f}  in all")

@@ -6,10 +6,23 @@ import enum
 from typing import Annotated
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Struct
 
 from rmqkit.errors import SettingsError
-from rmqkit.settings import Setting, load, parse_properties, read_properties, to_properties
+from rmqkit.settings import (
+    Configuration,
+    Given,
+    Setting,
+    given_by_file,
+    load,
+    parse_properties,
+    properties_line,
+    read_properties,
+    to_properties,
+    write_properties,
+)
 
 
 class Mode(enum.Enum):
@@ -88,3 +101,84 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "binary.conf").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match="not UTF-8"):
         read_properties(tmp_path / "binary.conf")
+
+
+# -- files that are changed, and settings that change while something runs
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "listenPort=5\nbrokerName=x=y\n"),
+        ("# mine\nlistenPort : 7 \n\n! end", "# mine\nlistenPort=5\n\n! end\nbrokerName=x=y\n"),
+        ("brokerName=a\\\n  b\nmode=SAFE\n", "brokerName=x=y\nmode=SAFE\nlistenPort=5\n"),
+        ("listenPort=1\r\nlistenPort=2\r\n", "listenPort=1\r\nlistenPort=5\nbrokerName=x=y\n"),
+    ],
+)
+def test_a_file_keeps_what_was_not_changed(tmp_path, before, after):
+    file = tmp_path / "conf" / "broker.conf"
+    if before:
+        file.parent.mkdir()
+        file.write_bytes(before.encode())
+        file.chmod(0o640)
+    write_properties(file, {"listenPort": "5", "brokerName": "x=y"})
+    assert file.read_bytes().decode() == after
+    assert {"listenPort": "5", "brokerName": "x=y"}.items() <= read_properties(file).items()
+    assert not before or file.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in file.parent.iterdir()] == ["broker.conf"]
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.text(st.characters(blacklist_categories=["Cs"])), max_size=3))
+def test_what_is_written_is_read_but_for_blanks_at_the_end(properties):
+    lines = "".join(properties_line(key, value) + "\n" for key, value in properties.items())
+    assert parse_properties(lines) == {key: value.rstrip() for key, value in properties.items()}
+
+
+def test_who_gave_a_value_is_in_its_error(tmp_path):
+    file = tmp_path / "broker.conf"
+    file.write_text("brokerName=\\\n  b\n\nlistenPort=x\n")
+    found = given_by_file(file)
+    assert found["brokerName"] == Given("b", f"{file}:1")
+    with pytest.raises(SettingsError, match=f"{file}:4: listenPort=x must be"):
+        Configuration.load([Example], found)
+
+
+class Live(Struct):
+    port: Annotated[int, Setting("listenPort", "port", low=0)] = 1
+    size: Annotated[int, Setting("size", "bytes", low=1, hot=True)] = 10
+    word: Annotated[str, Setting("word", "secret", hot=True, secret=True)] = ""
+
+
+def test_a_reload_changes_what_is_hot_and_names_the_rest():
+    configuration = Configuration.load([Live], {"size": Given("20", "f:1")})
+    (live,) = configuration.settings
+    told: list[list[str]] = []
+    configuration.listeners.append(told.append)
+    live.port = 7  # a server fills in what it found: no difference to the file
+    assert configuration.reload({"size": Given("20", "f:1")}) == ([], [])
+    assert configuration.reload({"size": Given("30", "f:1"), "listenPort": Given("2", "f:2")}) == (
+        ["size"],
+        ["listenPort"],
+    )
+    assert (live.size, live.port) == (30, 7)
+    assert configuration.reload({}) == (["size"], [])
+    assert live.size == 10
+    with pytest.raises(SettingsError):
+        configuration.reload({"word": Given("w", "f:1"), "size": Given("0", "f:2")})
+    assert (live.word, told) == ("", [["size"], ["size"]])
+
+
+def test_a_change_is_all_or_nothing_and_covers_secrets():
+    configuration = Configuration([Live()])
+    (live,) = configuration.settings
+    assert configuration.is_frozen(["size", "listenPort"])
+    assert not configuration.is_frozen(["size", "unknown"])
+    with pytest.raises(SettingsError, match="request: size=0 must be a whole number at least 1"):
+        configuration.change({"word": "w", "size": "0"})
+    assert live == Live()
+    configuration.change({"word": "w", "size": "3"})
+    assert live == Live(1, 3, "w")
+    assert configuration.texts() == {"listenPort": "1", "size": "3", "word": "***"}
+    described = {row.key: (row.source, row.default, row.bounds) for row in configuration.described()}
+    assert described["size"] == ("request", "10", "a whole number at least 1")
+    assert described["listenPort"] == ("default", "1", "a whole number at least 0")

@@ -78,7 +78,7 @@ class PowerCuts:
             again = Recorder(base)
             with quiet(self.bulk_from_bytes), again:
                 after = Work(base, self.settings, chance, again)
-                after.clock.now = before.clock.now + 10_000
+                after.clock.ms = before.clock.ms + 10_000
                 after._number = before._number + 1_000_000
                 after._saved = before._saved
                 _check_recovered(after, ledger, time)

@@ -26,9 +26,9 @@ from rmqkit.store.settings import FlushDiskType, StoreSettings
 from tests.broker.cluster import Cluster
 from tests.faults.refusals import BROKEN, NO_SPACE, READ_ONLY, RefusingDisk
 from tests.store.stores import message, opened, put_all, read_all, small_settings, tree
+from tests.waiting import SECONDS
 
 pytestmark = pytest.mark.faults
-DEADLINE_SECONDS = 20
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def wait_until(test: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + SECONDS
     while not test():
         assert time.monotonic() < deadline
         os.sched_yield()

@@ -19,7 +19,8 @@ from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_index import MessageIndex
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-from tests.store.stores import StepClock, copy_store, message, opened, put_all, read_all, small_settings
+from rmqkit.testing.clock import StandingClock
+from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 
 
 def quiet(**changes: Any) -> StoreSettings:
@@ -144,11 +145,11 @@ def test_units_of_entries_before_a_torn_address_stay(tmp_path: Path) -> None:
         consume_queue_file_bytes=2000,
         commit_log_file_bytes=8192,
     )
-    clock = StepClock()
+    clock = StandingClock()
     with opened(tmp_path / "s", settings, clock=clock) as store:
         for i in range(77):
             put_all(store, message(body=b"%d" % i + bytes(250), TAGS=f"t{i}"))
-            clock.now += 1000
+            clock.ms += 1000
         store._flusher.flush_log()
         store._flusher.flush_queues()  # entries of older log files are not made again
         left = crash(store, tmp_path / "left")
@@ -327,14 +328,14 @@ def test_blank_that_a_clean_start_takes_away_is_gone_on_the_disk_too(tmp_path: P
 
 
 def test_clock_set_back_does_not_make_unflushed_entries_count_as_flushed(tmp_path: Path) -> None:
-    clock = StepClock()
+    clock = StandingClock()
     with opened(tmp_path / "s", quiet(), clock=clock) as store:
         put_all(store, message(body=bytes(2500)))
-        clock.now += 10_000
+        clock.ms += 10_000
         put_all(store, message(body=bytes(200)))
         store._flusher.flush_log()
         store._flusher.flush_queues()
-        clock.now -= 5000  # still behind what the first file began with
+        clock.ms -= 5000  # still behind what the first file began with
         put_all(store, *(message(body=b"%d" % i + bytes(2500)) for i in range(3)))
         store._flusher.flush_log()
         left = crash(store, tmp_path / "left")

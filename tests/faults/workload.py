@@ -24,8 +24,9 @@ from rmqkit.store import commit_log, recovery
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.testing.clock import StandingClock
 from tests.faults.disk import Recorder
-from tests.store.stores import StepClock, message
+from tests.store.stores import message
 
 PLAIN = ["A", "B", "%RETRY%g", "SCHEDULE_TOPIC_XXXX"]
 BATCHED = "Batched"
@@ -93,7 +94,7 @@ class Work:
         self.base, self.settings, self.chance, self.recorder = base, settings, chance, recorder
         self.ledger = Ledger()
         self.epochs: list[tuple[int, Ledger]] = []
-        self.clock = StepClock()
+        self.clock = StandingClock()
         self.config = JsonFile(base / "store" / "config" / "numbers.json")
         self._disk_percent = 0
         self._number = 0
@@ -203,9 +204,9 @@ class Work:
         if result.status is PutStatus.OS_PAGE_CACHE_BUSY and self._has_pool:
             return None
         assert result.status is PutStatus.OK, result
-        self.clock.now += self.chance.choice([0, 0, 1, 50, 900, 2500])
+        self.clock.ms += self.chance.choice([0, 0, 1, 50, 900, 2500])
         if self.chance.random() < 0.01:  # somebody sets the clock
-            self.clock.now -= self.chance.choice([1, 4000, 60_000])
+            self.clock.ms -= self.chance.choice([1, 4000, 60_000])
         return result
 
     def put(self) -> None:

@@ -19,6 +19,7 @@ from rmqkit.protocol.command import Command, decode_command, decode_fields, deco
 from rmqkit.protocol.compression import Compression, decompress
 from rmqkit.protocol.fastjson import decode_as, dumps, loads
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
+from rmqkit.protocol.ha import Reports, frame_head, split_frames
 from rmqkit.protocol.headers.pull import PullMessageRequest
 from rmqkit.protocol.headers.send import SendMessageV2Request
 from rmqkit.protocol.message import read_messages
@@ -130,6 +131,25 @@ def fastjson(data: bytes) -> None:
         assert decode_as(dumps(typed), body_type) == typed
 
 
+def ha(data: bytes) -> None:
+    """Both directions of the HA link, in one piece and cut in two; frames survive being written again."""
+    at = data[0] % (len(data) + 1) if data else 0
+    try:
+        frames, used = split_frames(memoryview(data))
+    except FrameError:
+        pass
+    else:
+        assert b"".join(frame_head(offset, len(one)) + one for offset, one in frames) == data[:used]
+    whole, cut = Reports(), Reports()
+    try:
+        newest = whole.feed(data)
+        first = cut.feed(data[:at])
+        last = cut.feed(data[at:])
+    except FrameError:
+        return
+    assert newest == (first if last is None else last)
+
+
 def decompression(data: bytes) -> None:
     for compression in Compression:
         try:
@@ -167,5 +187,5 @@ def text(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (frame, json_header, binary_header, properties, record, batch, fastjson, decompression, text)
+    for target in (frame, json_header, binary_header, properties, record, batch, fastjson, ha, decompression, text)
 }

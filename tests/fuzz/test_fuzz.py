@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import mmap
+import subprocess
+import sys
 
 import pytest
 
-from tests.fuzz.fuzz_decoders import CORPUS, fuzz, targets
+from tests.fuzz.fuzz_decoders import CORPUS, FRESH_PEAK, fuzz, targets
 from tests.fuzz.targets import TARGETS
 
 SECONDS_EACH = 1
@@ -23,6 +26,14 @@ def test_the_kept_inputs_are_values_or_documented_errors(target):
     for data in inputs:
         for at in range(len(data) + 1):  # also cut off at every byte
             TARGETS[target](data[:at])
+
+
+def test_what_the_test_process_holds_does_not_count_against_the_limit():
+    ask = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    with mmap.mmap(-1, 512 << 20) as held:
+        held.write(bytes(512 << 20))
+        peak_kib = int(subprocess.check_output([*FRESH_PEAK, sys.executable, "-c", ask]))
+    assert peak_kib < 256 << 10
 
 
 @pytest.mark.skipif(

@@ -5,8 +5,9 @@ Every test here carries the marker `interop`. What the machine lacks is a skip w
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,54 @@ from tests.interop.standalone import Standalone, run_standalone
 HERE = Path(__file__).parent
 # Includes the one-time download of some 90 MB of jars.
 TIMEOUT_SECONDS = 600
+# Where users and policies are kept, for those who ask about them; nobody has to sign anything.
+ACCESS_CONF = {
+    f"{subject}MetadataProvider": f"org.apache.rocketmq.auth.{subject}.provider.Local{subject.title()}MetadataProvider"
+    for subject in ("authentication", "authorization")
+}
+
+# Light queues: nothing changes for who does not name one.
+LIGHT_CONF = {"enableLmq": "true", "enableMultiDispatch": "true"}
 
 _startup_lines: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SharedServers())
+
+
+class SharedServers:
+    """Ends what the session shares after the last test here: a Java server is never quite idle.
+
+    A plugin of its own, as a folder's `conftest.py` is not told of what is set up for the session.
+    """
+
+    def __init__(self) -> None:
+        self._left: set[pytest.Item] = set()
+        self._ready: list[tuple[pytest.FixtureDef[object], Any]] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._left = {item for item in session.items if HERE in item.path.parents}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: Any
+    ) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope == "session" and fixturedef.func.__module__.startswith("tests.interop."):
+                self._ready.append((fixturedef, request))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        finally:
+            self._left.discard(item)
+            while self._ready and not self._left:
+                fixture, request = self._ready.pop()
+                fixture.finish(request)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,10 +101,19 @@ def apache_kit() -> ApacheKit:
 @pytest.fixture(scope="session")
 def apache(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApachePair]:
     """A real Apache name server and broker, shared by the session: use topics and groups of your own."""
-    work_dir = tmp_path_factory.mktemp("apache")
-    with open_store_with_apache(apache_kit, work_dir / "store", work_dir) as pair:
+    yield from _pair(apache_kit, tmp_path_factory.mktemp("apache"), LIGHT_CONF)
+
+
+@pytest.fixture(scope="session")
+def managed_apache(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApachePair]:
+    """Another pair, for tests of tools that list or change all that a broker has."""
+    yield from _pair(apache_kit, tmp_path_factory.mktemp("managed"), {})
+
+
+def _pair(kit: ApacheKit, work_dir: Path, conf: Mapping[str, str]) -> Iterator[ApachePair]:
+    with open_store_with_apache(kit, work_dir / "store", work_dir, {**ACCESS_CONF, **conf}) as pair:
         _startup_lines.append(
-            f"apache {apache_kit.version}: name server ready in {pair.name_server.ready_seconds:.2f} s, "
+            f"apache {kit.version}: name server ready in {pair.name_server.ready_seconds:.2f} s, "
             f"then broker in {pair.broker.ready_seconds:.2f} s"
         )
         yield pair

@@ -14,8 +14,9 @@ def named_outputs(
     kit: ApacheKit, commands: Mapping[str, str], namesrv: str, broker: str, work_dir: Path
 ) -> dict[str, str]:
     """What each command printed, by its name; ``BROKER`` and ``NAMESRV`` stand for the addresses on both ways."""
-    lines = [[*command.replace("BROKER", broker).split(), "-n", namesrv] for command in commands.values()]
-    outputs = run_mqadmin(kit, lines, work_dir)
+    # The first command of a Java machine may take longer on a busy one than the 3 s that mqadmin waits for an answer.
+    lines = ["clusterList", *(command.replace("BROKER", broker) for command in commands.values())]
+    _, *outputs = run_mqadmin(kit, [[*line.split(), "-n", namesrv] for line in lines], work_dir)
     shown = [output.replace(namesrv, "NAMESRV").replace(broker, "BROKER") for output in outputs]
     return dict(zip(commands, shown, strict=True))
 

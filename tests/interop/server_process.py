@@ -1,11 +1,17 @@
 """A server started as a process of its own: waits for its ready line, ends it by its pid.
 
-Output goes to a file, which the message of a failed start quotes.
+Output goes to a file, which the message of a failed start quotes. None outlives the tests, however they end: a process
+beside them reads from a pipe who runs, and kills those when the pipe's other end is gone.
 """
 
+import atexit
+import functools
+import os
 import re
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +20,16 @@ from typing import Self
 
 POLL_SECONDS = 0.01
 LOG_TAIL_LINES = 20
+_starting = threading.Lock()
+WATCHMAN = """
+import contextlib, os, signal, sys
+running = set()
+for line in sys.stdin:
+    (running.add if line[0] == "+" else running.discard)(int(line[1:]))
+for pid in running:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+"""
 
 
 class ServerProcess:
@@ -32,6 +48,7 @@ class ServerProcess:
                 env=None if env is None else dict(env),
                 start_new_session=True,  # an interrupt at the terminal is ours to pass on
             )
+        os.write(_watchman(), b"+%d\n" % self.pid)
 
     @property
     def pid(self) -> int:
@@ -67,16 +84,20 @@ class ServerProcess:
         if self._popen.poll() is None:
             self._popen.send_signal(how)
         try:
-            return self._popen.wait(timeout_seconds)
+            self._popen.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             raise TimeoutError(
                 f"process {self.pid} still ran {timeout_seconds:g} s after {how.name}; {self.log_tail()}"
             ) from None
+        return self.kill()
 
-    def kill(self) -> None:
+    def kill(self) -> int:
+        """End it if it runs; its exit code."""
         self._popen.kill()
-        self._popen.wait()
+        exit_code = self._popen.wait()
+        os.write(_watchman(), b"-%d\n" % self.pid)
+        return exit_code
 
     def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
@@ -91,10 +112,27 @@ class ServerProcess:
         self.kill()
 
 
-def wait_until(condition: Callable[[], bool], timeout_seconds: float, what: str) -> None:
+def _watchman() -> int:
+    """The writing end of the pipe, for lines with a sign and a process id."""
+    with _starting:  # servers are started in threads, too
+        return _start_watchman()
+
+
+@functools.cache
+def _start_watchman() -> int:
+    popen = subprocess.Popen([sys.executable, "-ISc", WATCHMAN], stdin=subprocess.PIPE, start_new_session=True)
+    assert popen.stdin is not None, "it is a pipe"
+    atexit.register(popen.wait)
+    atexit.register(popen.stdin.close)
+    return popen.stdin.fileno()
+
+
+def wait_until(
+    condition: Callable[[], bool], timeout_seconds: float, what: str, *, poll_seconds: float = POLL_SECONDS
+) -> None:
     """Poll `condition` until it holds. Raises TimeoutError naming `what`."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"no {what} within {timeout_seconds:g} s")
-        time.sleep(POLL_SECONDS)
+        time.sleep(poll_seconds)

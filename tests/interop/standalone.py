@@ -1,16 +1,17 @@
-"""Our own name server and broker as the process a user would start: `rmq standalone`."""
+"""Our own name server and broker as the processes a user would start: `rmq standalone`, or one of each."""
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.interop.server_process import ServerProcess
 
-READY_SECONDS = 20
-STOP_SECONDS = 20
+RMQ = Path(sys.executable).with_name("rmq")
+READY_SECONDS = 60
+STOP_SECONDS = 60
 READY_LINE = r"^ready namesrv=(?P<namesrv>\S+) broker=(?P<broker>\S+) store=(?P<store>.+)$"
 
 
@@ -34,7 +35,7 @@ class Standalone:
 def run_standalone(store_dir: Path, work_dir: Path, *options: str) -> Iterator[Standalone]:
     """Start it on free loopback ports; `options` are added to the command line. Killed at the end if it still runs."""
     command: Sequence[str | Path] = [
-        Path(sys.executable).with_name("rmq"),
+        RMQ,
         "standalone",
         *("--host", "127.0.0.1"),
         *("--namesrv-port", "0"),
@@ -46,3 +47,26 @@ def run_standalone(store_dir: Path, work_dir: Path, *options: str) -> Iterator[S
         ready = process.wait_ready(READY_LINE, READY_SECONDS)
         assert Path(ready["store"]) == store_dir
         yield Standalone(process, ready["namesrv"], ready["broker"], store_dir)
+
+
+@contextmanager
+def run_name_server(work_dir: Path, port: int = 0, conf: str = "") -> Iterator[tuple[ServerProcess, str]]:
+    """`rmq namesrv`, and its address."""
+    config = work_dir / f"rmq-namesrv-{port}.conf"
+    config.write_text(f"kvConfigPath={work_dir}/kvConfig-{port}.json\n{conf}")
+    command: list[str | Path] = [RMQ, "namesrv", "--host", "127.0.0.1", "--port", str(port), "-c", config]
+    with ServerProcess(command, work_dir / f"rmq-namesrv-{port}.log") as process:
+        yield process, process.wait_ready(r"^ready namesrv=(\S+)$", READY_SECONDS)[1]
+
+
+@contextmanager
+def run_broker(
+    store_dir: Path, work_dir: Path, name_servers: str, conf: Mapping[str, object]
+) -> Iterator[tuple[ServerProcess, str]]:
+    """`rmq broker` on a free port, and its address; `conf` is its `broker.conf`. Killed at the end if it still runs."""
+    config = work_dir / "rmq-broker.conf"
+    config.write_text("".join(f"{key}={value}\n" for key, value in {"listenPort": 0, **conf}.items()))
+    where = ("--host", "127.0.0.1", "--store", store_dir, "-n", name_servers)
+    command: list[str | Path] = [RMQ, "broker", *where, "-c", config]
+    with ServerProcess(command, work_dir / "rmq-broker.log") as process:
+        yield process, process.wait_ready(r"^ready broker=(\S+) ", READY_SECONDS)[1]

@@ -1,16 +1,14 @@
 """Store directories: their files, to compare them, and Apache's broker on one."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.interop.apache import HOST, ApachePair, run_apache_broker
+from tests.interop.apache import ApachePair, run_apache_broker
 from tests.interop.kit import ApacheKit
-from tests.interop.server_process import ServerProcess
+from tests.interop.standalone import run_name_server
 
 DERIVED_AND_LOG = ("commitlog", "consumequeue", "batchconsumequeue", "index")
-READY_SECONDS = 20
 
 
 def files(root: Path, *folders: str) -> dict[str, bytes]:
@@ -32,11 +30,8 @@ def log_bytes(root: Path, end: int) -> bytes:
 @contextmanager
 def opened_by_apache(kit: ApacheKit, store: Path, work_dir: Path, conf: Mapping[str, object]) -> Iterator[ApachePair]:
     """A real broker on a store, as `open_store_with_apache`, but with our name server: one Java machine less."""
-    config = work_dir / "namesrv.conf"
-    config.write_text(f"kvConfigPath={work_dir}/kvConfig.json\n")
-    rmq = Path(sys.executable).with_name("rmq")
-    command = [rmq, "namesrv", "--host", HOST, "--port", "0", "-c", config]
-    with ServerProcess(command, work_dir / "namesrv.log") as name_server:
-        namesrv_addr = name_server.wait_ready(r"^ready namesrv=(\S+)$", READY_SECONDS)[1]
-        with run_apache_broker(kit, store, work_dir, namesrv_addr, conf) as (broker, broker_addr):
-            yield ApachePair(kit, name_server, broker, namesrv_addr, broker_addr, store)
+    with (
+        run_name_server(work_dir) as (name_server, namesrv_addr),
+        run_apache_broker(kit, store, work_dir, namesrv_addr, conf) as (broker, broker_addr),
+    ):
+        yield ApachePair(kit, name_server, broker, namesrv_addr, broker_addr, store)

@@ -4,7 +4,7 @@ import pytest
 
 from rmqkit.protocol.codes import RequestCode as Code
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
-from tests.interop.asking import Asked, Pairs, answers_of_both, differences, odd, without
+from tests.interop.asking import PULL_ALL, Asked, Pairs, answers_of_both, differences, odd, without
 
 TOPIC, GROUP = "AdminCodes", "admin_codes"
 
@@ -36,7 +36,134 @@ BEAT = {
 }
 SEND = dict(zip("abcdefghijkl", ("p", TOPIC, "TBW102", 4, 0, 0, 1_700_000_000_000, 0, "", 0, "false"), strict=False))
 
+USER, SUBJECT = {"username": "admin-codes"}, {"subject": "User:admin-codes"}
+
+
+SHRUNK, ORDERED = "AdminCodesShrunk", "AdminCodesOrdered"
+PULL: dict[str, object] = {
+    **PULL_ALL,
+    "consumerGroup": "admin_codes_slow",
+    "topic": SHRUNK,
+}
+POP: dict[str, object] = {
+    "consumerGroup": "admin_codes_slow",
+    "topic": SHRUNK,
+    "queueId": 0,
+    "maxMsgNums": 8,
+    "invisibleTime": 60_000,
+    "pollTime": 0,
+    "bornTime": 1 << 60,
+    "initMode": 0,
+    "expType": "TAG",
+    "exp": "*",
+    "order": "false",
+}
+POPS = [
+    *(Asked(code, POP) for code in (Code.POP_MESSAGE, Code.NOTIFICATION, Code.PEEK_MESSAGE)),
+    Asked(Code.POLLING_INFO, {name: POP[name] for name in ("consumerGroup", "topic", "queueId")}),
+]
+FORBIDDEN = {"group": "admin_codes_slow", "topic": SHRUNK}
+MIN_OFFSETS = [
+    Asked(Code.QUERY_CONSUMER_OFFSET, {"consumerGroup": "admin_codes_slow", "topic": SHRUNK, "queueId": 0, **more})
+    for more in ({}, {"setZeroIfNotFound": "false"})
+]
+
+
+def queues(writable: int, readable: int, perm: int = 6, topic: str = SHRUNK) -> Asked:
+    counts = {"writeQueueNums": writable, "readQueueNums": readable}
+    order = str(topic == ORDERED).lower()
+    return Asked(Code.UPDATE_AND_CREATE_TOPIC, {**CREATE, **counts, "topic": topic, "perm": perm, "order": order})
+
+
+def sends(*queue_ids: int, topic: str = SHRUNK) -> list[Asked]:
+    return [Asked(Code.SEND_MESSAGE_V2, {**SEND, "b": topic, "e": queue_id}, b"hello") for queue_id in queue_ids]
+
+
+def pulls(*queue_ids: int, **changed: object) -> list[Asked]:
+    """Pulls that begin behind the first message."""
+    fields = [{**PULL, "queueId": queue_id, "queueOffset": 1, **changed} for queue_id in queue_ids]
+    return [Asked(code, one) for one in fields for code in (Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)]
+
+
+def readable(queue_id: int, count: int) -> Asked:
+    """Waits for a number of messages: Apache's broker shows them a moment after it took them."""
+    fields = {**PULL, "queueId": queue_id, "queueOffset": count - 1, "sysFlag": 6}
+    return Asked(Code.PULL_MESSAGE, fields, is_awaited=True)
+
+
+def group(**changed: object) -> Asked:
+    return Asked(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body={"groupName": "admin_codes_slow", **changed})
+
+
+def broker_permission(perm: int) -> Asked:
+    return Asked(Code.UPDATE_BROKER_CONFIG, body=f"brokerPermission={perm}".encode())
+
+
+def policies(*entries: dict[str, object], policy_type: object = "Custom") -> dict[str, object]:
+    entry = {"resource": "Topic:a", "actions": ["Pub"], "decision": "Allow"}
+    return {"policies": [{"policyType": policy_type, "entries": [entry | changed for changed in entries]}]}
+
+
 SCENARIOS: dict[str, list[Asked]] = {
+    "users": [
+        *(Asked(code) for code in (3001, 3002, 3003, 3004)),
+        *(Asked(code, {"username": ""}, {"password": "p"}) for code in (3001, 3002, 3003, 3004)),
+        *(Asked(3001, USER, body) for body in (b"", b"{", {}, {"password": ""}, {"userType": "Super"})),
+        Asked(3002, USER, {"password": "p"}),
+        Asked(3001, USER, {"username": "other", "password": "p", "userType": "x", "userStatus": "x"}),
+        Asked(3001, USER, {"password": "p"}),
+        Asked(3004, USER),
+        *(
+            Asked(3002, USER, body)
+            for body in (b"", {}, {"password": "", "userType": "zz"}, {"userType": "super", "userStatus": "DISABLE"})
+        ),
+        Asked(3004, USER),
+        Asked(3001, {"username": "admin-codes b/ä:x"}, {"password": "p q"}),
+        *(Asked(3005, {"filter": part}) for part in ("admin-codes", "ADMIN", "*", "b/")),
+        *(Asked(3003, {"username": name}) for name in ("none", "admin-codes b/ä:x", "admin-codes")),
+        Asked(3004, USER),
+    ],
+    "policies": [
+        Asked(3001, USER, {"password": "p"}),
+        *(Asked(code) for code in (3006, 3007, 3008, 3009)),
+        *(
+            Asked(code, SUBJECT, body)
+            for code in (3006, 3007)
+            for body in (b"", b"{", {}, {"policies": []}, policies())
+        ),
+        *(
+            Asked(3006, {"subject": subject}, policies({}))
+            for subject in ("", "admin-codes", "Other:admin-codes", "User:none")
+        ),
+        *(
+            Asked(3006, SUBJECT, policies(entry))
+            for entry in (
+                *({"resource": text} for text in ("", "a", "Foo:a", "Topic:", "Any:*", "topic:a**", "Namespace:a:b")),
+                *({"actions": names} for names in ([], ["Foo"], ["ANY"], ["Foo", "sub", "All"])),
+                *({"decision": text} for text in ("", "x", None, "deny")),
+                *({"sourceIps": texts} for texts in ([], ["x"], ["1.2.3.4/33"], ["1.2.3.4", "10.0.0.0/8", "::1"])),
+            )
+        ),
+        *(
+            Asked(3006, SUBJECT, policies({"resource": "Group:g"}, policy_type=kind))
+            for kind in ("zz", None, "default")
+        ),
+        Asked(3007, {"subject": "user:admin-codes"}, policies({"actions": ["Sub"]}, {"resource": "Topic:b"})),
+        *(Asked(3009, {"subject": subject}) for subject in ("User:admin-codes", "zz", "", "User:none")),
+        *(Asked(3010, {"subjectFilter": "admin-codes", "resourceFilter": part}) for part in ("", "b", "zz")),
+        *(Asked(3008, {**SUBJECT, "resource": name}) for name in ("Topic:none", "topic:a")),
+        Asked(3008, {**SUBJECT, "resource": "Group:g", "policyType": "Default"}),
+        Asked(3009, SUBJECT),
+        *(Asked(3008, {"subject": subject}) for subject in ("zz", "User:none", "User:admin-codes", "User:admin-codes")),
+        Asked(3006, SUBJECT, policies({})),
+        Asked(3003, USER),
+        Asked(3009, SUBJECT),
+        Asked(3001, USER, {"password": "p"}),
+        Asked(3009, SUBJECT),
+        Asked(3003, USER),
+        Asked(Code.RESET_MASTER_FLUSH_OFFSET, {"masterFlushOffset": 5}),
+        Asked(Code.GET_BROKER_EPOCH_CACHE),
+    ],
     "topics": [
         *(Asked(Code.UPDATE_AND_CREATE_TOPIC, {**CREATE, "topic": name}) for name in ("TBW102", BROKER_NAME, CLUSTER)),
         *(
@@ -92,6 +219,27 @@ SCENARIOS: dict[str, list[Asked]] = {
             for name in ("", "none", GROUP)
         ),
         Asked(Code.DELETE_SUBSCRIPTIONGROUP),
+    ],
+    "controls": [
+        # Producers leave queues first, then consumers.
+        *(queues(4, 4), group(), *sends(0, 1, 2, 3), queues(2, 4), *sends(1, 2, 3, 4), readable(1, 2), readable(3, 2)),
+        *(*pulls(1, 3, 4), queues(2, 2), *sends(1, 2, 3), readable(1, 3), *pulls(1, 2, 3)),
+        *(queues(4, 2), *sends(3), *pulls(3)),
+        # What a topic may.
+        *(queues(4, 4, 4), *sends(0), readable(0, 2), *pulls(0)),
+        *(asked for perm in (2, 0, 1) for asked in (queues(4, 4, perm), *sends(0), *pulls(0), *POPS)),
+        *(queues(4, 4), queues(4, 4, topic=ORDERED), *sends(0, topic=ORDERED)),
+        # What a broker may: only ordered messages stop at once, for all others the route is withdrawn.
+        *(broker_permission(4), *sends(0), *sends(0, topic=ORDERED), broker_permission(2), *pulls(0)),
+        *(*POPS, broker_permission(6), readable(0, 6)),
+        # What a group may.
+        *(group(consumeEnable=False), *pulls(0), *pulls(0, sysFlag=2), *POPS, group(consumeEnable=True)),
+        *(asked for may in (False, True) for asked in (group(consumeFromMinEnable=may), *MIN_OFFSETS, *pulls(0))),
+        *(group(whichBrokerWhenConsumeSlowly=3, brokerId=2), *pulls(0), group()),
+        *(Asked(353, {**FORBIDDEN, "readable": may}) for may in ("false", "true")),
+        Asked(Code.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "admin_codes_slow"}),
+        *(Asked(Code.DELETE_TOPIC_IN_BROKER, {"topic": topic}) for topic in (SHRUNK, ORDERED)),
+        Asked(Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "admin_codes_slow"}),
     ],
     "clients": [
         Asked(Code.UPDATE_AND_CREATE_TOPIC, CREATE),
@@ -167,4 +315,5 @@ def pairs(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Pairs
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_answers_are_the_same(pairs: Pairs, name: str) -> None:
     assert differences(pairs[name]) == {}
-    assert {ours.code for _, _, ours in pairs[name]} > {0, 1}
+    codes = {ours.code for _, _, ours in pairs[name]}
+    assert 0 in codes and len(codes) > 2

@@ -13,17 +13,30 @@ import pytest
 
 from rmqkit import Message
 from rmqkit.client.sync import Producer
-from tests.interop.apache import BROKER_NAME, CLUSTER, QUICK_CONF, ApachePair
+from rmqkit.protocol.codes import ResponseCode
+from tests.interop.apache import BROKER_NAME, CLUSTER, QUICK_CONF, ApachePair, ask
 from tests.interop.conftest import kit_or_skip
 from tests.interop.kit import ApacheKit, default_version
 from tests.interop.standalone import run_standalone
+from tests.interop.static_topics import creation
 
 BEHAVIOURS = (
-    *("send", "refusals", "batch", "delay", "transactions", "request-reply", "query", "trace"),
+    *(
+        "send",
+        "refusals",
+        "batch",
+        "auto-batch",
+        "static-topic",
+        "delay",
+        "transactions",
+        "request-reply",
+        "query",
+        "trace",
+    ),
     *("push", "pull", "lite-pull", "ordered", "sql", "broadcast", "retry", "rebalance", "offsets"),
 )
 HEAP_MB = 400
-SECONDS_MAX = 150
+SECONDS_MAX = 300
 CONF = {
     "brokerName": BROKER_NAME,
     "brokerClusterName": CLUSTER,
@@ -44,6 +57,8 @@ def told(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with run_standalone(work_dir / "store", work_dir, "-c", str(conf)) as ours:
         with Producer("first", ours.namesrv_addr) as producer:  # a record at offset 0 is one that Java takes for none
             producer.send(Message(topic="First", body=b"first"))
+        for address in (apache.broker_addr, ours.broker_addr):
+            assert ask(address, creation("Behaviour-static-topic", BROKER_NAME)).code == ResponseCode.SUCCESS
         runs = {
             name: start(kit, namesrv_addr, work_dir, name)
             for name, namesrv_addr in (("apache", apache.namesrv_addr), ("ours", ours.namesrv_addr))

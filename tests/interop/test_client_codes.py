@@ -5,17 +5,22 @@ an SQL92 expression in a pull that does not compile (Apache's broker delivers ev
 2,147,483,647 in a query (Apache's runs out of memory), putting an ordinary message into the half topic by code 323.
 """
 
+import base64
+import time
+
 import pytest
 
 from rmqkit.broker import server as broker_server
 from rmqkit.protocol.codes import RequestCode as Code
-from tests.interop.apache import CLUSTER, ApachePair
-from tests.interop.asking import Asked, Pairs, answers_of_both, differences, odd, without
+from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
+from tests.interop.asking import PULL_ALL, Asked, Pairs, answers_of_both, differences, odd, without
 from tests.interop.test_admin_codes import SCENARIOS as ADMIN_SCENARIOS
 from tests.interop.test_send_answers import probes
 
 TOPIC, GROUP, OTHER = "ClientCodes", "codes_g", "codes_h"
 FOR_EVER = (1 << 63) - 1
+DAY_MS = 86_400_000
+SOON_MS = int(time.time()) * 1000 + DAY_MS // 24
 
 
 def create(topic: str) -> Asked:
@@ -44,17 +49,24 @@ def changed(code: int, good: dict[str, object], *changes: dict[str, object]) -> 
     return [Asked(code, {**good, **change}) for change in changes]
 
 
+def handle_of(
+    version: str = "v1", topic: str = "CodesTimer", broker: str = BROKER_NAME, at: object = SOON_MS, key: str = "K"
+) -> str:
+    """A recall handle (remoting.md §7.6)."""
+    return base64.urlsafe_b64encode(f"{version} {topic} {broker} {at} {key}".encode()).decode()
+
+
+RECALLED = handle_of()
+
+
+def recall(topic: str = "CodesTimer", handle: str = RECALLED) -> Asked:
+    return Asked(Code.RECALL_MESSAGE, {"producerGroup": "p", "topic": topic, "recallHandle": handle})
+
+
 PULL: dict[str, object] = {
+    **PULL_ALL,
     "consumerGroup": GROUP,
     "topic": "CodesPull",
-    "queueId": 0,
-    "queueOffset": 0,
-    "maxMsgNums": 32,
-    "sysFlag": 4,
-    "commitOffset": 0,
-    "suspendTimeoutMillis": 1000,
-    "subVersion": 0,
-    "subscription": "*",
     "expressionType": "TAG",
 }
 KEYED = {"topic": "CodesQuery", "key": "k1", "maxNum": 10, "beginTimestamp": 0, "endTimestamp": FOR_EVER}
@@ -225,12 +237,37 @@ SCENARIOS: dict[str, list[Asked]] = {
         *odd(Code.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "codes_none"}),
         *(Asked(code) for code in (-5, 999, 1 << 30)),
     ],
+    "timers and recalls": [
+        create("CodesTimer"),
+        *(
+            send("CodesTimer", "T", f"{name}\x01{value}\x02{more}")
+            for name in ("TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
+            for value in (-5, 0, "x", "", " 3", 1 << 70, FOR_EVER, 4 * DAY_MS)
+            for more in ("", "TIMER_DEL_UNIQKEY\x01K\x02")
+            if value != FOR_EVER or name == "TIMER_DELIVER_MS"  # Java's long overflows, and the message is not late
+        ),
+        send("CodesTimer", "T", f"TIMER_DELIVER_MS\x01{SOON_MS}\x02"),
+        send("CodesTimer", "T", f"TIMER_DELIVER_MS\x01{SOON_MS + 1}\x02"),
+        send("CodesTimer", "T", f"TIMER_DELIVER_MS\x01{SOON_MS}\x02TIMER_DELAY_SEC\x010\x02"),
+        send("CodesTimer", "T", f"TIMER_DELIVER_MS\x01{SOON_MS}\x02TIMER_OUT_MS\x015\x02"),
+        send("CodesTimer", "T", f"TIMER_DELIVER_MS\x01{SOON_MS}\x02DELAY\x011\x02"),
+        send("%RETRY%codes_g", "T", f"TIMER_DELIVER_MS\x01{SOON_MS}\x02"),
+        send("rmq_sys_wheel_timer", "T", f"TIMER_DELIVER_MS\x01{SOON_MS}\x02"),
+        Asked(Code.UPDATE_BROKER_CONFIG, body=b"recallMessageEnable=false"),
+        recall(),
+        Asked(Code.UPDATE_BROKER_CONFIG, body=b"recallMessageEnable=true"),
+        *odd(Code.RECALL_MESSAGE, recall().fields),
+        *(recall(topic=topic) for topic in ("CodesTimer", "CodesPull", "Nowhere")),
+        *(recall(handle=handle) for handle in ("", "x", "djE", "*", RECALLED[:-6])),
+        *(recall(handle=handle_of(*parts)) for parts in (("v2",), ("v1", "CodesPull"), ("v1", "CodesTimer", "other"))),
+        *(recall(handle=handle_of("v1", "CodesTimer", BROKER_NAME, at)) for at in (5, SOON_MS + 4 * DAY_MS)),
+    ],
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def pairs(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
-    return answers_of_both(SCENARIOS, apache.broker_addr, tmp_path_factory.mktemp("ours") / "store")
+def pairs(managed_apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    return answers_of_both(SCENARIOS, managed_apache.broker_addr, tmp_path_factory.mktemp("ours") / "store")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -242,7 +279,7 @@ def test_the_answers_are_the_same(pairs: Pairs, name: str) -> None:
 def test_every_code_the_broker_answers_is_compared() -> None:
     served = {
         answered.code
-        for handlers in (*broker_server._HANDLERS, broker_server.PullHandlers)
+        for handlers in (*broker_server._HANDLERS, *broker_server._MESSAGE_HANDLERS, broker_server.PullHandlers)
         for method in vars(handlers).values()
         for answered in getattr(method, "answered", ())
     }
@@ -250,5 +287,12 @@ def test_every_code_the_broker_answers_is_compared() -> None:
         one.code for scenarios in (SCENARIOS, ADMIN_SCENARIOS) for several in scenarios.values() for one in several
     }
     asked |= {probe.code for probe in probes("T")}
-    # Takes nothing, and its answer is about the process and the moment.
-    assert served - asked == {Code.GET_BROKER_RUNTIME_INFO}
+    # What slaves ask is held against a recorded conversation, in tests/broker/test_slave_sync.py; static topics have
+    # behaviours of the suite, in suite/test_static_topics.py.
+    asked |= {
+        Code.UPDATE_AND_CREATE_STATIC_TOPIC,
+        *(Code.GET_ALL_DELAY_OFFSET, Code.GET_ALL_MESSAGE_REQUEST_MODE),
+        *(Code.GET_TIMER_CHECK_POINT, Code.GET_TIMER_METRICS),
+    }
+    # They take nothing, and their answers are about the process and the moment.
+    assert served - asked == {Code.GET_BROKER_RUNTIME_INFO, Code.GET_BROKER_CONFIG}

@@ -1,12 +1,25 @@
-"""The harness itself: a real broker opens a store that another one left behind; the probe notices what is missing."""
+"""The harness itself: a real broker opens a store that another one left behind; the probe notices what is missing; no
+server stays when the tests are killed."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.interop.apache import ApachePair, open_store_with_apache
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import Received, run_probe
+from tests.interop.server_process import wait_until
 
 COUNT = 60
+ROOT = Path(__file__).parents[2]
+KILLED = """
+import os, pathlib, signal, sys
+from tests.interop.server_process import ServerProcess
+servers = [ServerProcess(["sleep", "1000"], pathlib.Path(sys.argv[1])) for _ in range(3)]
+servers[1].stop(signal.SIGTERM, 10)
+print(*(server.pid for server in servers), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def by_place(messages: list[Received]) -> dict[tuple[int, int], tuple[int, str, str]]:
@@ -55,3 +68,21 @@ def test_the_probe_says_what_is_missing(apache: ApachePair, tmp_path: Path) -> N
 
     assert run.exit_code == 1, run.outcome
     assert [(summary.complete, summary.text) for summary in run.summaries] == [(False, "hopeful 0 of 10")]
+
+
+def test_servers_end_with_tests_that_are_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "server.log")]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == -9
+    pids = ended.stdout.split()
+    assert len(pids) == 3
+    for pid in pids:
+        wait_until(lambda pid=pid: not is_running(pid), 30, f"end of process {pid}")
+
+
+def is_running(pid: str) -> bool:
+    """Whether it does more than wait for somebody to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -8,11 +8,16 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
+from pathlib import Path
 
 import pytest
 
+from tests.faults.spark.servers import set_queues
 from tests.interop.conftest import kit_or_skip
+from tests.interop.kit import ApacheKit
 from tests.interop.probe import LAST_TAG, Message, ProbeRun, run_probe
+from tests.interop.server_process import ServerProcess
+from tests.interop.standalone import READY_SECONDS, RMQ, run_name_server
 
 BATCH_COUNT = 20  # Sender.java: the last of them go as one batch, and every 25th of the others is large
 LARGE_EVERY = 25
@@ -133,3 +138,26 @@ def test_large_bodies_are_stored_compressed(exchange: Exchange) -> None:
 
     assert large
     assert all(message.store_size_bytes < message.body_bytes for message in large)
+
+
+def test_a_java_client_balances_over_shards(apache_kit: ApacheKit, tmp_path: Path) -> None:
+    with run_name_server(tmp_path) as (_, namesrv):
+        command = [RMQ, "broker", "--shards", "2", "--host", "127.0.0.1", "--port", "0", "-n", namesrv]
+        with ServerProcess([*command, "--store", tmp_path / "store"], tmp_path / "shards.log") as parent:
+            addresses = parent.wait_ready(r"^ready broker=(\S+) ", READY_SECONDS)[1].split(",")
+            for address in addresses:
+                set_queues(address, "Sharded", 2)
+            run = run_probe(
+                apache_kit,
+                "both",
+                namesrv=namesrv,
+                topic="Sharded",
+                count=60,
+                consumers={EVERYTHING: "*"},
+                work_dir=tmp_path,
+            )
+    assert run.exit_code == 0, run.outcome
+    ports = Counter(int.from_bytes(bytes.fromhex(message.offset_msg_id)[4:8]) for message in run.sent)
+    assert set(ports) == {int(address.rpartition(":")[2]) for address in addresses}
+    assert all(count >= 60 / 2 - BATCH_COUNT for count in ports.values())
+    assert Counter(message.msg_id for message in run.received) == Counter(message.msg_id for message in run.sent)

@@ -6,7 +6,6 @@ comes back empty is full again within one registration interval; clients go on w
 
 import asyncio
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,10 @@ from rmqkit import Message, Producer, PullConsumer
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import loads
+from tests.interop import standalone
 from tests.interop.apache import (
     BROKER_NAME,
     CLUSTER,
-    HOST,
     ask,
     free_ports,
     run_apache_broker,
@@ -30,38 +29,27 @@ from tests.interop.conftest import kit_or_skip
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import ProbeRun, run_probe
 from tests.interop.server_process import ServerProcess, wait_until
+from tests.interop.standalone import run_name_server
 
 COUNT = 200
-READY_SECONDS = 20
-STOP_SECONDS = 20
+READY_SECONDS = 60
+STOP_SECONDS = 60
 REGISTER_INTERVAL_SECONDS = 10
 """The shortest there is (`registerNameServerPeriod=10000`)."""
-MARGIN_SECONDS = 10
-
-
-@contextmanager
-def run_name_server(work_dir: Path, port: int = 0, conf: str = "") -> Iterator[tuple[ServerProcess, str]]:
-    """Our name server, and its address."""
-    config = work_dir / f"rmq-namesrv-{port}.conf"
-    config.write_text(f"kvConfigPath={work_dir}/kvConfig-{port}.json\n{conf}")
-    command = [rmq(), "namesrv", "--host", HOST, "--port", port, "-c", config]
-    with ServerProcess(command, work_dir / f"rmq-namesrv-{port}.log") as process:
-        yield process, process.wait_ready(r"^ready namesrv=(\S+)$", READY_SECONDS)[1]
+MARGIN_SECONDS = 30
 
 
 @contextmanager
 def run_broker(work_dir: Path, name_servers: str) -> Iterator[tuple[ServerProcess, str]]:
     """Our broker, and its address; its stop has to be clean."""
-    config = work_dir / "rmq-broker.conf"
-    config.write_text(f"brokerName=broker-rmqkit\nregisterNameServerPeriod={REGISTER_INTERVAL_SECONDS * 1000}\n")
-    command = [rmq(), "broker", "--host", HOST, "--port", 0, "--store", work_dir / "store", "-c", config]
-    with ServerProcess([*command, "-n", name_servers], work_dir / "rmq-broker.log") as process:
-        yield process, process.wait_ready(r"^ready broker=(\S+) ", READY_SECONDS)[1]
+    conf = {
+        "brokerName": "broker-rmqkit",
+        "listenPort": 0,
+        "registerNameServerPeriod": REGISTER_INTERVAL_SECONDS * 1000,
+    }
+    with standalone.run_broker(work_dir / "store", work_dir, name_servers, conf) as (process, address):
+        yield process, address
         assert process.stop(signal.SIGTERM, STOP_SECONDS) == 0, process.log_tail()
-
-
-def rmq() -> Path:
-    return Path(sys.executable).with_name("rmq")
 
 
 def probe(kit: ApacheKit, namesrv: str, work_dir: Path) -> ProbeRun:

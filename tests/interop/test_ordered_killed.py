@@ -35,7 +35,7 @@ def test_order_holds_and_nothing_is_left_out_while_the_broker_is_killed(apache_k
                 assert reader.stdout is not None
                 while len(set(seen)) < until:
                     line = reader.stdout.readline()
-                    assert line, f"the reader ended after {len(seen)} messages"
+                    assert line, f"the reader ended after {len(seen)} messages: {errors_of(tmp_path).read_text()}"
                     queue_id, offset = line.split()
                     seen.append((int(queue_id), int(offset)))
                 running.process.kill()
@@ -57,7 +57,12 @@ def test_order_holds_and_nothing_is_left_out_while_the_broker_is_killed(apache_k
 def start_reader(kit: ApacheKit, namesrv_addr: str, work_dir: Path) -> subprocess.Popen[str]:
     arguments = [namesrv_addr, "Ordered-killed", MESSAGES]
     command = kit.jvm("interop.OrderedReader", arguments, heap_mb=PROBE_HEAP_MB, work_dir=work_dir)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with errors_of(work_dir).open("w") as errors:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+def errors_of(work_dir: Path) -> Path:
+    return work_dir / "reader.err"
 
 
 def port_of(address: str) -> str:

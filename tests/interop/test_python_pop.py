@@ -1,6 +1,6 @@
-"""Our pop consumer against a real Apache broker, which serves POP as it is shipped (with ``timerWheelEnable``).
+"""Our pop consumer, and Java's, against a real Apache broker, which serves POP as it is shipped, and against ours.
 
-A message comes again some three seconds after its invisible time: the broker's timer and its revive loop, both 1 s.
+At Apache's a message comes again some three seconds after its invisible time: its timer and its revive loop, both 1 s.
 Source: behaviour.md §4.7–§4.15, §8.13.
 """
 
@@ -13,9 +13,11 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from rmqkit.client import sync
 from rmqkit.client.consuming import ConsumeLater
@@ -35,11 +37,34 @@ from tests.client.peers import until
 from tests.interop.apache import BROKER_NAME, ApachePair, ask
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB, run_probe
+from tests.interop.standalone import run_standalone
 
 # Machines that build and test are busy: a request may take longer than the default of 3 s.
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, api_timeout_ms=20_000)
 QUICK = msgspec.structs.replace(FIRST, pop_invisible_ms=5000, rebalance_interval_ms=200, suspend_queue_ms=10)
 MIXED_MESSAGES = 2000
+
+
+@dataclass(frozen=True)
+class Servers:
+    """A name server and a broker, Apache's or ours."""
+
+    namesrv_addr: str
+    broker_addr: str
+
+
+@pytest.fixture(scope="module", params=["ours", "apache"])
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    if request.param == "apache":
+        pair: ApachePair = request.getfixturevalue("apache")
+        yield Servers(pair.namesrv_addr, pair.broker_addr)
+        return
+    work_dir = tmp_path_factory.mktemp("ours")
+    conf = work_dir / "broker.conf"
+    conf.write_text(f"brokerName={BROKER_NAME}\nenablePropertyFilter=true\ndefaultTopicQueueNums=4\n")
+    with run_standalone(work_dir / "store", work_dir, "--config", str(conf)) as running:
+        yield Servers(running.namesrv_addr, running.broker_addr)
+        running.stop()
 
 
 def run(scenario: Coroutine[None, None, None]) -> None:
@@ -68,15 +93,19 @@ async def popped(consumer: PopConsumer, topic: str, count: int, **options: objec
     found: dict[int, ReceivedMessage] = {}
     async with asyncio.timeout(30):
         while len(found) < count:
-            for one in await consumer.pop(topic, poll_ms=1000, **options):
-                found[int(one.body)] = one
+            try:
+                messages = await consumer.pop(topic, poll_ms=1000, **options)
+            except NoRoute:  # it takes a moment until name servers know a topic that was just made
+                await asyncio.sleep(0.05)
+                continue
+            found |= {int(one.body): one for one in messages}
     return found
 
 
-def test_what_is_not_acknowledged_in_time_comes_again(apache: ApachePair) -> None:
+def test_what_is_not_acknowledged_in_time_comes_again(servers: Servers) -> None:
     async def scenario() -> None:
-        await send(apache.namesrv_addr, "PopTimes", range(8))
-        async with PopConsumer("CG-pop-times", apache.namesrv_addr, settings=FIRST) as consumer:
+        await send(servers.namesrv_addr, "PopTimes", range(8))
+        async with PopConsumer("CG-pop-times", servers.namesrv_addr, settings=FIRST) as consumer:
             first = await popped(consumer, "PopTimes", 8, invisible_ms=4000)
             assert {(one.reconsume_times, one.topic) for one in first.values()} == {(0, "PopTimes")}
             await consumer.ack(first[0])
@@ -97,16 +126,16 @@ def test_what_is_not_acknowledged_in_time_comes_again(apache: ApachePair) -> Non
     run(scenario())
 
 
-def test_retry_topics_of_the_second_version_are_acknowledged(apache: ApachePair) -> None:
+def test_retry_topics_of_the_second_version_are_acknowledged(servers: Servers) -> None:
     """Also of a broker that gives messages the topic they come through, and leaves the handles to the client."""
 
     def configure(value: str) -> None:
         conf = f"enableRetryTopicV2={value}\npopResponseReturnActualRetryTopic={value}".encode()
-        assert ask(apache.broker_addr, Command(RequestCode.UPDATE_BROKER_CONFIG, body=conf)).code == 0
+        assert ask(servers.broker_addr, Command(RequestCode.UPDATE_BROKER_CONFIG, body=conf)).code == 0
 
     async def scenario() -> None:
-        await send(apache.namesrv_addr, "PopSecond", range(3))
-        async with PopConsumer("CG-pop-second", apache.namesrv_addr, settings=FIRST) as consumer:
+        await send(servers.namesrv_addr, "PopSecond", range(3))
+        async with PopConsumer("CG-pop-second", servers.namesrv_addr, settings=FIRST) as consumer:
             await popped(consumer, "PopSecond", 3, invisible_ms=500)
             again = await popped(consumer, "PopSecond", 3, invisible_ms=60_000)
             assert {(one.topic, one.reconsume_times) for one in again.values()} == {("PopSecond", 1)}
@@ -122,11 +151,11 @@ def test_retry_topics_of_the_second_version_are_acknowledged(apache: ApachePair)
         configure("false")
 
 
-def test_a_pop_waits_for_a_message(apache: ApachePair) -> None:
+def test_a_pop_waits_for_a_message(servers: Servers) -> None:
     async def scenario() -> None:
         async with (
-            PopConsumer("CG-pop-waits", apache.namesrv_addr, settings=FIRST) as consumer,
-            Producer("PG-pop-waits", apache.namesrv_addr) as producer,
+            PopConsumer("CG-pop-waits", servers.namesrv_addr, settings=FIRST) as consumer,
+            Producer("PG-pop-waits", servers.namesrv_addr) as producer,
         ):
             await producer.send(Message(topic="PopWaits", body=b"0"))
             await consumer.ack_many((await popped(consumer, "PopWaits", 1)).values())
@@ -140,14 +169,14 @@ def test_a_pop_waits_for_a_message(apache: ApachePair) -> None:
     run(scenario())
 
 
-def test_tags_and_sql_choose_what_is_popped(apache: ApachePair) -> None:
+def test_tags_and_sql_choose_what_is_popped(servers: Servers) -> None:
     async def scenario() -> None:
-        await send(apache.namesrv_addr, "PopChosen", range(10))
+        await send(servers.namesrv_addr, "PopChosen", range(10))
         for group, expression, kind, wanted in (
             ("CG-pop-tags", "B || C", "TAG", {1, 3, 5, 7, 9}),
             ("CG-pop-sql", "number BETWEEN 3 AND 4", "SQL92", {3, 4}),
         ):
-            async with PopConsumer(group, apache.namesrv_addr, settings=FIRST) as consumer:
+            async with PopConsumer(group, servers.namesrv_addr, settings=FIRST) as consumer:
                 found = await popped(consumer, "PopChosen", len(wanted), expression=expression, expression_type=kind)
                 assert set(found) == wanted
                 assert await consumer.pop("PopChosen", expression, expression_type=kind) == []
@@ -156,9 +185,9 @@ def test_tags_and_sql_choose_what_is_popped(apache: ApachePair) -> None:
     run(scenario())
 
 
-def test_handlers_acknowledge_fail_take_long_and_give_up(apache: ApachePair) -> None:
+def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> None:
     async def scenario() -> None:
-        namesrv, seen = apache.namesrv_addr, defaultdict[int, list[int]](list)
+        namesrv, seen = servers.namesrv_addr, defaultdict[int, list[int]](list)
         await send(namesrv, "PopHandled", range(200))
         settings = msgspec.structs.replace(QUICK, retries_max=1)
         consumer = PopConsumer("CG-pop-handled", namesrv, settings=settings)
@@ -198,9 +227,9 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(apache: ApachePair) -> 
     run(scenario())
 
 
-def test_closing_gives_back_what_no_handler_began_with(apache: ApachePair) -> None:
+def test_closing_gives_back_what_no_handler_began_with(servers: Servers) -> None:
     async def scenario() -> None:
-        namesrv, begun = apache.namesrv_addr, asyncio.Event()
+        namesrv, begun = servers.namesrv_addr, asyncio.Event()
         await send(namesrv, "PopGivenBack", range(8))
         settings = msgspec.structs.replace(FIRST, handlers_max=1, drain_ms=10)  # invisible for a minute
         consumer = PopConsumer("CG-pop-back", namesrv, settings=settings)
@@ -221,10 +250,10 @@ def test_closing_gives_back_what_no_handler_began_with(apache: ApachePair) -> No
     run(scenario())
 
 
-def test_messages_are_iterated(apache: ApachePair) -> None:
+def test_messages_are_iterated(servers: Servers) -> None:
     async def scenario() -> None:
-        await send(apache.namesrv_addr, "PopIterated", range(20))
-        consumer = PopConsumer("CG-pop-iterated", apache.namesrv_addr, settings=QUICK)
+        await send(servers.namesrv_addr, "PopIterated", range(20))
+        consumer = PopConsumer("CG-pop-iterated", servers.namesrv_addr, settings=QUICK)
         consumer.subscribe("PopIterated")
         seen: list[int] = []
         async with consumer, asyncio.timeout(30):
@@ -233,15 +262,15 @@ def test_messages_are_iterated(apache: ApachePair) -> None:
                 if len(seen) == 20:
                     break
         assert sorted(seen) == list(range(20))
-        async with PopConsumer("CG-pop-iterated", apache.namesrv_addr, settings=FIRST) as other:
+        async with PopConsumer("CG-pop-iterated", servers.namesrv_addr, settings=FIRST) as other:
             assert await other.pop("PopIterated", poll_ms=500) == []
 
     run(scenario())
 
 
-def test_members_pop_in_order_one_after_the_other(apache: ApachePair) -> None:
+def test_members_pop_in_order_one_after_the_other(servers: Servers) -> None:
     async def scenario() -> None:
-        namesrv = apache.namesrv_addr
+        namesrv = servers.namesrv_addr
         await send(namesrv, "PopOrdered", range(600))
         seen: defaultdict[int, list[int]] = defaultdict(list)
         running: set[int] = set()
@@ -266,9 +295,9 @@ def test_members_pop_in_order_one_after_the_other(apache: ApachePair) -> None:
     run(scenario())
 
 
-def test_an_ordered_pop_is_blocked_until_all_of_it_is_acknowledged(apache: ApachePair) -> None:
+def test_an_ordered_pop_is_blocked_until_all_of_it_is_acknowledged(servers: Servers) -> None:
     async def scenario() -> None:
-        namesrv = apache.namesrv_addr
+        namesrv = servers.namesrv_addr
         await send(namesrv, "PopBlocked", range(40))
         async with (
             PopConsumer("CG-pop-blocked", namesrv, settings=FIRST, ordered=True) as one,
@@ -291,14 +320,14 @@ def test_an_ordered_pop_is_blocked_until_all_of_it_is_acknowledged(apache: Apach
     run(scenario())
 
 
-def test_a_java_producers_messages_are_popped(apache: ApachePair, apache_kit: ApacheKit, tmp_path: Path) -> None:
-    sent = run_probe(apache_kit, "send", namesrv=apache.namesrv_addr, topic="PopFromJava", work_dir=tmp_path, count=40)
+def test_a_java_producers_messages_are_popped(servers: Servers, apache_kit: ApacheKit, tmp_path: Path) -> None:
+    sent = run_probe(apache_kit, "send", namesrv=servers.namesrv_addr, topic="PopFromJava", work_dir=tmp_path, count=40)
     assert sent.exit_code == 0, sent.outcome
     wanted = {one.msg_id: (one.body_bytes, one.tags) for one in sent.sent}
 
     async def scenario() -> None:
         seen: dict[str, tuple[int, str | None]] = {}
-        consumer = PopConsumer("CG-pop-java", apache.namesrv_addr, settings=QUICK)
+        consumer = PopConsumer("CG-pop-java", servers.namesrv_addr, settings=QUICK)
 
         @consumer.on("PopFromJava")
         async def handler(one: ReceivedMessage) -> None:
@@ -311,9 +340,7 @@ def test_a_java_producers_messages_are_popped(apache: ApachePair, apache_kit: Ap
     run(scenario())
 
 
-def test_java_and_python_members_share_what_is_popped(
-    apache: ApachePair, apache_kit: ApacheKit, tmp_path: Path
-) -> None:
+def test_java_and_python_members_share_what_is_popped(servers: Servers, apache_kit: ApacheKit, tmp_path: Path) -> None:
     """A Java push consumer in mode POP, our push consumer in it and our pop consumer: every message goes to one."""
     topic, group = "PopMixed", "CG-pop-mixed"
 
@@ -321,8 +348,8 @@ def test_java_and_python_members_share_what_is_popped(
         python: defaultdict[str, list[int]] = defaultdict(list)
         settings = msgspec.structs.replace(QUICK, client_rebalance=False, pop_invisible_ms=60_000)
         members = {
-            "push": PushConsumer(group, apache.namesrv_addr, settings=settings),
-            "pop": PopConsumer(group, apache.namesrv_addr, settings=settings),
+            "push": PushConsumer(group, servers.namesrv_addr, settings=settings),
+            "pop": PopConsumer(group, servers.namesrv_addr, settings=settings),
         }
         for name, member in members.items():
 
@@ -338,7 +365,7 @@ def test_java_and_python_members_share_what_is_popped(
         async with members["push"] as push, members["pop"] as pop:
             await until(lambda: any(one.queue_id == -1 for one in push.held_queues()), "the push consumer pops", 30)
             for end in range(201, MIXED_MESSAGES, 200):
-                await send(apache.namesrv_addr, topic, range(end - 200, end))
+                await send(servers.namesrv_addr, topic, range(end - 200, end))
                 await until(lambda end=end: len(counted()) == end, "every message", 40)
                 if end > 400 and len(java) > 1 and all(python[name] for name in members):
                     break
@@ -348,21 +375,21 @@ def test_java_and_python_members_share_what_is_popped(
         assert python["pop"], "our pop consumer had some"
         assert set(counted().values()) == {1}, "and nobody one of another"
 
-    run(send(apache.namesrv_addr, topic, range(1)))
-    create_group(apache, group)
-    run(set_mode(apache, topic, group, "POP"))
-    with java_reader(apache, apache_kit, tmp_path, topic, group) as java:
+    run(send(servers.namesrv_addr, topic, range(1)))
+    create_group(servers, group)
+    run(set_mode(servers, topic, group, "POP"))
+    with java_reader(servers, apache_kit, tmp_path, topic, group) as java:
         run(scenario(java))
 
 
-def test_a_group_changes_from_popping_to_pulling(apache: ApachePair) -> None:
+def test_a_group_changes_from_popping_to_pulling(servers: Servers) -> None:
     """What was popped and not acknowledged is pulled from the retry topic that popping uses."""
-    topic, group, namesrv = "PopSwitched", "CG-pop-switched", apache.namesrv_addr
+    topic, group, namesrv = "PopSwitched", "CG-pop-switched", servers.namesrv_addr
 
     async def scenario() -> None:
         await send(namesrv, topic, range(8))
-        create_group(apache, group)
-        await set_mode(apache, topic, group, "POP")
+        create_group(servers, group)
+        await set_mode(servers, topic, group, "POP")
         seen: defaultdict[int, list[int]] = defaultdict(list)
         settings = msgspec.structs.replace(QUICK, client_rebalance=False, route_interval_ms=200, suspend_ms=500)
         consumer = PushConsumer(group, namesrv, settings=settings)
@@ -380,12 +407,12 @@ def test_a_group_changes_from_popping_to_pulling(apache: ApachePair) -> None:
         async with consumer:
             await until(lambda: len(seen) == 8, "every message", 30)
             assert held() == {(topic, -1)}
-            await set_mode(apache, topic, group, "PULL")
+            await set_mode(servers, topic, group, "PULL")
             await until(lambda: {(topic, i) for i in range(4)} <= held(), "it pulls", 30)
             await until(lambda: len(seen[3]) == 2, "the one that failed", 40)
             await send(namesrv, topic, range(8, 16))
             await until(lambda: len(seen) == 16, "the new messages", 30)
-            await set_mode(apache, topic, group, "POP")
+            await set_mode(servers, topic, group, "POP")
             await until(lambda: held() == {(topic, -1)}, "it pops again", 30)
             await send(namesrv, topic, range(16, 24))
             await until(lambda: len(seen) == 24, "the last messages", 30)
@@ -394,9 +421,9 @@ def test_a_group_changes_from_popping_to_pulling(apache: ApachePair) -> None:
     run(scenario())
 
 
-def test_the_sync_facade_pops(apache: ApachePair) -> None:
-    run(send(apache.namesrv_addr, "PopSync", range(4)))
-    with sync.PopConsumer("CG-pop-sync", apache.namesrv_addr, settings=FIRST) as consumer:
+def test_the_sync_facade_pops(servers: Servers) -> None:
+    run(send(servers.namesrv_addr, "PopSync", range(4)))
+    with sync.PopConsumer("CG-pop-sync", servers.namesrv_addr, settings=FIRST) as consumer:
         found: list[ReceivedMessage] = []
         while len(found) < 4:
             found += consumer.pop("PopSync", poll_ms=2000)
@@ -406,8 +433,8 @@ def test_the_sync_facade_pops(apache: ApachePair) -> None:
         assert consumer.pop("PopSync") == []
 
 
-def test_the_example_shows_how_workers_share(apache: ApachePair) -> None:
-    command = [sys.executable, Path(__file__).parents[2] / "examples" / "pop.py", apache.namesrv_addr]
+def test_the_example_shows_how_workers_share(servers: Servers) -> None:
+    command = [sys.executable, Path(__file__).parents[2] / "examples" / "pop.py", servers.namesrv_addr]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["popped: by hand", "jobs done: 100", "done again: ['7']"]
@@ -416,27 +443,27 @@ def test_the_example_shows_how_workers_share(apache: ApachePair) -> None:
 # -- what operators do, and Java
 
 
-def create_group(apache: ApachePair, group: str) -> None:
+def create_group(servers: Servers, group: str) -> None:
     body = msgspec.json.encode(SubscriptionGroupConfig(group_name=group))
-    answer = ask(apache.broker_addr, Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body))
+    answer = ask(servers.broker_addr, Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body))
     assert answer.code == 0, answer.remark
 
 
-async def set_mode(apache: ApachePair, topic: str, group: str, mode: str) -> None:
-    runtime = ClientRuntime(apache.namesrv_addr, settings=FIRST)
+async def set_mode(servers: Servers, topic: str, group: str, mode: str) -> None:
+    runtime = ClientRuntime(servers.namesrv_addr, settings=FIRST)
     try:
         await runtime.calls.set_request_mode(
-            apache.broker_addr, MessageRequestMode(topic=topic, consumer_group=group, mode=mode)
+            servers.broker_addr, MessageRequestMode(topic=topic, consumer_group=group, mode=mode)
         )
     finally:
         await runtime.close()
 
 
 @contextlib.contextmanager
-def java_reader(apache: ApachePair, kit: ApacheKit, work_dir: Path, topic: str, group: str) -> Iterator[list[int]]:
+def java_reader(servers: Servers, kit: ApacheKit, work_dir: Path, topic: str, group: str) -> Iterator[list[int]]:
     """The numbers of the messages that a Java member got so far."""
     command = kit.jvm(
-        "interop.PopReader", [apache.namesrv_addr, topic, group], heap_mb=PROBE_HEAP_MB, work_dir=work_dir
+        "interop.PopReader", [servers.namesrv_addr, topic, group], heap_mb=PROBE_HEAP_MB, work_dir=work_dir
     )
     reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     numbers: list[int] = []

@@ -24,7 +24,7 @@ from rmqkit.remoting.dispatch import Dispatch
 from tests.interop.apache import ApachePair
 from tests.interop.standalone import Standalone
 
-SECONDS_MAX = 30
+SECONDS_MAX = 60
 BATCH = encode_batch([BatchEntry(b"a", b"", 0), BatchEntry(b"b", b"UNIQ_KEY\x01K\x02", 0)])
 LONG_NAMES = (
     *("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag"),

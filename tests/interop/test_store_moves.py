@@ -23,26 +23,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from rmqkit import Message, Producer, PullConsumer
 from rmqkit.client.settings import ProducerSettings
 from rmqkit.errors import NoRoute, RmqError
-from rmqkit.protocol.bodies.namesrv import KVTable
-from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command
-from tests.interop.apache import BROKER_CONF, ask
+from tests.interop.apache import BROKER_CONF, log_end
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import run_probe
-from tests.interop.server_process import wait_until
 from tests.interop.standalone import Standalone, run_standalone
 from tests.interop.store_files import DERIVED_AND_LOG, files, log_bytes, opened_by_apache, without_new_blank
 
 TOPIC = "Moving"
 COUNT = 300
 SENDERS = 16
-TOLD_SECONDS = 20
 CONF: Mapping[str, object] = {
     **BROKER_CONF,
     "brokerName": "mover",
@@ -132,19 +126,7 @@ async def read(namesrv: str) -> tuple[dict[int, tuple[int, int]], Messages]:
 
 def look(namesrv_addr: str, broker_addr: str, store: Path) -> Seen:
     bounds, messages = asyncio.run(read(namesrv_addr))
-    return Seen(log_max_of(broker_addr), bounds, messages, files(store, *DERIVED_AND_LOG))
-
-
-def log_max_of(broker_addr: str) -> int:
-    """The end of the log. Apache's broker cannot say in its first second, before it sampled its own rates."""
-    told: list[Command] = []
-
-    def is_told() -> bool:
-        told.append(ask(broker_addr, Command(RequestCode.GET_BROKER_RUNTIME_INFO)))
-        return told[-1].code == ResponseCode.SUCCESS
-
-    wait_until(is_told, TOLD_SECONDS, f"runtime information from {broker_addr}")
-    return int(msgspec.json.decode(told[-1].body, type=KVTable).table["commitLogMaxOffset"])
+    return Seen(log_end(broker_addr), bounds, messages, files(store, *DERIVED_AND_LOG))
 
 
 def look_with_ours(store: Path, work_dir: Path) -> Seen:

@@ -1,53 +1,11 @@
-"""What the README shows is what happens."""
+"""What documents say about files is true; what their examples do is tested in tests/docs."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
-from tests.interop.standalone import run_standalone
-
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-SECONDS_MAX = 100
-
-
-def example(heading: str) -> list[str]:
-    """The Python examples of a section."""
-    section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-
-
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS_MAX)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_client_examples_send_and_receive(tmp_path):
-    with run_standalone(tmp_path / "store", tmp_path) as standalone:
-        asynchronous, synchronous = (
-            code.replace("127.0.0.1:9876", standalone.namesrv_addr) for code in example("A client")
-        )
-        printed = run(asynchronous).splitlines()
-        assert re.fullmatch(r"SendStatus\.SEND_OK [0-9A-F]{32}", printed[0])
-        assert printed[1] == "paid ['order-17'] b'17'"
-        assert run(synchronous) == ""
-        standalone.stop()
-
-
-@pytest.mark.spark
-def test_the_spark_example_counts_by_topic_and_tag(tmp_path):
-    with run_standalone(tmp_path / "store", tmp_path) as standalone:
-        run(example("A client")[1].replace("127.0.0.1:9876", standalone.namesrv_addr))
-        standalone.stop()
-    (code,) = example("Spark")
-    printed = run(code.replace("/tmp/store", str(tmp_path / "store")))
-    assert re.search(r"\|Orders *\|created *\| *1\|", printed)
 
 
 def test_every_link_of_the_documents_resolves():

@@ -2,7 +2,7 @@
 
 A broker tells clients its address, so the proxy listens on the same port of another loopback address, which the
 broker is told to give (``brokerIP1``). The dials count when bytes come; a connection that was ever in the black hole
-stays dead, as half-open ones do.
+stays dead, as half-open ones do: its other end does not learn that an end closed, either.
 """
 
 from __future__ import annotations
@@ -112,25 +112,26 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "this is a task of the server"
-        task.set_name("proxy")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.append(writer)
+        task = asyncio.create_task(self._forward(reader, writer), name="proxy")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             server_reader, server_writer = await asyncio.open_connection(*self._target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         self._writers.append(server_writer)
         cut, garble = self.dials.cut(), self.dials.garble()
-        pumps = [
-            asyncio.ensure_future(self._pump(reader, server_writer, to_client=False, cut=cut)),
-            asyncio.ensure_future(self._pump(server_reader, writer, to_client=True, cut=cut, garble=garble)),
+        ways = [
+            self._pump(reader, server_writer, to_client=False, cut=cut),
+            self._pump(server_reader, writer, to_client=True, cut=cut, garble=garble),
         ]
+        pumps = [asyncio.create_task(way, name="proxy") for way in ways]
         is_reset = cut is not None and cut.is_reset
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +156,7 @@ class Proxy:
     ) -> None:
         """Forward until an end closes, or the cut."""
         cursor, passed, is_dead = FrameCursor(), 0, False
-        while chunk := await reader.read(READ_BYTES):
+        while chunk := await _read(reader):
             dials = self.dials
             if dials.delay_seconds:
                 await asyncio.sleep(dials.delay_seconds)
@@ -175,3 +176,13 @@ class Proxy:
             if cut is not None and cut.to_client is to_client and passed == cut.after_bytes:
                 self.cuts[to_client].append(cursor.inside)
                 return
+        if is_dead:
+            await asyncio.Event().wait()
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """What has come; nothing once the end is closed, rudely or not."""
+    try:
+        return await reader.read(READ_BYTES)
+    except ConnectionError:
+        return b""

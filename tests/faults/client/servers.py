@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from rmqkit.remoting.address import split_address
+from tests.interop.apache import free_ports
 from tests.interop.server_process import ServerProcess
 
 READY_SECONDS = 30
@@ -20,14 +21,14 @@ PROXIED_HOST = "127.0.0.2"
 
 
 class Server:
-    """One process; ``pattern`` finds its address in the ready line."""
+    """One process; ``port`` 0 is a free one, which it keeps, with those beside it."""
 
-    def __init__(self, name: str, options: Sequence[str], folder: Path) -> None:
+    def __init__(self, name: str, options: Sequence[str], folder: Path, *, port: int = 0) -> None:
         self._name = name
         self._options = list(options)
         self._log = folder / f"{name}.log"
         self._process: ServerProcess | None = None
-        self._port = 0
+        self._port = port or free_ports()[1]
         self.address = ""
 
     @property
@@ -42,7 +43,6 @@ class Server:
         self._process = ServerProcess([_RMQ, kind, *options], self._log)
         ready = await asyncio.to_thread(self._process.wait_ready, rf"^ready {kind}=(\S+)", READY_SECONDS)
         self.address = ready[1]
-        self._port = split_address(self.address)[1]
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -12,6 +12,7 @@ from rmqkit.errors import NoRoute
 from rmqkit.protocol.message import Message
 from tests.faults.client.servers import Servers
 from tests.faults.client.trial import CONF, SENDING, Trial, on_loop
+from tests.waiting import SECONDS
 
 pytestmark = pytest.mark.faults
 
@@ -39,7 +40,7 @@ async def test_known_routes_outlive_the_name_server_and_new_ones_come_back_with_
             await trial.arrivals(200)
             assert not await is_sent(trial.producer, "Unknown")
             await name_server.start()  # the broker registers again within ten seconds
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(SECONDS):
                 while not await is_sent(trial.producer, "Unknown"):
                     await asyncio.sleep(0.1)
             await trial.arrivals(100)

@@ -116,7 +116,7 @@ class Trial:
         await self._stack.enter_async_context(poller)
         self._polling = asyncio.create_task(self._poll(poller), name="trial")
         self._senders = [asyncio.create_task(self._keep_sending(), name="trial") for _ in range(SENDERS)]
-        await until(lambda: all(len(self.ledger.arrivals[group]) > 20 for group in GROUPS), "the first messages", 20)
+        await until(lambda: all(len(self.ledger.arrivals[group]) > 20 for group in GROUPS), "the first messages")
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

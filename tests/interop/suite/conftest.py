@@ -23,21 +23,16 @@ PEERS = ("ours", "apache")
 _RUNNER = pytest.StashKey[Runner]()
 _outcomes: defaultdict[str, dict[str, bool]] = defaultdict(dict)
 """Peer → behaviour → whether it passed, in every case of its parameters."""
-_apache_only: defaultdict[str, set[str]] = defaultdict(set)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "apache_only(subject): a behaviour of the client that our broker does not serve yet"
-    )
     config.addinivalue_line("markers", "patient: a behaviour that waits for what the broker does in its own time")
     config.addinivalue_line("markers", "alone: a behaviour that changes what others at the same peer would notice")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "peer" in metafunc.fixturenames:
-        only = metafunc.definition.get_closest_marker("apache_only")
-        metafunc.parametrize("peer", PEERS if only is None else PEERS[1:], indirect=True, scope="session")
+        metafunc.parametrize("peer", PEERS, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +47,7 @@ def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     work_dir = tmp_path_factory.mktemp("ours")
     conf = work_dir / "broker.conf"
     settings = {"brokerName": BROKER_NAME, "brokerClusterName": CLUSTER, "enablePropertyFilter": "true", **QUICK_CONF}
+    settings["recallMessageEnable"] = "true"
     conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     port = free_ports()[1]  # port 0 would have no VIP port
     with run_standalone(work_dir / "store", work_dir, "--config", str(conf), "--port", str(port)) as running:
@@ -98,8 +94,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     ]
     peer, name = pyfuncitem.callspec.params["peer"], pyfuncitem.originalname
     pyfuncitem.user_properties.append(("behaviour", f"{peer} {name}"))
-    if (only := pyfuncitem.get_closest_marker("apache_only")) is not None:
-        _apache_only[only.args[0]].add(name)
     pyfuncitem.config.stash[_RUNNER].run(pyfuncitem, others)
     return True
 
@@ -117,5 +111,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("client suite")
     for peer, outcomes in _outcomes.items():
         terminalreporter.line(f"{sum(outcomes.values())} of {len(outcomes)} behaviours passed at {peer}")
-    for subject, names in _apache_only.items():
-        terminalreporter.line(f"{len(names)} of them only at apache, as our broker does not serve {subject} yet")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from tests.interop.suite.consuming import until
 from tests.interop.suite.scene import JAVA_HEAP_MB, Peer, Scene
 
-JAVA_STARTS_SECONDS = 50.0
-STOP_SECONDS = 20.0
+JAVA_STARTS_SECONDS = 100.0
+STOP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)

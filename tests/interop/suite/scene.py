@@ -46,7 +46,7 @@ T = TypeVar("T")
 SEND_TIMEOUT_MS = 20_000
 """Longer than the default of 3 s: many behaviours share two cores."""
 JAVA_HEAP_MB = 200
-JAVA_SECONDS_MAX = 50
+JAVA_SECONDS_MAX = 120
 POLL_SECONDS = 0.02
 
 

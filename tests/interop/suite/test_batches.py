@@ -128,6 +128,22 @@ async def test_a_batch_over_the_limit_is_refused_with_both_sizes(scene: Scene) -
     await refused(scene, messages, rf"batch of 5 messages .* has \d+ bytes, \d+ more than the limit of {4 << 20}")
 
 
+# -- auto_batch
+
+
+async def test_single_sends_that_share_a_request_have_their_own_results(scene: Scene) -> None:
+    """behaviour.md §7.8."""
+    await scene.create_topic(queues=2)
+    producer = await scene.producer(auto_batch=True)
+    results = await asyncio.gather(*map(producer.send, numbered(scene, 40)))
+    found = {(one.queue_id, one.queue_offset): one for one in await scene.stored(40)}
+    for i, result in enumerate(results):
+        one = found[result.queue.queue_id, result.queue_offset]
+        assert (one.body, one.flag, one.tags) == (b"%d" % i, i, "AB"[i % 2])
+        assert (one.msg_id, one.offset_msg_id) == (result.msg_id, result.offset_msg_id)
+        assert "CLUSTER" not in one.properties, "it came with others"
+
+
 # -- send_many
 
 

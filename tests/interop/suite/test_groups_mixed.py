@@ -109,11 +109,12 @@ async def test_a_java_member_joins_a_python_group_and_leaves_it(scene: Scene) ->
     async with java_members(scene) as java:
         got = await java.join(scene)
         await settled(scene, [2, 2])
-        sent |= await send_everywhere(scene, QUEUES, 5, first=5)
-        await until(lambda: len(got) >= 10, "a half at Java")
+        shared = await send_everywhere(scene, QUEUES, 5, first=5)
+        # Earlier ones may come to it again; what it gets while it leaves it does not tell us.
+        await until(lambda: len(shared & {one.body for one in got}) == 10, "its half at Java")
         await java.leave(scene)
     await settled(scene, [4])
-    sent |= await send_everywhere(scene, QUEUES, 5, first=10)
+    sent |= shared | await send_everywhere(scene, QUEUES, 5, first=10)
     await until(lambda: set(all_bodies(got, received)) == sent, "every message")
     assert sum(message.queue_offset >= 10 for message in received.messages) == 20
 

@@ -233,7 +233,7 @@ async def test_transactions_of_a_java_producer_that_is_gone_are_answered_here(sc
     answered_there = {event["kind"] for event in events if event["event"] == "question"}
     undecided = {kind for kind in sent if not kind.startswith(("commit", "rollback"))} - answered_there
     assert undecided
-    await until(lambda: asked >= undecided, "all questions", 50)
+    await until(lambda: asked >= undecided, "all questions")
     committed = {kind for kind in sent if kind.startswith("commit")} | undecided | {"first"}
     found: set[str] = set()
     while not found >= committed:

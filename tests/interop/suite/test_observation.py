@@ -11,7 +11,6 @@ import pytest
 from rmqkit import Message, MessageIllegal, PeerRefused, Producer, TransactionState
 from rmqkit.client.hooks import Hook, Sending, SendOutcome, TransactionEnd
 from rmqkit.protocol.trace import EndTransactionTrace, PublishTrace, RecallTrace, Trace, TracedType, decode_traces
-from tests.interop.suite.apache_only import apache_only
 from tests.interop.suite.scene import Scene, producer_settings
 
 
@@ -188,7 +187,6 @@ async def test_the_end_of_a_transaction_is_traced(scene: Scene) -> None:
     assert [(end.msg_id, end.state, end.from_check) for end in ends] == [(result.sent.msg_id, "COMMIT_MESSAGE", False)]
 
 
-@apache_only("recall")
 async def test_a_recall_can_be_traced(scene: Scene) -> None:
     """behaviour.md §9.7: Recall."""
     producer = await traced(scene, trace_recalls=True)

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from rmqkit import ClientError, ConsumeLater, PopConsumer, ReceivedMessage, SettingsError
-from tests.interop.suite.apache_only import apache_only
 from tests.interop.suite.consuming import Received, bodies, queue, send, send_everywhere, until
 from tests.interop.suite.scene import Scene
 
@@ -33,7 +32,6 @@ async def popped(consumer: PopConsumer, scene: Scene, count: int, **options: obj
     return found
 
 
-@apache_only("POP")
 async def test_a_popped_message_is_not_given_to_others(scene: Scene) -> None:
     """behaviour.md §4.8: invisible time."""
     await scene.create_topic()
@@ -45,7 +43,6 @@ async def test_a_popped_message_is_not_given_to_others(scene: Scene) -> None:
     assert await one.pop(scene.topic) == []
 
 
-@apache_only("POP")
 async def test_what_is_not_acknowledged_in_time_comes_again(scene: Scene) -> None:
     """behaviour.md §4.7, §4.12: revive."""
     await scene.create_topic()
@@ -59,7 +56,6 @@ async def test_what_is_not_acknowledged_in_time_comes_again(scene: Scene) -> Non
     await consumer.ack(again)
 
 
-@apache_only("POP")
 async def test_popped_messages_are_acknowledged_together(scene: Scene) -> None:
     """behaviour.md §4.10: BATCH_ACK_MESSAGE."""
     await scene.create_topic(queues=2)
@@ -70,7 +66,6 @@ async def test_popped_messages_are_acknowledged_together(scene: Scene) -> None:
     assert bodies(await popped(consumer, scene, 1)) == ["the next one"]
 
 
-@apache_only("POP")
 async def test_a_message_that_was_not_popped_cannot_be_acknowledged(scene: Scene) -> None:
     """behaviour.md §4.10."""
     await scene.create_topic()
@@ -81,7 +76,6 @@ async def test_a_message_that_was_not_popped_cannot_be_acknowledged(scene: Scene
         await consumer.ack(stored)
 
 
-@apache_only("POP")
 async def test_a_message_comes_again_when_its_invisible_time_was_changed(scene: Scene) -> None:
     """behaviour.md §4.11: CHANGE_MESSAGE_INVISIBLETIME."""
     await scene.create_topic()
@@ -94,7 +88,6 @@ async def test_a_message_comes_again_when_its_invisible_time_was_changed(scene: 
     await consumer.ack(again)
 
 
-@apache_only("POP")
 async def test_a_pop_takes_no_more_than_it_is_to(scene: Scene) -> None:
     """behaviour.md §4.8: maxMsgNums."""
     await scene.create_topic()
@@ -107,7 +100,6 @@ async def test_a_pop_takes_no_more_than_it_is_to(scene: Scene) -> None:
     assert max(map(len, found)) <= 3
 
 
-@apache_only("POP")
 async def test_a_pop_chooses_by_tags_and_sql(scene: Scene) -> None:
     """behaviour.md §4.8, §6."""
     await scene.create_topic()
@@ -120,7 +112,6 @@ async def test_a_pop_chooses_by_tags_and_sql(scene: Scene) -> None:
     assert bodies(await popped(sql, scene, 1, expression="n > 2", expression_type="SQL92")) == ["3"]
 
 
-@apache_only("POP")
 async def test_a_pop_that_may_wait_gets_the_message_that_comes(scene: Scene) -> None:
     """behaviour.md §4.8: polling."""
     await scene.create_topic()
@@ -131,7 +122,6 @@ async def test_a_pop_that_may_wait_gets_the_message_that_comes(scene: Scene) -> 
     assert bodies(await waiting) == ["awaited"]
 
 
-@apache_only("POP")
 async def test_one_queue_is_popped(scene: Scene) -> None:
     """behaviour.md §4.8: queueId."""
     await scene.create_topic(queues=2)
@@ -140,7 +130,6 @@ async def test_one_queue_is_popped(scene: Scene) -> None:
     assert bodies(await popped(consumer, scene, 2, queue=queue(scene, 1))) == ["1-0", "1-1"]
 
 
-@apache_only("POP")
 async def test_every_member_pops_from_every_queue(scene: Scene) -> None:
     """behaviour.md §8.13, §4.15: nobody owns a queue."""
     await scene.create_topic(queues=1)
@@ -164,7 +153,6 @@ async def test_every_member_pops_from_every_queue(scene: Scene) -> None:
     assert all(handler.messages for handler in handlers)
 
 
-@apache_only("POP")
 async def test_returning_acknowledges_and_raising_has_a_message_come_again(scene: Scene) -> None:
     """behaviour.md §8.13: ACK, CHANGE_INVISIBLE."""
     await scene.create_topic()
@@ -175,7 +163,7 @@ async def test_returning_acknowledges_and_raising_has_a_message_come_again(scene
     async def handler(message: ReceivedMessage) -> None:
         seen.append((message.body.decode(), message.reconsume_times))
         if message.body == b"bad" and message.reconsume_times == 0:
-            raise ConsumeLater(1)
+            raise ConsumeLater(invisible_ms=1000)
 
     await consumer.start()
     await send(scene, "good", "bad")
@@ -183,7 +171,6 @@ async def test_returning_acknowledges_and_raising_has_a_message_come_again(scene
     assert sorted(seen) == [("bad", 0), ("bad", 1), ("good", 0)]
 
 
-@apache_only("POP")
 async def test_popping_is_not_for_broadcasting(scene: Scene) -> None:
     """behaviour.md §8.4, §8.13."""
     with pytest.raises(SettingsError, match="BROADCASTING"):

@@ -13,7 +13,6 @@ from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, ConsumerStatus
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.headers.consumers import ConsumerStatusRequest
-from tests.interop.suite.apache_only import apache_only
 from tests.interop.suite.consuming import (
     Received,
     client_ids,
@@ -282,7 +281,6 @@ async def test_a_member_tells_its_offsets_through_the_broker(scene: Scene) -> No
 
 
 @pytest.mark.alone
-@apache_only("changing settings")
 async def test_a_reset_may_be_carried_out_by_the_members_themselves(scene: Scene) -> None:
     """behaviour.md §5.3: RESET_CONSUMER_CLIENT_OFFSET."""
     await scene.create_topic()

@@ -25,7 +25,7 @@ async def replier(scene: Scene, handle: Callable[[Producer, ReceivedMessage], Aw
         await handle(producer, message)
 
     await consumer.start()
-    await until(lambda: len(consumer.held_queues()) > 1, "the queues", 30)
+    await until(lambda: len(consumer.held_queues()) > 1, "the queues")
     return consumer
 
 

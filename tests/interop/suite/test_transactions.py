@@ -235,7 +235,7 @@ async def test_another_producer_of_the_group_is_asked_when_the_first_is_gone(sce
     result = await first.send_in_transaction(message(scene, b"first"), UNKNOWN)
     await first.close()
     assert sorted(one.body for one in await visible(scene, 2)) == [b"first", b"second"]
-    assert answers.asked[0].msg_id == result.sent.msg_id
+    assert result.sent.msg_id in {one.msg_id for one in answers.asked}  # and about its own, where that took long
 
 
 async def test_transactions_run_beside_each_other(scene: Scene) -> None:

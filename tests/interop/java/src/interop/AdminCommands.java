@@ -8,19 +8,63 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
 /**
  * Runs several commands of Apache's mqadmin in one virtual machine.
  *
- * <p>The only argument is a file with a command per line, its words separated by tabs. Before the output of each comes an
- * empty line and a line "#### " with its number from 0, after the last one "#### end".
+ * <p>The only argument is a file with a command per line, its words separated by tabs; an empty line asks for the list
+ * of commands. A number as the first word is the milliseconds after which a command that never ends is interrupted.
+ * Before the output of each comes an empty line and a line "#### " with its number from 0, after the last one
+ * "#### end".
  */
 public final class AdminCommands {
     public static void main(String[] args) throws Exception {
+        endClientsAtOnce(Thread.currentThread());
         int number = 0;
         for (String line : Files.readAllLines(Paths.get(args[0]), StandardCharsets.UTF_8)) {
             separator(String.valueOf(number++));
-            MQAdminStartup.main0(line.split("\t"), null);
+            String[] words = line.isEmpty() ? new String[0] : line.split("\t");
+            if (words.length > 0 && words[0].matches("\\d+")) {
+                interruptAfter(Long.parseLong(words[0]), java.util.Arrays.copyOfRange(words, 1, words.length));
+            } else {
+                MQAdminStartup.main0(words, null);
+            }
         }
         separator("end");
         // Client threads may linger.
         System.exit(0);
+    }
+
+    /**
+     * Every command has a client of its own. Its thread for events of connections sees that it shall end when it next
+     * wakes up, which takes up to three seconds: it is woken up while somebody waits for it.
+     */
+    private static void endClientsAtOnce(Thread commands) {
+        Thread waker = new Thread(() -> {
+            while (true) {
+                boolean waits = java.util.Arrays.stream(commands.getStackTrace())
+                    .anyMatch(frame -> frame.getClassName().endsWith(".ServiceThread") && frame.getMethodName().equals("shutdown"));
+                if (waits) {
+                    Thread.getAllStackTraces().keySet().stream()
+                        .filter(thread -> thread.getName().startsWith("NettyEventExecutor"))
+                        .forEach(Thread::interrupt);
+                }
+                try {
+                    Thread.sleep(20);
+                } catch (InterruptedException e) {
+                    return;
+                }
+            }
+        }, "waker");
+        waker.setDaemon(true);
+        waker.start();
+    }
+
+    private static void interruptAfter(long milliseconds, String[] words) throws InterruptedException {
+        Thread thread = new Thread(() -> MQAdminStartup.main0(words, null));
+        thread.start();
+        thread.join(milliseconds);
+        // A command may take one interruption for a failed send and go on.
+        while (thread.isAlive()) {
+            thread.interrupt();
+            thread.join(200);
+        }
     }
 
     private static void separator(String text) {

@@ -39,7 +39,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * has to tell the same facts.
  */
 public final class ClientBehaviours {
-    private static final int WAIT_SECONDS = 45;
+    private static final int WAIT_SECONDS = 100; // five of the client's own rounds of rebalance, on a busy machine
 
     /** One behaviour under way: what it may use and where its facts go. */
     static final class Run {

@@ -44,16 +44,17 @@ public final class FixedSequence {
         try {
             for (String target : Arguments.parse(args).all("target")) {
                 String[] parts = target.split("/");
-                int sends = run(parts[0], parts[1], "ZLIB", 1000);
-                sends += run(parts[0], parts[1], "LZ4", 2000);
-                sends += run(parts[0], parts[1], "ZSTD", 3000);
-                System.out.println(target + ": " + sends + " sends");
+                System.out.println(target + ": " + runAll(parts[0], parts[1]) + " sends");
             }
             code = 0;
         } catch (Exception e) {
             e.printStackTrace();
         }
         System.exit(code);
+    }
+
+    static int runAll(String namesrv, String broker) throws Exception {
+        return run(namesrv, broker, "ZLIB", 1000) + run(namesrv, broker, "LZ4", 2000) + run(namesrv, broker, "ZSTD", 3000);
     }
 
     private static int run(String namesrv, String broker, String type, int firstKey) throws Exception {

@@ -19,6 +19,7 @@ public final class OrderedReader {
         int count = Integer.parseInt(args[2]);
         DefaultMQProducer producer = new DefaultMQProducer("ordered-reader-producer");
         producer.setNamesrvAddr(args[0]);
+        producer.setSendMsgTimeout(20000);
         producer.start();
         for (int i = 0; i < count; i++) {
             int queue = i % 4;

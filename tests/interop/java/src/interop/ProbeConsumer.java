@@ -109,7 +109,7 @@ final class ProbeConsumer {
             Report.describe(event, message);
             Report.describePlace(event, message);
             report.write(event);
-            places.add(message.getQueueId() + "@" + message.getQueueOffset());
+            places.add(message.getStoreHost() + " " + message.getCommitLogOffset());
         } catch (Exception e) {
             throw new IllegalStateException(e);
         }

@@ -30,7 +30,9 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.client.producer.TransactionSendResult;
 import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /** What producers ask of a broker. */
 final class ProducerBehaviours {
@@ -38,6 +40,8 @@ final class ProducerBehaviours {
         known.put("send", ProducerBehaviours::send);
         known.put("refusals", ProducerBehaviours::refusals);
         known.put("batch", ProducerBehaviours::batch);
+        known.put("auto-batch", ProducerBehaviours::autoBatch);
+        known.put("static-topic", ProducerBehaviours::staticTopic);
         known.put("delay", ProducerBehaviours::delay);
         known.put("transactions", ProducerBehaviours::transactions);
         known.put("request-reply", ProducerBehaviours::requestReply);
@@ -117,6 +121,62 @@ final class ProducerBehaviours {
                 result.getOffsetMsgId().split(",").length);
         }
         consumeAll(run, run.topic(), "*", 20, true).forEach(seen -> run.fact("%s", seen));
+    }
+
+    /** Single sends of several threads that the client puts into batches; each has the result of its own message. */
+    private static void autoBatch(Run run) throws Exception {
+        DefaultMQProducer producer = run.producer();
+        run.createTopic(producer, run.topic(), 1);
+        DefaultMQProducer.class.getMethod("setAutoBatch", boolean.class).invoke(producer, true); // 4.9 has none
+        Map<Long, String> placed = new ConcurrentHashMap<>();
+        List<Thread> threads = new ArrayList<>();
+        for (int number = 0; number < 12; number++) {
+            Message message = run.message(run.topic(), "Auto", "a" + number, "auto " + number);
+            threads.add(new Thread(() -> {
+                try {
+                    SendResult result = producer.send(message);
+                    placed.put(result.getQueueOffset(), body(message) + " " + result.getSendStatus() + " own id: "
+                        + MessageClientIDSetter.getUniqID(message).equals(result.getMsgId()));
+                } catch (Exception error) {
+                    run.fact("FAILED %s", error);
+                }
+            }));
+        }
+        threads.forEach(Thread::start);
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        run.sortedFacts(new ArrayList<>(placed.values()));
+        List<String> seen = consumeAll(run, run.topic(), "*", 12, true);
+        for (int offset = 0; offset < 12; offset++) {
+            String told = placed.get((long) offset);
+            run.fact("%d at its place: %b", offset, told != null && seen.get(offset).startsWith(told.split(" SEND")[0] + " "));
+        }
+        run.fact("stored with: %s", seen.get(0).substring(seen.get(0).indexOf('{')).replaceAll("a\\d+", "a?"));
+    }
+
+    /** A static topic, which is there already: queues 5 and 3 of 8. */
+    private static void staticTopic(Run run) throws Exception {
+        DefaultMQProducer producer = run.producer();
+        List<MessageQueue> queues = new ArrayList<>();
+        run.await("8 queues", () -> {
+            queues.clear();
+            try {
+                queues.addAll(producer.fetchPublishMessageQueues(run.topic()));
+            } catch (Exception missing) {
+                return false;
+            }
+            return queues.size() == 8;
+        });
+        for (MessageQueue queue : queues) {
+            try {
+                run.fact("%s %d: %s", queue.getBrokerName(), queue.getQueueId(),
+                    describe(producer.send(run.message(run.topic(), "S", "s", "to " + queue.getQueueId()), queue)));
+            } catch (Exception error) {
+                run.fact("%s %d: %s", queue.getBrokerName(), queue.getQueueId(), error.getClass().getSimpleName());
+            }
+        }
+        consumeAll(run, run.topic(), "*", 2, false).forEach(seen -> run.fact("%s", seen));
     }
 
     /** Delay levels: never early, with what is left of the detour in the properties. */

@@ -1,0 +1,296 @@
+"""Runs the blocks of a page as a reader would: shell blocks in one shell's folder and environment, Python blocks in one
+interpreter, servers until the page ends.
+
+The text that readers see is the text that runs, with two exceptions, so that pages can be tested beside other servers.
+A port that pages name (`PORTS`) becomes a free one, everywhere on the page and back in what is printed; and a server
+that is started on its default ports is told those. A page that starts no server finds one at the
+default ports. A block of ``make`` calls is a dry run. ``HOME`` is the page's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Timer
+from typing import IO
+
+from tests.docs.blocks import Block, PageError, differs
+from tests.docs.interpreter import END
+
+PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558)
+SECONDS_MAX = 60.0
+SPARK_SECONDS_MAX = 300.0  # the first block with Spark starts a Java machine, maybe on a busy one
+READY_SECONDS = 20.0
+_NEAR = 40
+
+_ROOT = Path(__file__).parents[2]
+_BIN = Path(sys.executable).parent
+_SERVER = re.compile(r"rmq (standalone|namesrv|broker)\b(?!.*(?: -p\b|--print-config|--help))")
+_DEFAULT_PORTS = {
+    "standalone": (("--namesrv-port", 9876), ("--port", 10911)),
+    "namesrv": (("--port", 9876),),
+    "broker": (("--port", 10911),),
+}
+_PYTHON = {
+    "PYTHONPYCACHEPREFIX": str(_ROOT / ".cache/bytecode"),
+    "PYTHONDONTWRITEBYTECODE": "",
+}  # compiled once for all
+_SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half of Java's CPU time when it lives for seconds
+_SHELL = """set -euo pipefail
+. ./.environment
+cd "$(cat .cwd)"
+trap 'export -p > {folder}/.environment; env -0 > {folder}/.exported; pwd > {folder}/.cwd' EXIT
+"""
+
+
+def free_ports() -> dict[int, int]:
+    """Every port that pages name → one that is free; those of one server stay as far from each other as they are."""
+    found: dict[int, int] = {}
+    for port in PORTS:
+        if port not in found:
+            near = [other for other in PORTS if port <= other < port + _NEAR]
+            shift = _free_shift(near)
+            found |= {other: other + shift for other in near}
+    return found
+
+
+def _free_shift(ports: list[int]) -> int:
+    """By how much to move some ports so that they are free, and what brokers open beside them, too. They are below
+    those that connections get."""
+    while True:
+        shift = random.SystemRandom().randrange(20_000, 32_000) - ports[0]
+        with ExitStack() as stack:
+            try:
+                for port in {port + step for port in ports for step in (-2, 0, 1)}:
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + shift))
+            except OSError:
+                continue
+        return shift
+
+
+def is_make(block: Block) -> bool:
+    """Whether a block is calls of make alone: tests look whether there are such targets, and do not make them."""
+    return all(line.startswith("make ") for line in block.text.splitlines())
+
+
+def starts_server(block: Block) -> str:
+    """What is started by the last line of a block and runs on; empty when it ends."""
+    last = block.text.rstrip().rsplit("\n", 1)[-1].removeprefix(".venv/bin/")
+    server = _SERVER.match(last) if block.is_run and block.language == "sh" else None
+    return server[1] if server is not None else ""
+
+
+class Interpreter:
+    """A process that runs Python blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        command = [sys.executable, "-u", "-m", "tests.docs.interpreter"]
+        environment = {
+            **os.environ,
+            **_PYTHON,
+            "PYTHONPATH": str(_ROOT),
+            "PYTHONSAFEPATH": "1",
+            "JDK_JAVA_OPTIONS": _SHORT_LIFE,
+        }
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+
+    def run(self, block: Block, code: str, folder: Path, environment: Mapping[str, str], seconds: float) -> str:
+        """What a block prints. Raises PageError: it fails, or takes too long."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"page": str(block.page), "line": block.line, "code": code, "folder": str(folder)}
+        self._log.seek(0, os.SEEK_END)
+        said_before = self._log.tell()
+        timer = Timer(seconds, self._process.kill)
+        timer.start()
+        try:
+            self._process.stdin.write(json.dumps({**asked, "environment": dict(environment)}) + "\n")
+            self._process.stdin.flush()
+            printed, ended = _until_end(self._process.stdout)
+        finally:
+            timer.cancel()
+        if ended != "True":
+            self._log.seek(said_before)
+            said = self._log.read().decode(errors="replace")[-4000:]
+            raise PageError(f"{block.place}: {'failed' if ended else f'did not end in {seconds} s'}\n{printed}{said}")
+        return printed
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()  # type: ignore[union-attr]
+        self._log.close()
+
+
+def _until_end(lines: IO[str]) -> tuple[str, str]:
+    printed = []
+    for line in lines:
+        before, found, ended = line.partition(END)
+        printed.append(before)
+        if found:
+            return "".join(printed), ended.strip()
+    return "".join(printed), ""
+
+
+class PageRun:
+    """The run of a page: its folder, its environment, its servers."""
+
+    def __init__(self, folder: Path, ports: Mapping[int, int], shared: Interpreter | None = None) -> None:
+        self._folder = folder
+        self._ports = dict(ports)
+        self._shared = shared
+        self._own: Interpreter | None = None
+        self._stack = ExitStack()
+        self._seconds = SECONDS_MAX if shared is None else SPARK_SECONDS_MAX
+        self._environment = {
+            **os.environ,
+            **_PYTHON,
+            "HOME": str(folder),
+            "PATH": f"{_BIN}:{os.environ['PATH']}",
+            "COLUMNS": "120",
+            "NO_COLOR": "1",
+            "NAMESRV_ADDR": self._tested("127.0.0.1:9876"),  # what commands take when they are not told
+        }
+        (folder / ".environment").write_text("")
+        (folder / ".cwd").write_text(str(folder))
+
+    def __enter__(self) -> PageRun:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def run(self, block: Block) -> None:
+        """Run a block, or write the file that it is. Raises PageError: it fails, or prints something else."""
+        if block.title and not block.not_run:
+            path = self._folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._tested(block.text))
+        elif block.is_run:
+            printed = self._shown(self._python(block) if block.language == "python" else self._shell(block))
+            difference = None if block.shown is None else differs(block.shown, printed)
+            if difference is not None:
+                raise PageError(f"{block.place}: {difference}")
+
+    def _tested(self, text: str) -> str:
+        return re.sub(r"\b(\d{4,5})\b", lambda port: str(self._ports.get(int(port[1]), port[1])), text)
+
+    def _shown(self, text: str) -> str:
+        shown = {str(used): str(port) for port, used in self._ports.items()}
+        text = text.replace(str(self._folder), "~")
+        return re.sub(r"\b(\d{4,5})\b", lambda port: shown.get(port[1], port[1]), text)
+
+    def _python(self, block: Block) -> str:
+        interpreter = self._shared or self._own
+        if interpreter is None:
+            interpreter = self._own = Interpreter(self._folder)
+            self._stack.callback(interpreter.close)
+        environment = {**self._environment, **self._exported()}
+        return interpreter.run(block, self._tested(block.text), self._folder, environment, self._seconds)
+
+    def _exported(self) -> dict[str, str]:
+        saved = self._folder / ".exported"
+        pairs = saved.read_text().split("\0")[:-1] if saved.exists() else []
+        return dict(pair.split("=", 1) for pair in pairs)
+
+    def _shell(self, block: Block) -> str:
+        if is_make(block):
+            return self._bash(block, block.text.replace("make ", f"make -C {_ROOT} --dry-run --silent "))
+        text, kind = self._tested(block.text), starts_server(block)
+        if kind:
+            return self._server(block, text.rstrip(), kind)
+        return self._bash(block, text.replace(".venv/bin/", ""))
+
+    def _bash(self, block: Block, text: str) -> str:
+        command = ["bash", "-c", _SHELL.format(folder=self._folder) + text]
+        with subprocess.Popen(
+            command,
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                printed, _ = process.communicate(timeout=self._seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise PageError(
+                    f"{block.place}: did not end in {self._seconds} s\n{process.communicate()[0]}"
+                ) from None
+        if process.returncode:
+            raise PageError(f"{block.place}: ended with exit code {process.returncode}\n{printed}")
+        return printed
+
+    def _server(self, block: Block, text: str, kind: str) -> str:
+        """Start a server that runs until the page ends; what it prints is its first line."""
+        configured = "".join((self._folder / name).read_text() for name in re.findall(r"-c (\S+)", text))
+        for option, port in _DEFAULT_PORTS[kind]:
+            if option not in text and not (option == "--port" and "listenPort" in configured):
+                text += f" {option} {self._ports[port]}"
+        before, _, last = text.replace(".venv/bin/", "").rpartition("\n")
+        script = _SHELL.format(folder=self._folder) + f"{before}\ntrap - EXIT\nexec {last}"
+        log = self._stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=self._folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        self._stack.callback(_stop, process)
+        assert process.stdout is not None
+        timer = Timer(READY_SECONDS, process.kill)
+        timer.start()
+        first = process.stdout.readline()
+        timer.cancel()
+        if not first.startswith("ready "):
+            log.seek(0)
+            raise PageError(f"{block.place}: the server is not ready: {first}{log.read()}")
+        return first
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()  # type: ignore[union-attr]
+
+
+@contextmanager
+def standalone(folder: Path, ports: Mapping[int, int]) -> Iterator[None]:
+    """The servers of pages that start none."""
+    start = Block(folder / "shared", 0, "sh", "rmq standalone --store store\n")
+    with PageRun(folder, ports) as run:
+        run.run(start)
+        yield

@@ -1,0 +1,156 @@
+"""Every code block of the documents does what the page says; see `blocks` for how pages are written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import Block, PageError, blocks_of, differs
+from tests.docs.given import GIVEN
+from tests.docs.pages import PAGES, ROOT, RUNS, blocks_of_all, needs_spark
+from tests.docs.runner import Interpreter, PageRun, free_ports, standalone, starts_server
+
+_SECONDS_MAX = 600  # for a machine that is busy
+
+
+@pytest.fixture(scope="session")
+def spark_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Interpreter, Path]]:
+    """One process with one Spark session, whose folder all its pages share: a JVM cannot change it."""
+    folder = tmp_path_factory.mktemp("spark")
+    interpreter = Interpreter(folder)
+    yield interpreter, folder
+    interpreter.close()
+
+
+def _runs() -> Iterator[object]:
+    for name, pages in RUNS.items():
+        blocks = blocks_of_all(pages)
+        if any(block.is_run for block in blocks):
+            yield pytest.param(name, blocks, id=name, marks=[pytest.mark.spark] if needs_spark(blocks) else [])
+
+
+@pytest.mark.timeout(_SECONDS_MAX)
+@pytest.mark.parametrize(("name", "blocks"), list(_runs()))
+def test_a_page_does_what_it_says(name: str, blocks: list[Block], tmp_path: Path, request: pytest.FixtureRequest):
+    ports, page_folder, servers_folder = free_ports(), tmp_path / "page", tmp_path / "servers"
+    for made in (page_folder, servers_folder):
+        made.mkdir()
+    has_spark, has_servers = needs_spark(blocks), any(map(starts_server, blocks))
+    interpreter, folder = request.getfixturevalue("spark_interpreter") if has_spark else (None, page_folder)
+    with nullcontext() if has_servers else standalone(servers_folder, ports), emptied(folder):
+        GIVEN.get(name, lambda *_: None)(folder, ports)
+        with PageRun(folder, ports, interpreter) as run:
+            for block in blocks:
+                run.run(block)
+
+
+@contextmanager
+def emptied(folder: Path) -> Iterator[None]:
+    """Nothing stays of a page in a folder that the next one uses, too."""
+    yield
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_every_page_of_the_folder_is_in_the_site():
+    assert set((ROOT / "docs").rglob("*.md")) == set(PAGES) - {ROOT / "README.md", ROOT / "CHANGELOG.md"}
+
+
+def page(folder: Path, text: str) -> list[Block]:
+    path = folder / "page.md"
+    path.write_text(text)
+    return blocks_of(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("```\nls\n```\n", "a block in no language"),
+        ("```perl\nprint 1;\n```\n", "a block in perl"),
+        ("```sh\nls\n", "a fence that does not end"),
+        ('```python title="a.py"\npass\n```\n', "no block behind this one uses a.py"),
+    ],
+)
+def test_a_block_that_would_not_be_run_is_refused(tmp_path, text, error):
+    with pytest.raises(PageError, match=error):
+        page(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("```sh\necho one\nfalse\n```\n", r"page.md:1: ended with exit code 1\none"),
+        ("```sh\necho one\n```\nprints\n```text\ntwo\n```\n", "the page shows\ntwo\nand it prints\none"),
+        ("```python\nprint(1)\nraise ValueError('seen')\n```\n", r"page.md:1: failed\n1\n(.|\n)*ValueError: seen"),
+        (
+            "```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n",
+            r"page.md:5: failed(.|\n)*line 6.*(.|\n)*AssertionError",
+        ),
+        ("```sh\nrmq broker -n nowhere --store s\n```\n", "the server is not ready"),
+    ],
+)
+def test_a_block_that_does_something_else_fails(tmp_path, text, error):
+    *before, last = page(tmp_path, text)
+    with PageRun(tmp_path, free_ports()) as run:
+        for block in before:
+            run.run(block)
+        with pytest.raises(PageError, match=error):
+            run.run(last)
+
+
+def test_what_one_block_does_the_next_one_finds(tmp_path):
+    text = """
+```sh
+export FRUIT=apple
+mkdir below
+cd below
+```
+
+*Not run by the tests: it would end them.*
+
+```sh
+exit 1
+```
+
+```properties title="fruit.conf"
+listenPort=10911
+```
+
+```sh
+pwd; cat ~/fruit.conf
+```
+
+```text
+~/below
+listenPort=10911
+```
+
+```python
+import os
+
+fruit = os.environ["FRUIT"]
+```
+
+```python
+print(fruit, 10911 in range(20000))
+```
+
+```text
+apple …
+```
+"""
+    with PageRun(tmp_path, free_ports()) as run:
+        for block in page(tmp_path, text):
+            run.run(block)
+
+
+def test_what_a_page_shows_may_leave_out_what_changes():
+    assert differs("a … c\n…\nlast\n", "a  b   c\nmore\nmore\nlast\n") is None
+    assert differs("a … c\n…\nlast\n", "a b c\nlast\n") is None
+    assert differs("a\n…\n", "a\n") is None
+    assert differs("a … c\n", "a b d\n") is not None
+    assert differs("a\n", "a\nb\n") is not None

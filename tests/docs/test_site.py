@@ -1,0 +1,125 @@
+"""The site builds without a warning, has everything that there is, and fetches nothing from other hosts."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import typer
+from docs.catalog import CATALOG
+from docs.generate import API, FOLDER, PAGES, public_names
+
+import rmqkit
+from rmqkit.cli import app
+from rmqkit.errors import ExitCode
+from rmqkit.metrics.table import TABLE
+from rmqkit.settings import setting_table
+from tests.docs.pages import ROOT
+
+_BUILD_SECONDS_MAX = 300
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The pages and style sheets, by path; broken links and anything else that mkdocs warns of are errors."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_BUILD_SECONDS_MAX, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = (path for path in folder.rglob("*") if path.suffix in (".html", ".css"))
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+def text_of(page: str) -> str:
+    """What people read of a page's article."""
+    article = re.search(r"<article.*?>(.*)</article>", page, re.DOTALL)
+    return html.unescape(re.sub(r"<[^>]+>", "", article[1] if article else page))
+
+
+@pytest.mark.timeout(_BUILD_SECONDS_MAX)
+def test_a_reader_fetches_nothing_from_other_hosts(site):
+    for name, page in site.items():
+        fetched = r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=\"?(https?:)?//|(@import|url\()\W*(https?:)?//"
+        assert not re.search(fetched, page), f"{name} loads something from elsewhere"
+
+
+@pytest.mark.timeout(_BUILD_SECONDS_MAX)
+def test_the_site_says_nothing_of_the_machine_that_built_it(site):
+    for name, page in site.items():
+        assert str(ROOT) not in page, f"{name} names {ROOT}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_up_to_date(name, caplog):
+    with caplog.at_level("CRITICAL"):  # most requests that ask which codes are served are refused, and said so
+        assert (FOLDER / name).read_text(encoding="utf-8") == PAGES[name](), "run `make docs`"
+
+
+def _modules() -> Iterator[object]:
+    for found in pkgutil.walk_packages(rmqkit.__path__, "rmqkit."):
+        if found.name != "rmqkit.__main__":
+            yield importlib.import_module(found.name)
+
+
+def test_every_setting_is_in_the_site(site):
+    shown = text_of(site["reference/settings.html"])
+    for module in _modules():
+        for declared in vars(module).values():
+            is_struct = isinstance(declared, type) and issubclass(declared, msgspec.Struct)
+            if is_struct and "Setting(" in "".join(map(str, inspect.get_annotations(declared).values())):
+                missing = [key for key in setting_table(declared) if key not in shown]
+                assert not missing, f"settings of {declared.__name__} that no page has: {missing}"
+
+
+def test_every_code_metric_and_exit_code_is_in_the_site(site):
+    codes = text_of(site["reference/codes.html"])
+    assert [one.name for one in CATALOG.values() if one.name not in codes] == []
+    assert re.search(r"310\s+SEND_MESSAGE_V2\s+broker\s+broker\s", codes), "the broker was not asked"
+    metrics = text_of(site["reference/metrics.html"])
+    assert [one.exposed_name for one in TABLE if one.exposed_name not in metrics] == []
+    rows = re.findall(r"<tr>\s*<td><code>(\d+)</code>", site["reference/exit-codes.html"])
+    assert [int(row) for row in rows] == [int(code) for code in ExitCode]
+
+
+def _commands(command: object, path: str) -> Iterator[str]:
+    yield path
+    context = typer.Context(command)
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        below = command.get_command(context, name)
+        if not below.hidden:
+            yield from _commands(below, f"{path} {name}")
+
+
+def test_every_command_is_in_the_site(site):
+    shown = text_of(site["reference/cli.html"])
+    missing = [path for path in _commands(typer.main.get_command(app), "rmq") if path not in shown]
+    assert not missing, "run `make docs`"
+
+
+@pytest.mark.parametrize("page", API)
+def test_every_public_name_is_in_the_site_and_says_what_it_is(site, page):
+    shown = site[f"reference/api/{page}.html"]
+    for module in API[page][2]:
+        for name, home in public_names(module).items():
+            assert f'id="{home}"' in shown, f"{module}.{name} is not on the page"
+            value = getattr(importlib.import_module(module), name)
+            if callable(value) and isinstance(value, type) | hasattr(value, "__code__"):
+                assert value.__doc__, f"{home} has no docstring"
+
+
+def test_every_decision_is_in_the_menu(site):
+    menu = site["index.html"]
+    for decision in (ROOT / "docs/decisions").glob("*.md"):
+        assert f"decisions/{decision.stem}.html" in menu, decision.name

@@ -1,0 +1,275 @@
+"""A Structured Streaming query as a program of its own, so that it can be killed.
+
+``python -m tests.faults.spark.query`` takes a `Plan` as JSON. The query runs until the input says ``finish``; then it
+is run again to the end of what there is then, and the program says ``ended``.
+
+`Query` and `Program` are the other side, which starts it in a session of its own, so that all its processes (Spark's
+Java machines, Python workers) can be found and killed, each by its number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tests.interop.server_process import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["Plan", "Query", "kill"]
+
+ROOT = Path(__file__).parents[3]
+PYTHON_PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+RUNNING, FINISH, ENDED = "running", "finish", "ended"
+KILL_SECONDS = 30
+WAIT_SECONDS = 900.0
+RESTARTS_MAX = 5
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of Java machines that run too briefly to earn back the second compiler."""
+
+
+class Plan(msgspec.Struct):
+    """From a source through some expressions to a sink."""
+
+    source: str
+    source_options: dict[str, str]
+    select: list[str]
+    sink: str
+    sink_options: dict[str, str]
+    checkpoint: str
+    master: str = "local[2]"
+    conf: dict[str, str] = {}
+
+
+class Program:
+    """A query that runs. ``log`` has its output."""
+
+    def __init__(self, plan: Plan, log: Path) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._begun = output.tell()
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.spark.query", msgspec.json.encode(plan).decode()],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=log.parent,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": PYTHON_PATH,
+                    "SPARK_HOME": str(_spark_home(log.parent)),
+                    "JAVA_TOOL_OPTIONS": SHORT_LIVED,
+                },
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        """Its output so far."""
+        with self.log.open("rb") as file:
+            file.seek(self._begun)
+            return file.read().decode(errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._popen.poll() is None
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether it came to the end of what there was."""
+        return f"\n{ENDED}\n" in f"\n{self.said}"
+
+    def finish(self) -> None:
+        """Have it come to an end."""
+        assert self._popen.stdin is not None, "it is a pipe"
+        self._popen.stdin.write(f"{FINISH}\n".encode())
+        self._popen.stdin.flush()
+
+    def members(self) -> dict[int, str]:
+        """All processes of its session: number and command line."""
+        return dict(_of_session(self._popen.pid))
+
+    def kill(self) -> None:
+        """SIGKILL for all of them, until none is left."""
+
+        def is_empty() -> bool:
+            for pid in self.members():
+                kill(pid)
+            self._popen.poll()
+            return not self.members()
+
+        wait_until(is_empty, KILL_SECONDS, f"end of the processes of session {self._popen.pid}")
+        self._popen.wait()
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
+
+
+class Query:
+    """A query that goes on from its checkpoint in one program after the other.
+
+    Args:
+        say: is told when a program ended by itself, and why.
+
+    Attributes:
+        restarts: how many programs ended by themselves, as a driver does whose Python process is killed, or does not
+            get ready within the ten seconds that Spark gives it.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
+        self.checkpoint = Path(plan.checkpoint)
+        self.restarts = 0
+        self._plan = plan
+        self._log = folder / "query.log"
+        self._say = say
+        self._programs: list[Program] = []
+
+    @property
+    def program(self) -> Program:
+        """The one that runs."""
+        return self._programs[-1]
+
+    @property
+    def planned(self) -> int:
+        """How many batches were planned."""
+        return _count(self.checkpoint / "offsets")
+
+    @property
+    def committed(self) -> int:
+        """How many batches are done."""
+        return _count(self.checkpoint / "commits")
+
+    def start(self) -> None:
+        """Start a program; one before it that was not killed may be about to end."""
+        self._programs.append(Program(self._plan, self._log))
+
+    async def kill(self) -> None:
+        """Kill all processes of all programs."""
+        for program in self._programs:
+            await asyncio.to_thread(program.kill)
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something; a program that ends meanwhile is followed by another.
+        Raises AssertionError: it takes too long, or programs end again and again."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        restarts_max = self.restarts + RESTARTS_MAX
+        while not condition():
+            program = self.program
+            if not program.is_running and not program.has_ended_well:
+                self._say(f"the query ended: {_reason(program)}")
+                self.restarts += 1
+                assert self.restarts <= restarts_max, program.said[-3000:]
+                await asyncio.to_thread(program.kill)
+                self.start()
+            assert time.monotonic() < deadline, f"no {what} within {WAIT_SECONDS:g} s:\n{program.said[-3000:]}"
+            await asyncio.sleep(0.02)
+
+    async def finish(self) -> None:
+        """Have it run to the end of what there is."""
+        asked: Program | None = None
+
+        def is_over() -> bool:
+            nonlocal asked
+            if asked is not self.program and RUNNING in self.program.said:  # a new one is asked again
+                asked = self.program
+                asked.finish()
+            return self.program.has_ended_well
+
+        await self.until(is_over, "the end of the query")
+
+
+def _reason(program: Program) -> str:
+    lines = [line for line in program.said.splitlines() if "rror" in line or "ended" in line]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def _count(folder: Path) -> int:
+    return 1 + max((int(file.name) for file in folder.glob("*") if file.name.isdigit()), default=-1)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _spark_home(folder: Path) -> Path:
+    """Spark's programs under a folder that may be written to: executors keep their logs below it. Without the zipped
+    sources, which each Python worker would compile anew, workers import the installed ones."""
+    home = folder / "spark"
+    home.mkdir(exist_ok=True)
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None, "pyspark is installed"
+    assert spec.origin is not None, "it is a folder with files"
+    for name in ("bin", "jars"):
+        with contextlib.suppress(FileExistsError):
+            (home / name).symlink_to(Path(spec.origin).parent / name)
+    return home
+
+
+def _of_session(session: int) -> Iterator[tuple[int, str]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session and fields[0] != "Z":
+                    yield int(folder.name), (folder / "cmdline").read_text().replace("\0", " ")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+
+
+# ---------------------------------------------------------------- inside the program
+
+
+def run(plan: Plan) -> None:
+    """The query, until it is to finish; then all there is."""
+    from rmqkit.spark import spark_session
+
+    is_to_finish = threading.Event()
+    threading.Thread(target=_listen, args=[is_to_finish], daemon=True).start()
+    spark = spark_session("faults", plan.master, {"spark.sql.session.timeZone": "UTC", **plan.conf})
+    query = _start(spark, plan, available_now=False)
+    print(RUNNING, flush=True)
+    while not is_to_finish.wait(0.1):
+        if not query.isActive:
+            raise SystemExit(f"the query ended: {query.exception()}")
+    query.stop()
+    query = _start(spark, plan, available_now=True)
+    query.awaitTermination()
+    told = query.lastProgress
+    print(json.dumps({"batch": told.batchId if told else None}), flush=True)
+    print(ENDED, flush=True)
+    spark.stop()
+
+
+def _start(spark: SparkSession, plan: Plan, *, available_now: bool) -> StreamingQuery:
+    source = spark.readStream.format(plan.source).options(**plan.source_options).load()
+    sink = source.selectExpr(*plan.select).writeStream.format(plan.sink).options(**plan.sink_options)
+    sink = sink.option("checkpointLocation", plan.checkpoint)
+    return (sink.trigger(availableNow=True) if available_now else sink).start()
+
+
+def _listen(is_to_finish: threading.Event) -> None:
+    for line in sys.stdin:
+        if line.strip() == FINISH:
+            is_to_finish.set()
+    os._exit(1)  # nobody is there any more
+
+
+if __name__ == "__main__":
+    run(msgspec.json.decode(sys.argv[1], type=Plan))

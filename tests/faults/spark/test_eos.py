@@ -1,0 +1,42 @@
+"""The transactional sink under kills, in short: ten, and what the judge sees. ``make eos`` is the long form."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.spark.eos import Copy, Outcome, eos, judge, parse
+from tests.faults.spark.servers import OURS
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([(0, 10), (1, 11), (2, 12)], (0, 0, 0, 0)),
+        ([(0, 10), (2, 12)], (1, 0, 0, 0)),
+        ([(0, 10), (1, 11), (2, 12), (1, 11)], (0, 1, 1, 0)),
+        ([(0, 10), (1, 11), (2, 12), (1, 13)], (0, 1, 0, 0)),
+        ([(0, 10), (1, 11), (2, 12), (7, 13)], (0, 0, 0, 1)),
+    ],
+)
+def test_lost_and_repeated_rows_are_counted(rows: list[tuple[int, int]], told: tuple[int, int, int, int]) -> None:
+    outcome = Outcome(1, OURS, "transactional")
+    judge(outcome, [Copy(number, half, "") for number, half in rows], 3)
+    assert (outcome.lost, outcome.duplicates, outcome.of_one_half, outcome.strangers) == told
+    assert bool(outcome.faults) == any(told)
+
+
+@pytest.mark.faults
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_ten_kills_lose_no_row_and_repeat_none(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    outcome = asyncio.run(eos(parse(["--kills", "10", "--server", OURS, "--seed", str(seed)]), tmp_path))
+    print(outcome)
+    assert outcome.faults == []
+    assert outcome.kills.total() == 10
+    assert outcome.kills["driver"] >= 2

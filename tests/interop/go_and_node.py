@@ -1,0 +1,136 @@
+"""What peers in Go and Node need: their tools, their modules; found, fetched and built once, as `kit` does for Java.
+
+| Part | Where it comes from |
+|---|---|
+| go, node, npm | the path |
+| the modules of `go/go.sum`, of `node/package-lock.json` | go, npm, once, into the cache |
+| `go/*.go`, the program | go, once per content, into the cache |
+
+What is missing raises `Unavailable` with the reason. Each folder's ``outcome.json`` is what its program tells of
+Apache's servers 5.4.0.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.interop.kit import Unavailable, cache_folder, move_into_place
+
+HERE = Path(__file__).parent
+RUN_SECONDS = 150
+FETCH_SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A client program: its command line, what to add to its environment, what it told of Apache's servers."""
+
+    command: Sequence[str | Path]
+    outcome: Mapping[str, Any]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self, home: Path, *arguments: str) -> subprocess.Popen[str]:
+        """Run it; it writes below `home` only, and may read until its standard input is closed."""
+        env = {**os.environ, **self.env, "HOME": str(home)}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [*self.command, *arguments], env=env, cwd=home, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def run(self, home: Path, *arguments: str) -> dict[str, Any]:
+        """What it tells, by scenario."""
+        return told(self.start(home, *arguments))
+
+
+def told(running: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a program tells at its end, which the end of its standard input brings about."""
+    with running:
+        try:
+            output, errors = running.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            raise
+    assert running.returncode == 0, f"{running.args} ended with {running.returncode}: {errors[-2000:]}"
+    return msgspec.json.decode(output, type=dict[str, Any])
+
+
+def prepare_go() -> Program:
+    """Apache's Go client in the version of `go/go.mod`. Raises Unavailable."""
+    folder = HERE / "go"
+    program = _cached("go-client", sorted([*folder.glob("*.go"), *folder.glob("go.*")]))
+    if not program.exists():
+        go = _tool("go")
+        env = {"GOTOOLCHAIN": "local", "GOPATH": str(program.parent / "go"), "GOFLAGS": "-modcacherw -buildvcs=false"}
+        _fetch([go, "mod", "download"], folder, env)
+        with tempfile.TemporaryDirectory(dir=program.parent, prefix="building-") as objects:
+            env["GOCACHE"] = objects
+            done = _done([go, "build", "-o", f"{objects}/program", "."], folder, env)
+            assert done.returncode == 0, f"go build failed in {folder}:\n{done.stderr}"
+            move_into_place(Path(objects, "program"), program)
+    return Program([program], _outcome(folder))
+
+
+def prepare_node() -> Program:
+    """The Node client of `node/package.json`. Raises Unavailable."""
+    folder = HERE / "node"
+    node, pinned = _tool("node"), sorted(folder.glob("package*.json"))
+    modules = _cached("node-modules", pinned)
+    if not modules.is_dir():
+        npm = _tool("npm")
+        with tempfile.TemporaryDirectory(dir=modules.parent, prefix="fetching-") as fetched:
+            for file in pinned:
+                shutil.copy(file, fetched)
+            options = ["--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1", f"--cache={fetched}/npm"]
+            _fetch([npm, "ci", *options], fetched, {})
+            move_into_place(Path(fetched, "node_modules"), modules)
+    return Program([node, folder / "client.js"], _outcome(folder), {"NODE_PATH": str(modules)})
+
+
+def _outcome(folder: Path) -> dict[str, Any]:
+    return msgspec.json.decode((folder / "outcome.json").read_bytes(), type=dict[str, Any])
+
+
+def _cached(name: str, sources: Sequence[Path]) -> Path:
+    """Where that is kept which is made of these files."""
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    cache = cache_folder().absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache / f"{name}-{digest}"
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise Unavailable(f"no {name} on the path")
+    return found
+
+
+def _fetch(command: Sequence[str], folder: str | Path, env: Mapping[str, str]) -> None:
+    try:
+        done = _done(command, folder, env)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{' '.join(command[:3])} took longer than {FETCH_SECONDS} s") from None
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        reason = next((line for line in lines if " error " in line), lines[-1])
+        raise Unavailable(f"{' '.join(command[:3])} could not fetch modules: {reason[:300]}")
+
+
+def _done(command: Sequence[str], folder: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=FETCH_SECONDS,
+    )

@@ -1,0 +1,200 @@
+"""Messages of every kind into one broker, where its log says each of them lies, and consumers that read them all.
+
+`BULK_COUNT` messages come from our producer: single ones from many senders at once, and batches; with tags, keys,
+properties, large (compressed) bodies. The rare kinds come from a Java program (`java/src/interop/EveryKind.java`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rmqkit import Message, Producer, PullConsumer
+from rmqkit.client.sender import SendStatus
+from rmqkit.client.settings import ProducerSettings, PullConsumerSettings, StartFrom
+from rmqkit.store.log_view import LogView
+from rmqkit.store.scan import Damage
+from tests.interop.kit import ApacheKit
+from tests.interop.probe import PROBE_HEAP_MB
+from tests.interop.replicas import BROKER, POLL_SECONDS, create_topic, message_count
+from tests.interop.server_process import wait_until
+
+BULK_TOPIC = "Bulk"
+INNER_BATCH_TOPIC = "BytesInner"
+TOPICS = {
+    BULK_TOPIC: 8,
+    "Answers": 1,
+    "Resumed": 2,
+    "Bytes": 3,
+    "BytesBatch": 2,
+    INNER_BATCH_TOPIC: 1,
+    f"{'Bytes-long-':x<127}": 1,
+    "KindOrder": 4,
+    "KindDelay": 2,
+    "KindTimer": 2,
+    "KindTran": 2,
+    "KindRetry": 1,
+}
+DEAD_TOPIC, FALLBACK_TOPIC, GIVEN_UP_TOPIC = (
+    "%DLQ%kinds-retry",
+    "%RETRY%kinds-fallback",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+)
+SYSTEM_TOPICS = (
+    "SCHEDULE_TOPIC_XXXX",
+    "RMQ_SYS_TRANS_",
+    "rmq_sys_",
+    "%RETRY%kinds-long",
+    "TRANS_CHECK",
+    "OFFSET_MOVED",
+)
+"""How the names begin of topics that a client cannot subscribe to."""
+
+SENDERS = 64
+TIMEOUT_MS = 30_000
+SECONDS_MAX = 180
+PRIME = 1000003  # as in PlaceReader.java
+
+Places = dict[tuple[str, int], dict[int, int]]
+"""(topic, queue) → queue offset → physical offset."""
+
+
+@dataclass
+class Stored:
+    """What a log holds: places, and how many records of each topic have which sysFlag."""
+
+    places: Places = field(default_factory=lambda: defaultdict(dict))
+    kinds: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        return sum(len(queue) for queue in self.places.values())
+
+    def of(self, topics: Sequence[str]) -> Places:
+        return {queue: offsets for queue, offsets in self.places.items() if queue[0] in topics}
+
+    def readable_topics(self) -> list[str]:
+        return sorted({topic for topic, _ in self.places if not topic.startswith(SYSTEM_TOPICS)})
+
+
+def stored_in(store: Path, end: int) -> Stored:
+    """What lies before an offset of a log."""
+    stored = Stored()
+    paths = [path for path in sorted((store / "commitlog").iterdir()) if int(path.name) < end]
+    for segment, run in LogView([(path, int(path.name)) for path in paths]).runs():
+        if isinstance(run, Damage):
+            assert segment.start + run.position >= end, f"{segment.path}: {run}"
+            break
+        flags = run.sys_flags.tolist()
+        for topic, queue_id, rows in run.groups():
+            stored.kinds.update((topic, flags[row]) for row in rows.tolist())
+            offsets, physical = run.queue_offsets[rows].tolist(), run.offsets[rows].tolist()
+            counts = run.batch_counts[rows].tolist()
+            stored.places[topic, queue_id].update(
+                (offset + i, place)
+                for offset, place, count in zip(offsets, physical, counts, strict=True)
+                if place < end
+                for i in range(count)
+            )
+    return stored
+
+
+def message(number: int) -> Message:
+    body = b"message %d " % number
+    return Message(
+        topic=BULK_TOPIC,
+        body=body * (600 if number % 500 == 7 else number % 20 + 1),
+        tags=(None, "TagA", "TagB", "中文")[number % 4],
+        keys=[f"order-{number}", "shared"][: number % 3],
+        properties={"number": str(number), "city": "Zürich"} if number % 5 else {},
+        flag=number % 7,
+    )
+
+
+async def send_bulk(namesrv: str, count: int) -> Counter[SendStatus]:
+    """Three of four in batches; the statuses of all."""
+    settings = ProducerSettings(send_timeout_ms=TIMEOUT_MS)
+    statuses: Counter[SendStatus] = Counter()
+
+    async def send(producer: Producer, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            statuses[(await producer.send(message(number))).status] += 1
+
+    async with Producer("bulk", namesrv, settings=settings) as producer:
+        singles = iter(range(count // 4))
+        await asyncio.gather(*(send(producer, singles) for _ in range(SENDERS)))
+        for result in await producer.send_many(message(number) for number in range(count // 4, count)):
+            statuses[result.status] += 1
+    return statuses
+
+
+def send_every_kind(kit: ApacheKit, namesrv: str, broker_addr: str, work_dir: Path, *, with_timer: bool) -> None:
+    """Until everything that comes due within seconds was delivered, dead letters and given-up transactions included."""
+    arguments = ["send", "--namesrv", namesrv, "--broker", BROKER, "--timer", str(with_timer).lower()]
+    arguments += ["--timeout-seconds", str(SECONDS_MAX - 30)]
+    command = kit.jvm("interop.EveryKind", arguments, heap_mb=PROBE_HEAP_MB, work_dir=work_dir)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert done.returncode == 0, f"the Java program ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    rest = {DEAD_TOPIC: 2, FALLBACK_TOPIC: 1, GIVEN_UP_TOPIC: 1}
+    wait_until(
+        lambda: all(message_count(broker_addr, topic) >= count for topic, count in rest.items()),
+        SECONDS_MAX,
+        f"messages as {rest}",
+        poll_seconds=POLL_SECONDS,
+    )
+
+
+def create_topics(broker_addr: str) -> None:
+    for topic, queue_count in TOPICS.items():
+        create_topic(broker_addr, topic, queue_count, "+queue.type=BatchCQ" if topic == INNER_BATCH_TOPIC else "")
+
+
+async def read_with_ours(namesrv: str, group: str, topics: Sequence[str], count: int) -> Places:
+    """What a member of a group gets, until it has `count` messages or nothing comes any more."""
+    found: Places = defaultdict(dict)
+    settings = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
+    async with PullConsumer(group, namesrv, settings=settings) as consumer:
+        for topic in topics:
+            consumer.subscribe(topic)
+        while sum(map(len, found.values())) < count and (messages := await consumer.poll(timeout_ms=TIMEOUT_MS)):
+            for m in messages:
+                found[m.topic, m.queue_id][m.queue_offset] = m.physical_offset
+    return dict(found)
+
+
+Tallies = Mapping[tuple[str, int], tuple[int, int]]
+"""(topic, queue) → messages, and the sum of their places."""
+
+
+def read_with_java(
+    kit: ApacheKit, namesrv: str, group: str, topics: Sequence[str], count: int, work_dir: Path
+) -> Tallies:
+    """What Apache's push consumer gets, as `tallies` has it."""
+    arguments = [
+        "read",
+        "--namesrv",
+        namesrv,
+        "--group",
+        group,
+        "--expected",
+        str(count),
+        "--timeout-seconds",
+        str(SECONDS_MAX - 30),
+    ]
+    arguments += [part for topic in topics for part in ("--topic", topic)]
+    command = kit.jvm("interop.PlaceReader", arguments, heap_mb=PROBE_HEAP_MB, work_dir=work_dir)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("queue ")]
+    assert lines, f"the Java program ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return {(topic, int(queue_id)): (int(number), int(total)) for _, topic, queue_id, number, total in lines}
+
+
+def tallies(places: Places) -> Tallies:
+    return {
+        queue: (len(offsets), sum(offset * PRIME + place for offset, place in offsets.items()))
+        for queue, offsets in places.items()
+    }

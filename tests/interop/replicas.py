@@ -1,0 +1,240 @@
+"""Masters and slaves of either maker as processes, and what a test asks of them: how far, what tables, which bytes.
+
+Every slave has a name server of its own, which its master knows, too: a client there sees the master and this slave
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_fields
+from rmqkit.protocol.fastjson import loads
+from tests.interop.apache import (
+    BROKER_CONF,
+    HOST,
+    ask,
+    free_ports,
+    is_member,
+    log_end,
+    run_apache_broker,
+)
+from tests.interop.kit import ApacheKit
+from tests.interop.server_process import ServerProcess, wait_until
+from tests.interop.standalone import run_broker
+from tests.interop.store_files import files, without_new_blank
+
+BROKER = "replicas"
+READY_SECONDS = 60
+CAUGHT_UP_SECONDS = 60
+OURS_STOP_SECONDS = 30
+POLL_SECONDS, TABLES_POLL_SECONDS = 0.2, 1.0  # asking makes work, too
+QUEUES_MAX = 8
+
+# Several files of everything, but not hundreds; two delay levels stay pending, the others are over soon.
+CONF: Mapping[str, object] = {
+    **BROKER_CONF,
+    "brokerName": BROKER,
+    "brokerRole": "SYNC_MASTER",
+    "inSyncReplicas": 2,
+    "mappedFileSizeCommitLog": 16 << 20,
+    "mappedFileSizeConsumeQueue": 100_000,
+    "maxHashSlotNum": 20_000,
+    "maxIndexNum": 100_000,
+    "messageDelayLevel": "1s 1s 2s 2s 3s 3s 4s 4s 4s 4s 4s 4s 4s 4s 4s 4s 1h 2h",
+    "slaveReadEnable": "true",
+}
+
+TABLES = {
+    "topics": (RequestCode.GET_ALL_TOPIC_CONFIG, "topicConfigTable"),
+    "groups": (RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "subscriptionGroupTable"),
+    "offsets": (RequestCode.GET_ALL_CONSUMER_OFFSET, "offsetTable"),
+    "delays": (RequestCode.GET_ALL_DELAY_OFFSET, "offsetTable"),
+}
+"""What a slave takes over from its master: the request that tells it, and the part of the answer."""
+
+INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, INDEX_ENTRY_BYTES, INDEX_KEY_BYTES = 40, 4, 20, 12
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A running broker; `kit` is None for ours. `ports`: the broker's and the HA port."""
+
+    kit: ApacheKit | None
+    process: ServerProcess
+    address: str
+    ports: tuple[int, int]
+    store: Path
+
+    @property
+    def log_end(self) -> int:
+        return log_end(self.address)
+
+    def stop(self) -> None:
+        """Ours stops cleanly; Apache's, which needs 15 s for that, is killed."""
+        if self.kit is not None:
+            self.process.kill()
+            return
+        exit_code = self.process.stop(signal.SIGTERM, OURS_STOP_SECONDS)
+        assert exit_code == 0, f"ended with {exit_code}; {self.process.log_tail()}"
+        assert not (self.store / "abort").exists(), f"abort left in {self.store}; {self.process.log_tail()}"
+
+
+@contextmanager
+def run_replica(
+    kit: ApacheKit | None,
+    folder: Path,
+    name_servers: Sequence[str],
+    broker_id: int = 0,
+    ports: tuple[int, int] | None = None,
+) -> Iterator[Replica]:
+    """A broker that all its name servers know; id 0 is the master. Given its ports, one of ours starts again."""
+    folder.mkdir(exist_ok=ports is not None)
+    store, known = folder / "store", ";".join(name_servers)
+    port, ha_port = ports = ports or free_ports()[1:]
+    role = {} if broker_id == 0 else {"brokerId": broker_id, "brokerRole": "SLAVE"}
+    conf = {**CONF, **role, "listenPort": port, "haListenPort": ha_port, "brokerIP1": HOST, "brokerIP2": HOST}
+    running = (
+        run_broker(store, folder, known, conf) if kit is None else run_apache_broker(kit, store, folder, known, conf)
+    )
+    with running as (process, _):
+        address = f"{HOST}:{port}"
+        wait_until(lambda: all(is_member(at, address) for at in name_servers), READY_SECONDS, f"{address} at {known}")
+        yield Replica(kit, process, address, ports, store)
+
+
+def restarted(replica: Replica, name_servers: Sequence[str], broker_id: int) -> AbstractContextManager[Replica]:
+    """One of ours that has ended, again."""
+    return run_replica(None, replica.store.parent, name_servers, broker_id, replica.ports)
+
+
+def wait_caught_up(master: Replica, slaves: Collection[Replica]) -> None:
+    """Until the slaves hold what the master holds now."""
+    end = master.log_end
+    wait_until(
+        lambda: min(slave.log_end for slave in slaves) >= end,
+        CAUGHT_UP_SECONDS,
+        f"slaves that reach {end}",
+        poll_seconds=POLL_SECONDS,
+    )
+
+
+@contextmanager
+def frozen(*replicas: Replica) -> Iterator[None]:
+    """The processes stand still: their connections stay, nothing is answered."""
+    for replica in replicas:
+        os.kill(replica.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for replica in replicas:
+            os.kill(replica.process.pid, signal.SIGCONT)
+
+
+def create_topic(broker_addr: str, topic: str, queue_count: int, attributes: str = "") -> None:
+    fields = {
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "readQueueNums": str(queue_count),
+        "writeQueueNums": str(queue_count),
+        "perm": "6",
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+        **({"attributes": attributes} if attributes else {}),
+    }
+    answer = ask(broker_addr, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, fields=fields))
+    assert answer.code == ResponseCode.SUCCESS, f"{topic}: {answer.code} {answer.remark}"
+
+
+def message_count(broker_addr: str, topic: str) -> int:
+    """In all queues that a topic may have; 0 for a topic that does not exist."""
+    asked = (Command(RequestCode.GET_MAX_OFFSET, fields={"topic": topic, "queueId": str(i)}) for i in range(QUEUES_MAX))
+    return sum(int(decode_fields(ask(broker_addr, command))["offset"]) for command in asked)
+
+
+def tables(replica: Replica) -> dict[str, dict[str, Any]]:
+    """The tables of `TABLES`, by the name of the table. A 4.9 slave has its master's delay offsets in its file only."""
+    found = {}
+    for name, (code, part) in TABLES.items():
+        answer = ask(replica.address, Command(code))
+        assert answer.code == ResponseCode.SUCCESS, f"{name} of {replica.address}: {answer.code} {answer.remark}"
+        found[name] = table_of(answer.payload, part)
+    delays = replica.store / "config/delayOffset.json"
+    if not found["delays"] and delays.exists():
+        found["delays"] = table_of(delays.read_bytes(), "offsetTable")
+    return found
+
+
+def table_of(body: bytes | memoryview, part: str) -> dict[str, Any]:
+    return {str(key): value for key, value in loads(body)[part].items()}
+
+
+def missing_tables(master: Replica, slave: Replica, deadline: float) -> dict[str, object]:
+    """What of its master's tables a slave has not taken over when it had the time to."""
+    while True:
+        originals, copies = tables(master), tables(slave)
+        missing: dict[str, object] = {
+            f"{name} {key}": (original, copies[name].get(key))
+            for name, table in originals.items()
+            for key, original in table.items()
+            if not is_alike(name, original, copies[name].get(key))
+        }
+        if not missing or time.monotonic() > deadline:
+            return missing
+        time.sleep(TABLES_POLL_SECONDS)
+
+
+def is_alike(table: str, original: Any, copy: Any) -> bool:
+    """Equal; of a topic or a group in what both makers know of it."""
+    if table not in ("topics", "groups") or copy is None:
+        return bool(original == copy)
+    shared = original.keys() & copy.keys()
+    return bool(shared) and all(original[key] == copy[key] for key in shared)
+
+
+def log_difference(master: Path, slave: Path, end: int) -> str | None:
+    """Where two logs part before an offset; None when they do not."""
+    logs = [(root / "commitlog") for root in (master, slave)]
+    start = 0
+    for ours, theirs in zip_longest(*(sorted(log.iterdir()) for log in logs)):
+        if start >= end:
+            return None
+        if ours is None or theirs is None or ours.name != theirs.name:
+            return f"files {ours} and {theirs} at {start} of {end}"
+        part, copy = (path.read_bytes()[: end - start] for path in (ours, theirs))
+        if part != copy:
+            at = next(i for i, (one, other) in enumerate(zip(part, copy, strict=False)) if one != other)
+            return f"offset {start + at}: {part[at : at + 32].hex()} and {copy[at : at + 32].hex()}"
+        start += len(part)
+    return None if start >= end else f"the log ends at {start}, not {end}"
+
+
+def derived_differences(master: Path, slave: Path) -> list[str]:
+    """Files of the queues that two stores have not alike; and the index, where their entries are not the same ones.
+    (Where one file of it ends and the next begins differs after a recovery.)"""
+    queues = [files(root, "consumequeue", "batchconsumequeue") for root in (master, slave)]
+    found, copied = without_new_blank(queues[0], queues[1]), without_new_blank(queues[1], queues[0])
+    names = [name for name in found.keys() | copied.keys() if found.get(name) != copied.get(name)]
+    if index_entries(master) != index_entries(slave):
+        names.append("index")
+    return sorted(names)
+
+
+def index_entries(store: Path) -> set[bytes]:
+    """Hash and physical offset of every entry."""
+    begin = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * int(str(CONF["maxHashSlotNum"]))
+    return {
+        content[at : at + INDEX_KEY_BYTES]
+        for content in files(store, "index").values()
+        for at in range(begin, len(content), INDEX_ENTRY_BYTES)
+    }

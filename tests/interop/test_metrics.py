@@ -1,0 +1,396 @@
+"""Apache's broker and ours tell Prometheus the same after the same requests: names, kinds, labels, buckets, sums.
+
+Both get the raw requests of `Load`, sent by one client that stays connected while the metrics are read. Times are not
+compared, nor what a broker does by itself: reading half messages, registering. Source: behaviour.md §9.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.filter.subscription import subscription
+from rmqkit.metrics.settings import ExporterType, MetricLabels
+from rmqkit.metrics.table import COMMON, TABLE
+from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, ProducerData
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.command import Command, decode_fields, decode_header
+from rmqkit.protocol.headers.pop import PopMessageResponse
+from rmqkit.protocol.message import read_messages
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.standalone import Standalone
+from rmqkit.store.settings import StoreSettings
+from tests.interop.apache import BROKER_NAME, CLUSTER, HOST, QUICK_CONF, free_ports, open_store_with_apache
+from tests.interop.kit import ApacheKit
+
+TOPIC, GROUP, PRODUCERS = "Metered", "metering", "metered"
+TIMED_TOPIC = "MeteredLater"
+POP_TOPIC, POP_GROUP = "MeteredPops", "popping"
+TIMEOUT_MS = 10_000
+SECONDS_MAX = 60
+ONE_WAY = 2
+TABLE_BY_NAME = {metric.exposed_name: metric for metric in TABLE}
+OF_THE_EXPORTER = {"target_info", "otel_scope_info"}
+OTEL_SCOPE = "otel_scope_name"
+COUNTED = (
+    "rocketmq_messages_in",
+    "rocketmq_throughput_in",
+    "rocketmq_message_size",
+    "rocketmq_messages_out",
+    "rocketmq_throughput_out",
+    "rocketmq_send_to_dlq_messages",
+    "rocketmq_commit_messages",
+    "rocketmq_rollback_messages",
+    "rocketmq_finish_message_latency_milliseconds",
+    "rocketmq_half_messages",
+    "rocketmq_broker_permission",
+    "rocketmq_producer_connections",
+    "rocketmq_consumer_connections",
+    "rocketmq_consumer_lag_messages",
+    "rocketmq_consumer_inflight_messages",
+    "rocketmq_consumer_ready_messages",
+    "rocketmq_timer_enqueue_lag",
+    "rocketmq_timer_dequeue_lag",
+    "rocketmq_timing_messages",
+    "rocketmq_timer_enqueue",
+    "rocketmq_timer_dequeue",
+    "rocketmq_timer_message_snapshot",
+    "rocketmq_delay_message_latency_seconds",
+)
+POP_COUNTED = ("rocketmq_pop_revive_in_message", "rocketmq_pop_revive_retry_messages")
+POP_TOLD = (
+    "rocketmq_pop_revive_out_message",
+    "rocketmq_pop_revive_lag_milliseconds",
+    "rocketmq_pop_revive_latency_milliseconds",
+    "rocketmq_pop_offset_buffer_size",
+    "rocketmq_pop_checkpoint_buffer_size",
+)
+"""Of these labels are compared, not values: ours revives at once, Apache's reads records more than once."""
+TIMED = (
+    "rocketmq_rpc_latency_milliseconds",
+    "rocketmq_topic_create_execution_time_milliseconds",
+    "rocketmq_consumer_group_create_execution_time_milliseconds",
+)
+OWN_REQUESTS = {"update_broker_config", "get_broker_runtime_info", "register_broker", "get_max_offset"}
+"""What the fixture asks, and what is asked until something is so."""
+
+Page = Mapping[str, Family]
+
+
+class Load:
+    """The requests, to one broker."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        dispatch = Dispatch()
+        for code in (Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.CHECK_TRANSACTION_STATE):
+            dispatch.register(code, lambda connection, command: None)
+        self.client = RemotingClient(dispatch)
+
+    async def run(self) -> None:
+        await self._begin()
+        await self._send_all()
+        await self._send_timed()
+        await self._end_transactions()
+        await self._consume()
+        await self._ask_for_the_impossible()
+
+    async def _ask(self, code: int, body: bytes = b"", **fields: object) -> Command:
+        texts = {name: str(value) for name, value in fields.items()}
+        return await self.client.call(self._address, Command(code, fields=texts or None, body=body), TIMEOUT_MS)
+
+    async def _send(
+        self, body: bytes, properties: str = "", *, code: int = Code.SEND_MESSAGE_V2, **more: object
+    ) -> Command:
+        properties += f"UNIQ_KEY\x010A{time.time_ns():030X}\x02"
+        fields = {"a": PRODUCERS, "b": TOPIC, "c": "TBW102", "i": properties, "k": "false", "m": "false"}
+        numbers = {"d": 4, "e": 0, "f": 0, "h": 0, "j": 0, "g": time.time_ns() // 1_000_000}
+        return await self._ask(code, body, **{**fields, **numbers, **more})
+
+    async def _pull(self, offset: int, count: int, topic: str = TOPIC, flags: int = 4) -> Command:
+        return await self._ask(
+            Code.PULL_MESSAGE,
+            consumerGroup=GROUP,
+            topic=topic,
+            queueId=0,
+            queueOffset=offset,
+            maxMsgNums=count,
+            sysFlag=flags,
+            commitOffset=0,
+            suspendTimeoutMillis=200,
+            subscription="*",
+            subVersion=1,
+        )
+
+    async def _until_max(self, topic: str, offset: int) -> None:
+        async with asyncio.timeout(SECONDS_MAX):
+            while int(decode_fields(await self._ask(Code.GET_MAX_OFFSET, topic=topic, queueId=0))["offset"]) < offset:
+                await asyncio.sleep(0.05)
+
+    async def _begin(self) -> None:
+        queues = {
+            "readQueueNums": 1,
+            "writeQueueNums": 1,
+            "perm": 6,
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0,
+        }
+        for topic in (TOPIC, "not a name", "TBW102"):
+            await self._ask(Code.UPDATE_AND_CREATE_TOPIC, topic=topic, defaultTopic="TBW102", order="false", **queues)
+        group = {"groupName": GROUP, "retryQueueNums": 1, "retryMaxTimes": 16, "consumeEnable": True}
+        await self._ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json.dumps(group).encode())
+        consumers = [
+            ConsumerData(
+                group_name=name,
+                subscription_data_set=[subscription(topic, "*", version=1) for topic in (TOPIC, f"%RETRY%{name}")],
+                consume_type=kind,
+                message_model="CLUSTERING",
+                consume_from_where="CONSUME_FROM_FIRST_OFFSET",
+            )
+            for name, kind in ((GROUP, "CONSUME_PASSIVELY"), ("active", "CONSUME_ACTIVELY"))
+        ]
+        data = HeartbeatData(clientID="metered", consumerDataSet=consumers, producerDataSet=[ProducerData(PRODUCERS)])
+        await self._ask(Code.HEART_BEAT, msgspec.json.encode(data))
+
+    async def _send_all(self) -> None:
+        for size in (*[10] * 10, *[2000] * 8, *[50_000] * 2):
+            await self._send(b"x" * size)
+        await asyncio.gather(*(self._send(b"%d" % n, "KEYS\x01k\x02") for n in range(30)))  # as one run, or several
+        await self._send(encode_batch([BatchEntry(b"abc", b"", 0)] * 5), code=Code.SEND_BATCH_MESSAGE, m="true")
+        await self._send(b"ordered", "__SHARDINGKEY\x01k\x02")
+        await self._send(b"later", "DELAY\x011\x02")
+        await self._send(b"a trace", b="RMQ_SYS_TRACE_TOPIC")
+        await self._send(b"forbidden", b="SELF_TEST_TOPIC")
+
+    async def _send_timed(self) -> None:
+        """One message that is delivered meanwhile, and one that waits two hours."""
+        for seconds in (1, 7200):
+            at_ms = (time.time_ns() // 10**9 + seconds) * 1000
+            await self._send(
+                b"timed", f"TIMER_DELIVER_MS\x01{at_ms}\x02", b=TIMED_TOPIC, g=at_ms - seconds * 1000 - 500
+            )
+        await self._until_max(TIMED_TOPIC, 1)
+
+    async def pop(self) -> None:
+        """Three messages popped, two of them acknowledged, the third popped again; two that nobody acknowledges."""
+        queues = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "topicFilterType": "SINGLE_TAG"}
+        topic = {"topic": POP_TOPIC, "defaultTopic": "TBW102", "topicSysFlag": 0, "order": "false"}
+        await self._ask(Code.UPDATE_AND_CREATE_TOPIC, **topic, **queues)
+        for number in range(5):
+            await self._send(b"%d" % number, b=POP_TOPIC)
+        first = decode_header(await self._pop(count=3, invisible_ms=1000), PopMessageResponse)
+        handle = f"0 {first.pop_time} {first.invisible_time} {first.revive_qid} 0 {BROKER_NAME} 0"
+        place = {"consumerGroup": POP_GROUP, "topic": POP_TOPIC, "queueId": 0}
+        for offset in (0, 1):
+            await self._ask(Code.ACK_MESSAGE, extraInfo=f"{handle} {offset}", offset=offset, **place)
+        async with asyncio.timeout(SECONDS_MAX):
+            times = [0]
+            while not any(times):
+                popped = await self._pop(count=32, invisible_ms=600_000)
+                times = [message.reconsume_times for message in read_messages(bytes(popped.payload))]
+
+    async def _pop(self, *, count: int, invisible_ms: int) -> Command:
+        return await self._ask(
+            Code.POP_MESSAGE,
+            consumerGroup=POP_GROUP,
+            topic=POP_TOPIC,
+            queueId=-1,
+            maxMsgNums=count,
+            invisibleTime=invisible_ms,
+            pollTime=5000,
+            bornTime=time.time_ns() // 1_000_000,
+            initMode=0,
+            expType="TAG",
+            exp="*",
+        )
+
+    async def _end_transactions(self) -> None:
+        """Two commits, one of them late, a rollback, and one that stays open."""
+        for decision, age_ms in ((8, 0), (8, 7000), (12, 0), (None, 0)):
+            properties = f"TRAN_MSG\x01true\x02PGROUP\x01{PRODUCERS}\x02"
+            born_ms = time.time_ns() // 1_000_000 - age_ms
+            sent = decode_fields(await self._send(b"half", properties, f=4, g=born_ms))
+            if decision is not None:
+                await self._ask(
+                    Code.END_TRANSACTION,
+                    producerGroup=PRODUCERS,
+                    tranStateTableOffset=sent["queueOffset"],
+                    commitLogOffset=int(sent["msgId"][16:], 16),
+                    commitOrRollback=decision,
+                    fromTransactionCheck="false",
+                    msgId=sent["msgId"],
+                    transactionId=sent["transactionId"],
+                )
+
+    async def _consume(self) -> None:
+        """Pulls, one of them held, messages sent back, a dead letter, and retries."""
+        await self._until_max(TOPIC, 59)
+        for offset, count in ((0, 10), (10, 32), (42, 32)):
+            await self._pull(offset, count)
+        await self._pull(59, 32, flags=6)
+        pulled = read_messages(bytes((await self._pull(0, 3)).payload))
+        for message, level in zip(pulled, (1, 1, -1), strict=True):
+            back = {"originMsgId": message.msg_id, "originTopic": TOPIC, "maxReconsumeTimes": 16}
+            await self._ask(
+                Code.CONSUMER_SEND_MSG_BACK,
+                offset=message.physical_offset,
+                group=GROUP,
+                delayLevel=level,
+                unitMode="false",
+                **back,
+            )
+        await self._until_max(f"%RETRY%{GROUP}", 2)
+        await self._pull(0, 32, f"%RETRY%{GROUP}")
+        await self._send(b"once more", f"RETRY_TOPIC\x01{TOPIC}\x02", b=f"%RETRY%{GROUP}", j=1, l=16)
+        await self._ask(Code.UPDATE_CONSUMER_OFFSET, consumerGroup=GROUP, topic=TOPIC, queueId=0, commitOffset=20)
+        fields = {"consumerGroup": "unknown", "topic": TOPIC, "queueId": "0", "commitOffset": "5"}
+        one_way = Command(Code.UPDATE_CONSUMER_OFFSET, flag=ONE_WAY, fields=fields)
+        await self.client.send_one_way(self._address, one_way, TIMEOUT_MS)
+
+    async def _ask_for_the_impossible(self) -> None:
+        await self._ask(99_999)
+        await self._pull(0, 1, "NoSuchTopic")
+
+
+@pytest.fixture(scope="module")
+def told(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Page, Page]]]:
+    """What Apache's broker and ours tell after the load, and after pops."""
+    work = tmp_path_factory.mktemp("metrics")
+    port = free_ports()[0]
+    conf = {
+        "metricsExporterType": "PROM",
+        "metricsPromExporterPort": port,
+        "metricsPromExporterHost": HOST,
+        "metricsLabel": "room:7,row:b",
+    }
+    with open_store_with_apache(apache_kit, work / "store", work, conf) as apache:
+        yield asyncio.run(both_pages(apache.broker_addr, f"{HOST}:{port}", work / "ours"))
+
+
+@pytest.fixture(scope="module")
+def pages(told: list[tuple[Page, Page]]) -> tuple[Page, Page]:
+    return told[0]
+
+
+@pytest.fixture(scope="module")
+def pops(told: list[tuple[Page, Page]]) -> tuple[Page, Page]:
+    """What is told of POP; check points count as timed messages, too, at Apache's, and other families have a label more
+    of groups that pop."""
+    theirs, ours = ({name: one for name, one in page.items() if "_pop_" in name} for page in told[1])
+    return theirs, ours
+
+
+async def both_pages(apache: str, apache_metrics: str, root: Path) -> list[tuple[Page, Page]]:
+    broker = BrokerSettings(
+        listen_port=0,
+        bind_address=HOST,
+        broker_name=BROKER_NAME,
+        cluster_name=CLUSTER,
+        property_filter=True,
+        exporter_type=ExporterType.PROM,
+        exporter_port=0,
+        metric_labels=MetricLabels("room:7,row:b"),
+    )
+    store = StoreSettings(commit_log_file_bytes=1 << 20, message_delay_level=str(QUICK_CONF["messageDelayLevel"]))
+    async with Standalone(root, broker=broker, store=store) as ours:
+        loads = Load(apache), Load(ours.broker_address)
+        try:
+            found: list[tuple[Page, Page]] = []
+            for work in (Load.run, Load.pop):
+                await asyncio.gather(*map(work, loads))
+                theirs = await asyncio.to_thread(page, apache_metrics)
+                found.append((theirs, await asyncio.to_thread(page, ours.metrics_addresses[1])))
+        finally:
+            await asyncio.gather(*(load.client.close() for load in loads))
+    return found
+
+
+def page(address: str) -> Page:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=SECONDS_MAX) as answer:
+        text = answer.read().decode()
+    return {one.name: one for one in text_string_to_metric_families(text) if one.name not in OF_THE_EXPORTER}
+
+
+def samples(family: Family | None) -> dict[tuple[object, ...], float]:
+    """Values by suffix and labels, without what says who tells them."""
+    return {
+        (
+            sample.name,
+            *sorted(item for item in sample.labels.items() if item[0] not in (*COMMON, OTEL_SCOPE)),
+        ): sample.value
+        for sample in (family.samples if family is not None else ())
+    }
+
+
+def label_names(family: Family) -> set[frozenset[str]]:
+    return {frozenset(sample.labels.keys() - {OTEL_SCOPE, "le"}) for sample in family.samples}
+
+
+def exposed(family: Family) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def test_what_apache_tells_is_told_here_or_is_absent_for_a_reason(pages: tuple[Page, Page]) -> None:
+    theirs, ours = pages
+    assert theirs.keys() - ours.keys() == {
+        name for name, family in theirs.items() if TABLE_BY_NAME[exposed(family)].absent
+    }
+    assert {name for name in ours if name.startswith("rocketmq_")} <= theirs.keys()
+
+
+@pytest.mark.parametrize("fixture", ["pages", "pops"])
+def test_kinds_labels_and_buckets_are_apaches(fixture: str, request: pytest.FixtureRequest) -> None:
+    theirs, ours = request.getfixturevalue(fixture)
+    own = {"room", "row", *COMMON}
+    for family in theirs.values():
+        metric = TABLE_BY_NAME[exposed(family)]
+        assert metric.kind.value == family.type, family.name
+        assert label_names(family) == {frozenset({*metric.labels, *own})}, family.name
+        buckets = {float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels}
+        assert buckets == ({*metric.buckets, float("inf")} if metric.buckets else set()), family.name
+        if family.name in ours:
+            assert ours[family.name].type == family.type
+            assert label_names(ours[family.name]) == label_names(family)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_sums_are_apaches(pages: tuple[Page, Page], name: str) -> None:
+    theirs, ours = (
+        {key: n for key, n in samples(one.get(name)).items() if "CID_RMQ_SYS_TRANS" not in str(key)} for one in pages
+    )
+    assert theirs
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", [*POP_COUNTED, *POP_TOLD])
+def test_pops_are_told_as_apache_tells_them(pops: tuple[Page, Page], name: str) -> None:
+    theirs, ours = (samples(one.get(name)) for one in pops)
+    assert theirs
+    assert ours.keys() == theirs.keys()
+    assert ours == theirs or name in POP_TOLD
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_as_many_requests_are_timed_as_apache_times(pages: tuple[Page, Page], name: str) -> None:
+    theirs, ours = (
+        {
+            key: count
+            for key, count in samples(one[name]).items()
+            if str(key[0]).endswith("_count") and dict(key[1:]).get("request_code") not in OWN_REQUESTS
+        }
+        for one in pages
+    )
+    assert theirs
+    assert ours == theirs

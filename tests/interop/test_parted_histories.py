@@ -1,0 +1,70 @@
+"""Our slave at a master of Apache's whose log is another one from some place on: it says where, and serves nothing.
+
+The request that it compares the logs by (VIEW_MESSAGE_BY_ID) is answered differently by each release where no record
+begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rmqkit import Message, Producer
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command
+from tests.interop.apache import ask, free_ports
+from tests.interop.conftest import kit_or_skip
+from tests.interop.replicas import create_topic, restarted, run_replica
+from tests.interop.server_process import wait_until
+from tests.interop.standalone import run_name_server
+
+TOPIC = "Parted"
+PARTED_SECONDS = 60
+PULL = {
+    "consumerGroup": "asker",
+    "topic": TOPIC,
+    "queueId": "0",
+    "queueOffset": "0",
+    "maxMsgNums": "1",
+    "sysFlag": "4",
+    "commitOffset": "0",
+    "suspendTimeoutMillis": "0",
+    "subscription": "*",
+    "subVersion": "1",
+}
+
+
+async def send(namesrv: str, mark: str, count: int) -> None:
+    """There are no slaves yet to wait for."""
+    async with Producer("parting", namesrv) as producer:
+        each = (Message(topic=TOPIC, body=f"{mark} {i}".encode(), wait_store=False) for i in range(count))
+        await asyncio.gather(*map(producer.send, each))
+
+
+@pytest.mark.parametrize("version", ["5.4.0", "4.9.4"])
+def test_our_slave_follows_no_other_history_and_says_where_they_part(version: str, tmp_path: Path) -> None:
+    kit = kit_or_skip(version)
+    with run_name_server(tmp_path) as (_, known):
+        with run_replica(None, tmp_path / "ours", [known]) as ours:
+            create_topic(ours.address, TOPIC, 1)
+            asyncio.run(send(known, "both", 100))
+            common = ours.log_end
+            ours.stop()
+        shutil.copytree(ours.store, tmp_path / "theirs/store")
+        with restarted(ours, [known], 0) as ours:
+            asyncio.run(send(known, "ours", 50))
+            end = ours.log_end
+            ours.stop()
+        with run_replica(kit, tmp_path / "theirs", [known], ports=free_ports()[1:]):
+            asyncio.run(send(known, "theirs", 200))
+            with restarted(ours, [known], 1) as slave:
+                said = f"the log is not its master's from physical offset {common} on"
+                wait_until(lambda: said in slave.process.log.read_text(), PARTED_SECONDS, f"{said!r} in its log")
+                assert (
+                    ask(slave.address, Command(RequestCode.PULL_MESSAGE, fields=PULL)).code == ResponseCode.SYSTEM_BUSY
+                )
+                assert slave.log_end == end > common, "nothing is removed"
+                slave.stop()

@@ -1,0 +1,47 @@
+"""A setting marked hot is read where it is used, each time: never once, when a part is made or started."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.cli.logging_setup import LoggingSettings
+from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.settings import setting_table
+from rmqkit.store.settings import StoreSettings
+
+SOURCE = Path(__file__).parents[2] / "src/rmqkit"
+ONCE = {"__init__", "start", "_start", "open", "_open", "load"}
+"""Functions that run once; what is inside a lambda or a function of theirs may run later."""
+FOLDERS = {
+    BrokerSettings: ("broker",),
+    StoreSettings: ("store", "broker"),
+    NamesrvSettings: ("namesrv",),
+    LoggingSettings: ("cli",),
+}
+
+
+def reads(tree: ast.AST, names: set[str], once: bool = False) -> Iterator[tuple[str, bool]]:
+    """Attributes of anything called settings or logs, and whether they are read once only."""
+    for node in ast.iter_child_nodes(tree):
+        later = isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef)
+        inside = getattr(node, "name", "") in ONCE and not once if later else once
+        if isinstance(node, ast.Attribute) and node.attr in names and isinstance(node.ctx, ast.Load):
+            owner = ast.unparse(node.value).lower()
+            if "settings" in owner or owner == "logs":
+                yield node.attr, once
+        yield from reads(node, names, inside)
+
+
+@pytest.mark.parametrize("settings_type", FOLDERS, ids=lambda one: one.__name__)
+def test_every_hot_setting_is_read_when_it_is_used(settings_type):
+    hot = {name for name, _, setting in setting_table(settings_type).values() if setting.hot}
+    files = [file for folder in FOLDERS[settings_type] for file in (SOURCE / folder).rglob("*.py")]
+    found = {read for file in files for read in reads(ast.parse(file.read_text()), hot)}
+    assert hot
+    assert hot <= {name for name, _ in found}, "marked hot and read by nobody"
+    assert {name for name, once in found if once} == set(), "marked hot and read only at start"
