@@ -1,137 +1,371 @@
-"""Writes the reference pages that come out of the code: ``.venv/bin/python docs/generate.py``.
+"""Writes the reference pages that come out of the code: ``.venv/bin/python docs/generate.py``, also by ``make docs``.
 
-``codes.md``: the catalog of requests. What is served is asked of a running name server and broker (whatever is not
-answered with REQUEST_CODE_NOT_SUPPORTED) and of the dispatch that producers and consumers answer with.
+`PAGES` has one function for each page; a test calls them all and compares. What a page says of a thing is said where
+the thing is declared: settings in their `Setting`, commands in their options' help, names in their docstrings.
 """
 
 from __future__ import annotations
 
-import asyncio
+import enum
+import importlib
 import logging
+import re
 import sys
-import tempfile
-import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.errors import RequestTimedOut
-from rmqkit.protocol.codes import ResponseCode
-from rmqkit.protocol.command import Command
-from rmqkit.remoting.client import RemotingClient
-from rmqkit.standalone import Standalone
+import msgspec
+import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, this folder alone is on the path
-from docs.catalog import CATALOG, Content, Operation, Server
+from docs.served import codes_page
 
-CODES_PAGE = Path(__file__).parent / "reference/codes.md"
-TIERS = {
-    1: "Producing, consuming, transactions, retry, queries; brokers that register",
-    2: "Tools, replication, access control",
-    3: "POP, controller, static topics, cold data, lite topics",
+from rmqkit import errors
+from rmqkit import settings as configuration
+from rmqkit.broker.settings import NOT_BUILT, PROMISES, WITHOUT_EFFECT, BrokerSettings
+from rmqkit.cli import app
+from rmqkit.cli.logging_setup import LoggingSettings
+from rmqkit.client import settings as client
+from rmqkit.metrics import table as metrics
+from rmqkit.metrics.settings import EXPORTERS_WITHOUT_EFFECT, ExporterSettings
+from rmqkit.namesrv import settings as namesrv
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.remoting.authentication import AuthenticationSettings
+from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
+from rmqkit.spark import options as spark
+from rmqkit.store.settings import StoreSettings
+from rmqkit.testing import chaos, plugin
+
+FOLDER = Path(__file__).parent
+NOTE = "This page is generated: `make docs` writes it, and a test fails while it is out of date.\n"
+
+# ---------------------------------------------------------------- settings
+
+SETTINGS: dict[str, tuple[str, Sequence[type[msgspec.Struct]]]] = {
+    "Broker": ("In `broker.conf`.", (BrokerSettings,)),
+    "Store": ("In `broker.conf`, too.", (StoreSettings,)),
+    "Name server": ("In `namesrv.conf`; the file of `rmq standalone` has both kinds.", (namesrv.NamesrvSettings,)),
+    "Log": ("In either file.", (LoggingSettings,)),
+    "Metrics": ("In either file; see [metrics](metrics.md).", (ExporterSettings,)),
+    "TLS": (
+        "In either file, or in a file of their own that `tls.config.file` names.",
+        (ServerTlsSettings, ClientTlsSettings),
+    ),
+    "Users": ("In `broker.conf`.", (AuthenticationSettings,)),
+    "Every client": ("Fields of the settings of producers and consumers.", (client.ClientSettings,)),
+    "Producers": ("`ProducerSettings`", (client.ProducerSettings,)),
+    "Consumers": ("`PullConsumerSettings`, `PushConsumerSettings`", (client.ConsumerSettings,)),
+    "Pull consumers": ("`PullConsumerSettings`", (client.PullConsumerSettings,)),
+    "Push consumers": ("`PushConsumerSettings`", (client.PushConsumerSettings,)),
+    "Spark: stores": ('Options of `spark.read.format("rocketmq-store")`.', (spark.StoreOptions,)),
+    "Spark: topics": (
+        'Options of `read` and `readStream` with `format("rocketmq")`, [beside those of Kafka](../spark-options.md).',
+        (spark.LiveOptions,),
+    ),
+    "Spark: writing": (
+        'Options of `write` and `writeStream` with `format("rocketmq")`, beside those of producers.',
+        (spark.SinkOptions,),
+    ),
 }
-ANSWER_TIMEOUT_MS = 3000
+_SETTINGS_HEAD = f"""# Settings
 
-_HEAD = """# Request codes
+Servers read Java's properties files; the keys are RocketMQ's. The command line (`--port` and its like, `--set
+KEY=VALUE`) wins over the environment (`RMQCONF_KEY`), that over the file (`-c`), that over the defaults.
+`--print-config` shows every setting with its value and who gave it. Programs set a client's fields in Python:
+`ProducerSettings(send_timeout_ms=500)`. Options of Spark are given with `option(...)`.
 
-Every request of RocketMQ's remoting protocol, who answers it, and whether rmqkit does. The types are declared in
-`rmqkit.protocol.headers` and `rmqkit.protocol.bodies`, except for requests that nothing here speaks (*undeclared*); the
-table behind this page is `docs/catalog.py`. Bodies in *italics* are not JSON. A request that is not answered gets code
-3, `REQUEST_CODE_NOT_SUPPORTED`.
+A value out of bounds is an error at start. An unknown key is ignored, with a warning that names the nearest known key.
+Settings marked *hot* can be changed while the server runs, by `rmq admin broker config-set`, or in the file and SIGHUP.
 
-This page is generated: `.venv/bin/python docs/generate.py` writes it, and a test fails while it is out of date.
-"""
-_COLUMNS = (
-    "| Code | Name | Answered by | rmqkit | Header → response header | Body → response body |\n" + "|---" * 6 + "|"
-)
-_UNDECLARED = "*undeclared*"
+{NOTE}"""
 
 
-def codes_page(served: dict[Server, frozenset[int]]) -> str:
-    """The text of ``codes.md``."""
-    parts = [_HEAD]
-    for tier, title in TIERS.items():
-        rows = [operation for operation in CATALOG.values() if operation.tier == tier]
-        count = sum(_is_served(operation, served) for operation in rows)
-        parts.append(f"## Tier {tier}: {title}\n\n{count} of {len(rows)} are answered.\n\n{_COLUMNS}")
-        parts.extend(_row(operation, served) for operation in rows)
+def settings_page() -> str:
+    """Every setting with its key, default and bounds."""
+    parts = [_SETTINGS_HEAD]
+    for title, (where, types) in SETTINGS.items():
+        first = "Field | Key in Java" if types[0].__module__ == client.__name__ else "Key"
+        parts.append(f"## {title}\n\n{where}\n\n| {first} | Default | Bounds | |\n{'|---' * (4 + first.count('|'))}|")
+        parts += [row for settings_type in types for row in _setting_rows(settings_type, has_fields="|" in first)]
         parts.append("")
+    parts.append(_keys("Accepted without effect", "Java's threads, buffers and JVM.", _WITHOUT_EFFECT))
+    parts.append(_keys("Not built yet", "Accepted, with one warning that they are ignored.", NOT_BUILT - _KNOWN))
+    parts.append(_keys("Refused unless they ask for what is there", "", (f"{k}={'|'.join(v)}" for k, v in _PROMISES)))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+_KNOWN = frozenset(key for _, types in SETTINGS.values() for one in types for key in configuration.setting_table(one))
+_WITHOUT_EFFECT = WITHOUT_EFFECT | namesrv.WITHOUT_EFFECT | EXPORTERS_WITHOUT_EFFECT
+_PROMISES = sorted((PROMISES | namesrv.PROMISES).items())
+
+
+def _setting_rows(settings_type: type[msgspec.Struct], *, has_fields: bool) -> Iterator[str]:
+    """Rows of the fields that no base has with the same default; the base's table has those."""
+    defaults = settings_type()
+    inherited = {pair for base in settings_type.__mro__[1:] for pair in _texts(base).items()}
+    for key, (name, value_type, setting) in configuration.setting_table(settings_type).items():
+        default = configuration.to_properties(defaults)[key]
+        if (key, default) in inherited:
+            continue
+        names = (f"`{name}`", f"`{key}`") if has_fields else (f"`{key}`",)
+        bounds = _choices(value_type) or _bounds(setting.low, setting.high)
+        yield _row(
+            *names, f"`{default}`" if default else "", bounds, setting.help + (" (*hot*)" if setting.hot else "")
+        )
+
+
+def _texts(base: type) -> dict[str, str]:
+    has_table = issubclass(base, msgspec.Struct) and base.__module__.startswith("rmqkit.") and base.__name__[0] != "_"
+    return configuration.to_properties(base()) if has_table else {}
+
+
+def _bounds(low: int | None, high: int | None) -> str:
+    return " ".join(f"{sign} {bound}" for sign, bound in (("≥", low), ("≤", high)) if bound is not None)
+
+
+def _choices(value_type: object) -> str:
+    if isinstance(value_type, type) and issubclass(value_type, enum.Enum):
+        return ", ".join(f"`{member.value}`" for member in value_type)
+    return ""
+
+
+def _keys(title: str, what: str, keys: Iterable[str]) -> str:
+    return f"## {title}\n\n{what}\n\n{', '.join(f'`{key}`' for key in sorted(keys))}\n"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
+
+
+def _escaped(cell: str) -> str:
+    cell = cell.replace("|", "\\|")
+    return cell if cell.startswith("`") else cell.replace("<", "&lt;")
+
+
+# ---------------------------------------------------------------- metrics
+
+_METRICS_HEAD = f"""# Metrics
+
+A broker or name server with `metricsExporterType=PROM` tells them to Prometheus, at `metricsPromExporterPort`
+([how to](../how-to/metrics.md)). Names that begin with `rocketmq_` are Apache's, with its labels, units and buckets, so
+dashboards for it work; those that begin with `rmqkit_` are ours.
+
+{NOTE}"""
+
+
+def metrics_page() -> str:
+    """Every metric of the table, those that nobody tells at the end."""
+    parts = [_METRICS_HEAD, "## Labels of all\n", f"| Label | |\n{'|---' * 2}|"]
+    parts += [_row(f"`{label}`", meaning) for label, meaning in metrics.COMMON.items()]
+    sides = {"Broker and name server": metrics.Server.BOTH, "Broker": metrics.Server.BROKER}
+    for title, servers in (sides | {"Name server": metrics.Server.NAME_SERVER}).items():
+        parts.append(f"\n## {title}\n\n| Metric | Kind | Labels | What it says |\n{'|---' * 4}|")
+        parts += [_metric(one, one.help) for one in metrics.TABLE if one.servers is servers and not one.absent]
+    parts.append(f"\n## Of Apache's, not here\n\n| Metric | Kind | Labels | Why |\n{'|---' * 4}|")
+    parts += [_metric(one, one.absent) for one in metrics.TABLE if one.absent]
+    return "\n".join(parts) + "\n"
+
+
+def _metric(one: metrics.Metric, meaning: str) -> str:
+    return _row(f"`{one.exposed_name}`", one.kind.value, ", ".join(f"`{label}`" for label in one.labels), meaning)
+
+
+# ---------------------------------------------------------------- command line
+
+_CLI_HEAD = f"""# The `rmq` command
+
+Every command with its arguments and options; `rmq COMMAND --help` says the same. [Exit codes](exit-codes.md) are the
+same everywhere. `rmq --install-completion` has the shell complete commands.
+
+{NOTE}"""
+
+
+_CONNECTION = "Connection and output"
+_OPTION_COLUMNS = f"| Argument or option | Value | Default | |\n{'|---' * 4}|"
+
+
+def cli_page() -> str:
+    """The tree of commands; what all that connect have in common is told once."""
+    root: Any = typer.main.get_command(app)
+    shared: dict[str, str] = {}
+    tree = list(_command(root, typer.Context(root, info_name="rmq"), "rmq", shared))
+    common = [f"## {_CONNECTION}\n", "Of every command that asks servers.\n", _OPTION_COLUMNS, *shared.values(), ""]
+    return "\n".join([_CLI_HEAD, *tree, *common]).rstrip() + "\n"
+
+
+def _command(command: Any, context: typer.Context, path: str, shared: dict[str, str]) -> Iterator[str]:
+    depth = min(path.count(" ") + 1, 4)
+    if depth > 1:
+        yield f"{'#' * depth} {path}\n"
+    yield (command.help or "").split("\f")[0].strip() + "\n"
+    own, connects = [], False
+    for parameter in command.params:
+        row = "" if getattr(parameter, "hidden", False) else _parameter(parameter, context)
+        if getattr(parameter, "rich_help_panel", None) == _CONNECTION:
+            connects = True
+            shared.setdefault(parameter.name, row)
+        elif row:
+            own.append(row)
+    if own:
+        yield from (_OPTION_COLUMNS, *own, "")
+    if connects:
+        yield f"Also [{_CONNECTION.lower()}](#connection-and-output).\n"
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        below = command.get_command(context, name)
+        if below is not None and not below.hidden:
+            yield from _command(below, typer.Context(below, info_name=name, parent=context), f"{path} {name}", shared)
+
+
+def _parameter(parameter: Any, context: typer.Context) -> str:
+    if parameter.name == "help":
+        return ""
+    is_option = parameter.param_type_name == "option"
+    names = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.make_metavar(context)]
+    value = "" if getattr(parameter, "is_flag", False) else _value(parameter, context) if is_option else ""
+    default = parameter.get_default(context, call=False)
+    is_told = not is_option or callable(default) or "default:" in (parameter.help or "")
+    shown = "" if is_told or default in (None, False, "", (), []) else f"`{getattr(default, 'value', default)}`"
+    environment = f" Environment: `{parameter.envvar}`." if getattr(parameter, "envvar", None) else ""
+    return _row(", ".join(f"`{name}`" for name in names), value, shown, (parameter.help or "") + environment)
+
+
+def _value(parameter: Any, context: typer.Context) -> str:
+    choices = getattr(parameter.type, "choices", None)
+    if choices:
+        return ", ".join(f"`{getattr(choice, 'value', choice)}`" for choice in choices)
+    low, high = getattr(parameter.type, "min", None), getattr(parameter.type, "max", None)
+    if low is not None or high is not None:
+        return _bounds(low, high)
+    return f"`{parameter.make_metavar(context).strip('[]<>')}`"
+
+
+# ---------------------------------------------------------------- exit codes
+
+_EXIT_HEAD = f"""# Exit codes
+
+Every `rmq` command ends with one of these. What went wrong is one line on standard error: what was tried, what was
+found, and what to do. `rmq --debug COMMAND` shows the traceback, too.
+
+{NOTE}"""
+
+
+def exit_codes_page() -> str:
+    """The table at the top of `rmqkit.errors`, and which errors end with which code."""
+    rows = [_row(f"`{code}`", meaning, _errors_of(int(code))) for code, meaning in _table_of(errors)]
+    return "\n".join([_EXIT_HEAD, f"| Code | Meaning | Raised as |\n{'|---' * 3}|", *rows]) + "\n"
+
+
+def _table_of(module: ModuleType) -> list[tuple[str, str]]:
+    """The rows of the table of two columns in a module's docstring."""
+    _, _, body, _ = re.split(r"^=+  =+\n", (module.__doc__ or "") + "\n", maxsplit=3, flags=re.MULTILINE)
+    at = re.search(r"^=+  ", module.__doc__ or "", re.MULTILINE)
+    assert at is not None, f"{module.__name__} has no table"
+    rows: list[tuple[str, str]] = []
+    for line in body.splitlines():
+        first, second = line[: len(at[0])].strip(), line[len(at[0]) :].strip()
+        if first:
+            rows.append((first.replace("``", "`"), second.replace("``", "`")))
+        elif rows:
+            rows[-1] = (rows[-1][0], f"{rows[-1][1]} {second.replace('``', '`')}")
+    return rows
+
+
+def _errors_of(code: int) -> str:
+    classes = [(one, errors.ExitCode.FAILED) for one in (errors.RmqError,)] + list(errors._BY_CLASS)
+    names = [f"`{one.__name__}`" for one, found in classes if found == code]
+    responses = ", ".join(
+        f"{number} {ResponseCode(number).name}" for number, found in errors._BY_RESPONSE.items() if found == code
+    )
+    return "; ".join(filter(None, (", ".join(names), f"response codes {responses}" if responses else "")))
+
+
+# ---------------------------------------------------------------- Python
+
+ADMIN = "clusters topics brokers name_servers groups offsets messages clients explain causes".split()
+API: dict[str, tuple[str, str, Sequence[str]]] = {
+    "rmqkit": ("Clients", "`from rmqkit import Message, Producer, …`", ("rmqkit",)),
+    "sync": (
+        "Clients without a loop, queues of messages and members",
+        "`from rmqkit import sync`, `selectors`, `allocate`",
+        ("rmqkit.client.sync", "rmqkit.client.selectors", "rmqkit.client.allocate"),
+    ),
+    "spark": (
+        "Spark",
+        "`from rmqkit.spark import spark_session`; the jobs are functions of a session and a path.",
+        (
+            "rmqkit.spark",
+            *(f"rmqkit.spark.jobs.{job}" for job in "summary audit diff verify rebuild query archive replay".split()),
+        ),
+    ),
+    "admin": (
+        "Administration",
+        "`from rmqkit.admin import Admin`: what `rmq admin` does, as coroutines that return structs.",
+        ("rmqkit.admin", *(f"rmqkit.admin.{noun}" for noun in ADMIN)),
+    ),
+    "testing": ("Testing", "The pytest plugin and what is under it.", ("rmqkit.testing",)),
+    "errors": ("Errors", "Everything that is raised on purpose.", ("rmqkit.errors",)),
+}
+
+
+def api_page(title: str, what: str, modules: Sequence[str]) -> str:
+    """Directives for the public names of some modules; their docstrings come in when the site is built."""
+    parts = [f"# {title}\n\n{NOTE}\n{what}\n"]
+    for module in modules:
+        if len(modules) > 1:
+            parts.append(f"## `{module}`\n")
+        below = "    options:\n      heading_level: 3\n" if len(modules) > 1 else ""
+        parts += [f"::: {home}\n{below}" for home in public_names(module).values()]
     return "\n".join(parts)
 
 
-def _is_served(operation: Operation, served: dict[Server, frozenset[int]]) -> bool:
-    return any(operation.code in served.get(server, ()) for server in operation.servers)
+def testing_page() -> str:
+    """The fixtures and the dials, from the tables where they are declared, then the classes."""
+    title, what, modules = API["testing"]
+    for heading, column, module in (("Fixtures", "Fixture", plugin), ("Chaos dials", "Dial", chaos)):
+        rows = "\n".join(_row(*row) for row in _table_of(module))
+        what += f"\n\n## {heading}\n\n| {column} | |\n|---|---|\n{rows}"
+    return api_page(title, what, modules)
 
 
-def _row(operation: Operation, served: dict[Server, frozenset[int]]) -> str:
-    cells = (
-        str(int(operation.code)),
-        operation.name,
-        ", ".join(operation.servers),
-        ", ".join(server for server in operation.servers if operation.code in served.get(server, ())) or "–",
-        _pair(operation.request_header, operation.response_header) if operation.is_typed else _UNDECLARED,
-        _pair(operation.request_body, operation.response_body) if operation.is_typed else _UNDECLARED,
-    )
-    return f"| {' | '.join(cells)} |"
+def public_names(module_name: str) -> dict[str, str]:
+    """The names a module offers → where each is defined."""
+    module = importlib.import_module(module_name)
+    names = {}
+    for name in module.__all__:
+        value = getattr(module, name)
+        home = getattr(value, "__module__", None)
+        is_defined_there = home is not None and hasattr(sys.modules.get(home), name)
+        names[name] = (
+            value.__name__
+            if hasattr(value, "__path__") or type(value) is type(sys)
+            else (f"{home}.{name}" if is_defined_there else f"{module_name}.{name}")
+        )
+    return names
 
 
-def _pair(of_request: object, of_response: object) -> str:
-    return f"{_type(of_request)} → {_type(of_response)}" if of_response is not None else _type(of_request)
+# ---------------------------------------------------------------- all
 
-
-def _type(shown: object) -> str:
-    if shown is None:
-        return "–"
-    if isinstance(shown, Content):
-        return f"*{shown}*"
-    items = typing.get_args(shown)
-    return f"list of `{items[0].__name__}`" if items else f"`{getattr(shown, '__name__', shown)}`"
-
-
-async def served_codes(store_root: Path) -> dict[Server, frozenset[int]]:
-    """Which codes our name server, broker and clients answer."""
-    standalone = Standalone(store_root)
-    remoting = RemotingClient()
-    await standalone.start()
-    try:
-        servers = {Server.NAME_SERVER: standalone.namesrv_address, Server.BROKER: standalone.broker_address}
-        found = {server: await _answered(remoting, address) for server, address in servers.items()}
-    finally:
-        await remoting.close()
-        await standalone.stop()
-    found[Server.CLIENT] = _answered_by_clients()
-    return found
-
-
-async def _answered(remoting: RemotingClient, address: str) -> frozenset[int]:
-    """Asked without header and body: most answers are refusals, and nothing is changed."""
-    codes = set()
-    for code in CATALOG:
-        try:
-            response = await remoting.call(address, Command(code), ANSWER_TIMEOUT_MS)
-            is_known = response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-        except RequestTimedOut:
-            is_known = True
-        if is_known:
-            codes.add(code)
-    return frozenset(codes)
-
-
-def _answered_by_clients() -> frozenset[int]:
-    runtime = ClientRuntime("127.0.0.1:9876")
-    for kind in (Producer, PushConsumer, PullConsumer):
-        kind("group", runtime=runtime)
-    return runtime.dispatch.codes
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/settings.md": settings_page,
+    "reference/codes.md": codes_page,
+    "reference/cli.md": cli_page,
+    "reference/metrics.md": metrics_page,
+    "reference/exit-codes.md": exit_codes_page,
+    **{f"reference/api/{name}.md": lambda parts=parts: api_page(*parts) for name, parts in API.items()},  # type: ignore[misc]
+    "reference/api/testing.md": testing_page,
+}
 
 
 def main() -> None:
     logging.disable()
-    with tempfile.TemporaryDirectory() as folder:
-        page = codes_page(asyncio.run(served_codes(Path(folder))))
-    CODES_PAGE.write_text(page, encoding="utf-8")
-    print(f"wrote {CODES_PAGE}")
+    for name, page in PAGES.items():
+        path, text = FOLDER / name, page()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(FOLDER.parent)}")
 
 
 if __name__ == "__main__":

@@ -17,12 +17,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
 from rmqkit import Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
 from rmqkit.client.settings import PushConsumerSettings, StartFrom
@@ -138,28 +136,31 @@ async def read_again(namesrv: str) -> set[str]:
     return found
 
 
-def spark_summary(store: Path) -> None:
-    """Counts per topic and tag, straight from the files."""
+def spark_pipeline(store: Path, report: Path) -> None:
+    """What ``rmq pipeline summary``, ``verify`` and ``audit`` say, in one Spark session, straight from the files."""
+    from rmqkit.cli.pipeline.showing import collect, show
     from rmqkit.spark import spark_session
+    from rmqkit.spark.jobs.audit import audit
+    from rmqkit.spark.jobs.audit_report import findings, write_report
     from rmqkit.spark.jobs.summary import summary
+    from rmqkit.spark.jobs.verify import verify
 
     with console.status("  starting Spark"):
         spark = spark_session("rmqkit demo", master="local[2]")
-        rows = [row.asDict() for row in summary(spark, str(store)).collect()]
-    table = Table(box=None, pad_edge=False)
-    for i, name in enumerate(rows[0]):
-        table.add_column(name, justify="left" if i < 2 else "right")
-    for row in rows:
-        table.add_row(*map(cell, row.values()))
-    console.print(table)
-    spark.stop()
-
-
-def cell(value: object) -> str:
-    """A value of the table as a person reads it."""
-    if isinstance(value, datetime):
-        return value.strftime("%H:%M:%S.%f")[:-3]
-    return f"{value:,}" if isinstance(value, int) else str(value or "")
+        rows = collect(summary(spark, str(store)))
+    show(rows, as_json=False)
+    with console.status("  verifying and auditing"):
+        verified = verify(spark, str(store))
+        found = audit(spark, str(store), period_seconds=1)
+        spark.stop()
+    looked_at = ", ".join(f"{count:,} {what}" for what, count in verified.checked.items())
+    console.print(
+        f"  verified: [bold]{'sound' if verified.is_sound else 'damaged'}[/bold], {looked_at}", soft_wrap=True
+    )
+    for title, finding in findings(found)[:3]:
+        console.print(f"  {title.lower()}: {finding}", soft_wrap=True)
+    write_report(found, report)
+    console.print(f"  all of it, with plots: {report}", soft_wrap=True)
 
 
 def headline(text: str) -> None:
@@ -182,8 +183,8 @@ def main() -> None:
             lost = sent - asyncio.run(read_again(server.namesrv))
             console.print(f"  read again from the beginning: {len(sent) - len(lost):,} of {len(sent):,} found, "
                           f"[bold]{len(lost)} lost[/bold]")  # fmt: skip
-        headline("4  Spark reads the store's files as a table")
-        spark_summary(store)
+        headline("4  Spark reads the store's files: counts, a check of everything, an audit")
+        spark_pipeline(store, Path(tempfile.gettempdir()) / "rmq-demo-audit.html")
     if lost:
         raise SystemExit(f"demo: {len(lost)} acknowledged messages were lost")
     console.print(f"\nDone in {time.perf_counter() - started:.0f} s. Go on: start .venv/bin/rmq standalone, then run "
