@@ -6,17 +6,18 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 FUZZER := $(VENV)/.fuzzer
 UV     := requirements/uv.sh $(VENV)
-LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/examples.txt requirements/dev.txt
+LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/lake.txt requirements/report.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt
 ARGS   ?=
+JOBS   ?= 1
 SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help env check test test-unit crash soak demo bench bench-broker fuzz lock clean
+.PHONY: help env check test test-unit crash crash-ha soak streams eos demo docs bench bench-broker bench-pop bench-timer bench-ha bench-spark fuzz lock clean
 
 help: ## list the tasks
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo.'
+	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo; JOBS=2 runs the tests in two processes.'
 
 env: $(STAMP) ## make .venv with everything that the tasks below need
 	@echo "env: $(VENV) is up to date ($$($(BIN)/python --version))"
@@ -33,7 +34,7 @@ check: $(STAMP) ## format, lint, types, import contracts
 
 test: check $(FUZZER) ## check, then every test (Java tests skip, with the reason, where Java is missing)
 	@echo "test: pytest"
-	@$(BIN)/python -m pytest $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode $(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) $(ARGS)
 
 test-unit: $(STAMP) ## the tests that need only Python
 	@$(BIN)/python -m pytest -m "not interop and not spark" $(ARGS)
@@ -41,12 +42,26 @@ test-unit: $(STAMP) ## the tests that need only Python
 crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 10 minutes; ARGS="--seed 7" repeats
 	@$(BIN)/python -m tests.faults.crash $(ARGS)
 
+crash-ha: $(STAMP) ## 100 SIGKILLs for master and slave with bad links between them, and split histories, 5 minutes
+	@$(BIN)/python -m tests.faults.ha.crash $(ARGS)
+
 soak: SECONDS = 1800
 soak: $(STAMP) ## clients of every kind under load, SECONDS=1800 long: nothing lost, nothing grows
 	@$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(ARGS)
 
+streams: $(STAMP) ## 2,000,000 messages through a stream while its driver and broker are killed, ours and Apache's; ARGS="--seed 7" repeats
+	@$(BIN)/python -m tests.faults.spark.streams $(ARGS)
+
+eos: $(STAMP) ## 200 kills under the transactional sink, over ours and Apache's broker: no row lost, none twice
+	@$(BIN)/python -m tests.faults.spark.eos $(ARGS)
+
 demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
 	@$(BIN)/python examples/demo.py $(ARGS)
+
+docs: $(STAMP) ## write the pages that come out of the code, and build the site: site/index.html
+	@$(BIN)/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "docs: site/index.html"
 
 bench: $(STAMP) ## measure this machine
 	@$(BIN)/rmq bench start $(ARGS)
@@ -54,11 +69,23 @@ bench: $(STAMP) ## measure this machine
 bench-broker: $(STAMP) ## our broker and Apache's under the same Java load (needs Java 17 and Maven)
 	@$(BIN)/python bench/broker_bench.py $(ARGS)
 
+bench-pop: $(STAMP) ## our broker and Apache's under the same pops and acks in one run (needs Java 17 and Maven)
+	@$(BIN)/python bench/beside_apache.py pop $(ARGS)
+
+bench-timer: $(STAMP) ## a million timed messages at our broker and at Apache's in one run (needs Java 17 and Maven)
+	@$(BIN)/python bench/beside_apache.py timer $(ARGS)
+
+bench-ha: $(STAMP) ## masters with slaves: rates, lag, catch-up, beside Apache's (Java 17, Maven); ARGS="--gib 10"
+	@$(BIN)/python bench/ha_bench.py $(ARGS)
+
+bench-spark: $(STAMP) ## the Spark pipeline beside other ways, 15 minutes; ARGS="--quick" takes 3 (needs Java 17 and Maven)
+	@$(BIN)/python bench/spark_bench.py $(ARGS)
+
 fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)
 
 lock: $(STAMP) ## compile requirements/*.in to exact versions with hashes
-	@for name in uv run spark otel dev examples fuzz peers; do \
+	@for name in uv run spark otel lake report dev docs examples fuzz peers; do \
 	  echo "lock: requirements/$$name.txt"; \
 	  (cd requirements && ./uv.sh ../$(VENV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) $$name.in -o $$name.txt) || exit 1; \
@@ -74,7 +101,7 @@ $(STAMP): pyproject.toml requirements/uv.txt $(LOCKS)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "env: $(PYTHON) is Python %d.%d; rmqkit needs >= 3.11: make env PYTHON=python3.11" % v[:2])'
 	@[ -x $(BIN)/python ] || { echo "env: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@[ -x $(BIN)/uv ] || { echo "env: installing uv"; $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt; }
-	@echo "env: installing packages (1 GB with Spark, the first time takes a minute)"
+	@echo "env: installing packages (1.6 GB with Spark, the first time takes a minute)"
 	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes $(LOCKS)
 	@echo "env: installing rmqkit itself, editable"
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
