@@ -53,6 +53,26 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+class Failures:
+    """Tells each failure when it happens: a run that is cut short, or takes long, would tell none."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            lines = report.longreprtext.splitlines()[-CAPTURED_LINES:]
+            self._terminal.write_line(f"\n{report.when} of {report.nodeid} failed:", red=True)
+            self._terminal.write_line("\n".join(lines))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None:
+        config.pluginmanager.register(Failures(terminal))
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _seconds_per_file[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]
 
