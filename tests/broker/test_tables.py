@@ -81,7 +81,7 @@ def test_a_group_that_the_disk_refuses_is_not_there(groups, monkeypatch):
     ):
         with pytest.raises(StoreUnavailable):
             change()
-        assert groups.stored is before
+        assert groups.stored == before
     groups.forbid_reading("g", "T", is_forbidden=False)  # nothing to write
     groups.remove("none")
 
@@ -148,46 +148,157 @@ def test_what_appears_by_itself_is_written_with_the_others_of_its_second(tmp_pat
         assert (table.get(name) if kind == "groups" else table.ensure(f"%RETRY%{name}", 1, soon=True)) is not None
     assert saved == []
     for _ in range(2):
-        if asyncio.iscoroutine(writing := table.write_new()):
-            asyncio.run(writing)
+        asyncio.run(table.write_new())
     assert len(saved) == 1
     fresh.load()
     names = fresh.stored.subscription_group_table if kind == "groups" else fresh.snapshot().topic_config_table
     assert len([name for name in names if "g" in name and name[-1].isdigit()]) == 100
 
 
-def test_a_refused_write_of_what_appeared_is_tried_again(groups, monkeypatch):
+def appears(table, name):
+    """What a client's first heartbeat makes."""
+    made = table.get(name) if isinstance(table, GroupTable) else table.ensure(name, 1, soon=True)
+    assert made is not None
+
+
+def made_of(table, name, count=8):
+    """A row to be put, told apart by a number."""
+    is_group = isinstance(table, GroupTable)
+    return SubscriptionGroupConfig(group_name=name, retry_queue_nums=count) if is_group else TopicConfig(name, count, 8)
+
+
+def count_of(table, name):
+    """The number of a row that is there."""
+    if isinstance(table, GroupTable):
+        row = table.stored.subscription_group_table.get(name)
+        return row and row.retry_queue_nums
+    row = table.get(name)
+    return row and row.read_queue_nums
+
+
+def read_again(table):
+    """The table that its file holds."""
+    folder = table._file.path.parent
+    is_group = isinstance(table, GroupTable)
+    fresh = (
+        GroupTable(folder, SETTINGS, SYSTEM_CLOCK) if is_group else TopicTable(folder, SETTINGS, SYSTEM_CLOCK, print)
+    )
+    fresh.load()
+    return fresh
+
+
+@pytest.fixture(params=["groups", "topics"])
+def table(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_a_refused_write_of_what_appeared_is_tried_again(table, monkeypatch):
     with monkeypatch.context() as patch:
-        refuse(groups, patch)
-        assert groups.get("h") is not None
+        refuse(table, patch)
+        appears(table, "h")
         with pytest.raises(StoreUnavailable):
-            asyncio.run(groups.write_new())
-    asyncio.run(groups.write_new())
-    assert b'"h"' in groups._file.path.read_bytes()
+            asyncio.run(table.write_new())
+    asyncio.run(table.write_new())
+    assert b'"h"' in table._file.path.read_bytes()
 
 
-def test_the_loop_goes_on_while_what_appeared_is_written_and_a_later_table_stays(groups, monkeypatch):
+class SlowDisk:
+    """The first write of a table takes until it may end, and fails if it is told to."""
+
+    def __init__(self, table, monkeypatch, *, fails=False):
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.fails, self.saved, self.save = fails, 0, table._file.save
+        monkeypatch.setattr(table._file, "save", self.slow)
+
+    def slow(self, value):
+        self.saved += 1
+        if self.saved == 1:
+            self.begun.set()
+            assert self.may_end.wait(60)
+            if self.fails:
+                raise StoreUnavailable("the disk refuses")
+        self.save(value)
+
+    async def is_busy(self):
+        assert await asyncio.to_thread(self.begun.wait, 30)
+
+
+def test_the_loop_goes_on_while_what_appeared_is_written_and_a_later_table_stays(table, monkeypatch):
     """A disk that takes seconds for it would hold up every message else."""
-    begun, may_end, save = threading.Event(), threading.Event(), groups._file.save
-
-    def slow(value):
-        if not begun.is_set():
-            begun.set()
-            assert may_end.wait(30)
-        save(value)
 
     async def scenario():
-        monkeypatch.setattr(groups._file, "save", slow)
-        assert groups.get("g1") is not None
-        writing = asyncio.create_task(groups.write_new())
-        await asyncio.to_thread(begun.wait, 30)
-        removing = asyncio.create_task(asyncio.to_thread(groups.remove, "g1"))
+        disk = SlowDisk(table, monkeypatch)
+        appears(table, "g1")
+        writing = asyncio.create_task(table.write_new())
+        await disk.is_busy()
+        removing = asyncio.create_task(asyncio.to_thread(table.remove, "g1"))
         assert not writing.done()
-        may_end.set()
+        disk.may_end.set()
         await asyncio.gather(writing, removing)
 
     asyncio.run(scenario())
-    assert b"g1" not in groups._file.path.read_bytes()
+    assert b"g1" not in table._file.path.read_bytes()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_loop_goes_on_while_changes_are_written_and_those_that_come_meanwhile_share_the_next_write(
+    table, monkeypatch, fails
+):
+    put(table, made_of(table, "known", 1))
+
+    async def scenario():
+        disk = SlowDisk(table, monkeypatch, fails=fails)
+        first = asyncio.create_task(table.put_shared(*[made_of(table, name, 2) for name in ("known", "both", "one")]))
+        await disk.is_busy()
+        later = [asyncio.create_task(table.put_shared(made_of(table, name, 3))) for name in ("both", "two")]
+        await asyncio.sleep(0)
+        assert not first.done()
+        disk.may_end.set()
+        done = await asyncio.gather(first, *later, return_exceptions=True)
+        assert [type(one) for one in done] == [StoreUnavailable if fails else type(None), type(None), type(None)]
+        assert disk.saved == 2
+
+    asyncio.run(scenario())
+    expected = {"known": 1, "both": 3, "one": None, "two": 3} if fails else {"known": 2, "both": 3, "one": 2, "two": 3}
+    for one in (table, read_again(table)):
+        assert {name: count_of(one, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_changed_at_once_while_changes_are_written_stays(table, monkeypatch, fails):
+    put(table, made_of(table, "gone", 1), made_of(table, "kept", 1))
+
+    async def scenario():
+        disk = SlowDisk(table, monkeypatch, fails=fails)
+        first = asyncio.create_task(table.put_shared(made_of(table, "gone", 2), made_of(table, "new", 2)))
+        await disk.is_busy()
+        threading.Thread(target=disk.may_end.set).start()
+        table.remove("gone")  # waits for the other write
+        await asyncio.gather(first, return_exceptions=True)
+        await table.write_new()
+
+    asyncio.run(scenario())
+    for one in (table, read_again(table)):
+        expected = {"gone": None, "kept": 1, "new": None if fails else 2}
+        assert {name: count_of(one, name) for name in expected} == expected
+
+
+def test_a_version_stands_for_one_table_though_others_change_it_while_one_is_written(topics, monkeypatch):
+    async def scenario():
+        disk = SlowDisk(topics, monkeypatch)
+        first = asyncio.create_task(topics.put_shared(TopicConfig("A", 1, 1)))
+        await disk.is_busy()
+        topics.ensure("%RETRY%g", 1, soon=True)
+        between = topics.data_version
+        disk.may_end.set()
+        await first
+        assert topics.data_version.counter == between.counter + 1
+        await topics.write_new()
+
+    asyncio.run(scenario())
+    fresh = read_again(topics)
+    assert (fresh.data_version, fresh.snapshot()) == (topics.data_version, topics.snapshot())
+    assert [config.topic_name for config in topics.told] == ["%RETRY%g", "A"]
 
 
 def test_other_forbidden_bits_stay(groups):

@@ -19,6 +19,7 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
+from rmqkit.store.retention import used_percent
 from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
@@ -34,7 +35,7 @@ NOW_MS = 1_800_000_000_000
 class Timed:
     """A store with timed messages, on a clock that is set by hand."""
 
-    def __init__(self, root, *, clock=None, golden=None, **settings):
+    def __init__(self, root, *, clock=None, golden=None, percent=used_percent, **settings):
         self.root = root
         self.clock = clock or StandingClock(NOW_MS)
         self.long_polling = LongPolling(self.clock)
@@ -54,6 +55,7 @@ class Timed:
             is_batch_topic=lambda topic: topic == "GoldInnerBatch",
             on_arrival=self.long_polling.arrived,
             on_durable=lambda *_: loop.call_soon_threadsafe(self.store.dispatch),
+            disk_used_percent=percent,
         )
         self.timer = Timer(self.store, self.settings, self.long_polling, self.clock, flushes=is_sync)
 
@@ -78,6 +80,12 @@ class Timed:
 
     async def on_wheel(self, count=None):
         await self.until(lambda: self.timer.offset_behind == 0 and self.kept() >= (count or 0))
+
+    async def flushed(self):
+        """Write the state, and let the timer log follow the log."""
+        await self.timer.flush_round()
+        await self.until(lambda: self.store.durable_offset == self.store.max_physical_offset)
+        await self.timer.flush_round()
 
     async def pass_ms(self, ms):
         """Let the clock go on, and the timer follow it."""
@@ -477,6 +485,33 @@ async def test_the_waiting_messages_are_counted_by_topic(tmp_path):
 
 
 @in_a_loop
+async def test_messages_that_retention_deleted_wait_no_longer(tmp_path):
+    """Half of them lie in files of the timer log that could go, too; a recalled one was counted off by its marker."""
+    options = {"disk_clean_forcibly_percent": 30, "delete_file_batch_max": 100, "timer_roll_window_slots": 60}
+    async with timed(tmp_path, percent=lambda path: 60, **options) as one:
+        for i in range(20):
+            one.at(300 + i % 2 * 100, b"%d" % i + bytes(500), topic="TU"[i % 2], UNIQ_KEY=f"U{i}")
+        one.at(400, b"", topic="U", UNIQ_KEY="V", TIMER_DEL_UNIQKEY="U1")
+        await one.on_wheel(21)
+        one.store.put(message(body=bytes(3000)))
+        one.store.put(message(body=bytes(3000)))
+        one.at(400, b"kept", topic="T")
+        await one.on_wheel(22)
+        one.store.retention_round()
+        assert one.timer.pending == 20
+        await one.flushed()
+        await one.pass_ms(500)
+        assert one.bodies() == [b"kept"]
+        assert {topic: known.count for topic, known in one.timer.metrics.timing_count.items()} == {"T": 0, "U": 0}
+        files = len(list((tmp_path / "timerlog").iterdir()))
+        one.clock.ms += 60_000
+        one.at(400)
+        await one.on_wheel(23)
+        await one.flushed()
+        assert len(list((tmp_path / "timerlog").iterdir())) < files
+
+
+@in_a_loop
 async def test_what_comes_while_the_state_is_written_is_counted_once_after_a_kill(tmp_path):
     async with timed(tmp_path / "store", killed=True) as one:
         one.at(5000)
@@ -613,3 +648,4 @@ async def test_an_acting_master_sends_what_is_due_elsewhere_and_the_master_leave
         master.timer.take_further(TimerCheckpoint(last_read_time_ms=1, data_version=DataVersion(0, 0, 1)))
         await master.pass_ms(300)
         assert master.bodies() == [b"not copied"]
+        assert master.timer.pending == 0

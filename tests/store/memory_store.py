@@ -269,9 +269,9 @@ class MemoryStore:
 
     # ---- deleting
 
-    def delete_topic(self, topic: str) -> None:
-        """Delete the queues of a topic; its records stay in the log."""
-        for place in [place for place in self._queues if place[0] == topic]:
+    def delete_topic(self, *topics: str) -> None:
+        """Delete the queues of topics; their records stay in the log."""
+        for place in [place for place in self._queues if place[0] in topics]:
             del self._queues[place]
             self._min_offsets.pop(place, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
@@ -58,6 +58,16 @@ _records = st.fixed_dictionaries(
     }
 )
 
+DELAYED_BATCH = {
+    "topic": SCHEDULE_TOPIC.encode(),
+    "queue_id": 1,
+    "queue_offset": 0,
+    "sys_flag": INNER_BATCH,
+    "born_host": HOST_V4,
+    "properties": b"DELAY\x012\x02INNER_NUM\x013",
+    "store_timestamp": 0,
+}
+
 
 def run_of(segment: bytes, base_offset: int) -> Arrivals:
     (records,) = scan.runs(segment, base_offset, 0, len(segment))
@@ -96,6 +106,7 @@ def assert_as_one_by_one(run: Arrivals) -> None:
 
 @settings(deadline=None)
 @given(st.lists(_records, min_size=1, max_size=8), st.integers(0, 1 << 40))
+@example([DELAYED_BATCH], 0)
 def test_facts_are_those_of_every_record(fields, base_offset):
     makers = [lambda at, one=one: record_at(at, **one) for one in fields]
     assert_as_one_by_one(run_of(segment_of(makers, base_offset=base_offset), base_offset))

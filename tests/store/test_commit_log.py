@@ -108,7 +108,7 @@ def test_files_are_made_ahead_by_another_thread(log: CommitLog) -> None:
     append(log, 100)
     made = log._next._made
     assert made is not None
-    assert made.result(10).path == log.queue.path_of(FILE_BYTES)
+    assert made.result(60).path == log.queue.path_of(FILE_BYTES)
 
 
 def test_slice_stays_inside_what_was_written(log: CommitLog) -> None:
@@ -257,7 +257,7 @@ def test_file_that_takes_too_long_is_waited_for_once(
     create = log.queue.create
     monkeypatch.setattr("rmqkit.store.commit_log._CREATE_TIMEOUT_SECONDS", 0.01)
     with monkeypatch.context() as patch:
-        patch.setattr(FileQueue, "create", lambda queue, start: (go_on.wait(20), create(start))[1])
+        patch.setattr(FileQueue, "create", lambda queue, start: (go_on.wait(60), create(start))[1])
         with pytest.raises(TimeoutError, match="not made after"):
             append(log, 900)
         for _ in range(2):
@@ -266,6 +266,6 @@ def test_file_that_takes_too_long_is_waited_for_once(
         go_on.set()
         made = log._next._made
         assert made is not None
-        assert made.result(20).start == FILE_BYTES
+        assert made.result(60).start == FILE_BYTES
     monkeypatch.setattr("rmqkit.store.commit_log._CREATE_TIMEOUT_SECONDS", 20.0)
     assert append(log, 900) == FILE_BYTES

@@ -240,6 +240,37 @@ def test_refused_queue_flush_is_final_too(tmp_path: Path, gate: Gate) -> None:
         gate.error = None
 
 
+@pytest.mark.parametrize("is_pooled", [False, True])
+@pytest.mark.parametrize("function", ["fdatasync", "pwrite"])
+def test_a_thread_that_fails_in_any_way_ends_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, is_pooled: bool
+) -> None:
+    """Nobody would flush what is acknowledged."""
+    rounds, threads, real = Rounds(), ("store-flush", "store-queues", "store-commit"), getattr(os, function)
+
+    def fail(*arguments: Any) -> Any:
+        if threading.current_thread().name in threads:
+            raise MemoryError
+        return real(*arguments)
+
+    settings = small_settings(
+        flush_interval_ms=1,
+        flush_least_pages=0,
+        commit_interval_ms=1,
+        commit_least_pages=0,
+        queue_flush_interval_ms=1,
+        queue_flush_thorough_interval_ms=1,
+        transient_store_pool=is_pooled,
+    )
+    with opened(tmp_path / "s", settings, on_durable=rounds) as store:
+        monkeypatch.setattr(os, function, fail)
+        put_all(store, message())
+        rounds.wait(lambda told: told[1] is not None)
+        monkeypatch.undo()
+        assert store.put(message()).reason == "flush failed: errno 5 MemoryError()"
+    assert (tmp_path / "s" / "abort").exists()
+
+
 def test_copy_taken_after_durable_holds_the_message(tmp_path: Path) -> None:
     rounds = Rounds()
     with opened(tmp_path / "s", sync_settings(), on_durable=rounds) as store:

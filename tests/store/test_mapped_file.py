@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit.store.mapped_file import MappedFile, file_name
+from tests.open_files import open_files
 
 
 @pytest.fixture
@@ -108,6 +109,10 @@ def test_sync_of_a_deleted_file_is_done(file: MappedFile) -> None:
     file.delete()
     file.sync()
     assert not file.path.exists()
+    again = MappedFile.create(file.path, 0, file.size)  # its topic was made again meanwhile
+    file.sync()
+    assert open_files(file.path.parent) == [file.path]
+    again.close()
 
 
 # ---- warm-up

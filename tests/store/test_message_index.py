@@ -24,6 +24,7 @@ from rmqkit.store.message_index import MessageIndex
 from rmqkit.store.message_store import MessageStore
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
+from tests.open_files import open_files
 from tests.store.stores import copy_store, golden_settings, message, opened, put_all, small_settings
 
 SLOTS, ENTRIES = 4, 5
@@ -188,6 +189,28 @@ def test_disk_without_room_for_the_slots(index: MessageIndex, monkeypatch: pytes
     monkeypatch.undo()
     put(index, "a", 200)
     assert find(index, "a") == [100, 200]
+
+
+def test_a_next_file_that_cannot_begin_is_not_left_behind(
+    index: MessageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again and again while the disk is full: a descriptor each time, and a file that ends queries."""
+    put(index, "a b c d", 100)
+    real, before = os.pwrite, names(index)
+
+    def refuse(descriptor: int, data: bytes, position: int) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name not in before:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data, position)
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            put(index, "e", 200, NOW + 1)
+    assert [path.name for path in (tmp_path / "index").iterdir()] == before
+    assert len(set(open_files(tmp_path))) == len(open_files(tmp_path)) == 1
+    monkeypatch.undo()
+    assert (find(index, "a"), find(index, "e")) == ([100], [200])
 
 
 def test_chains_are_whole_for_who_reads_beside_the_broker(index: MessageIndex, tmp_path: Path) -> None:

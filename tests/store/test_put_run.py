@@ -156,14 +156,14 @@ def test_under_sync_flush_a_run_is_readable_when_it_is_durable(tmp_path):
     with opened(tmp_path / "s", settings, on_durable=lambda offset, error: done.set()) as store:
         put_all(store, plain())
         store.request_flush()
-        assert done.wait(10)
+        assert done.wait(60)
         store.dispatch()
         done.clear()
         assert store.put_run([plain(), plain()]) is not None
         readable = store.max_offset("TopicTest", 0)
         assert readable == (3 if store.durable_offset == store.max_physical_offset else 1)
         store.request_flush()
-        assert done.wait(10)
+        assert done.wait(60)
         store.dispatch()
         assert store.max_offset("TopicTest", 0) == 3
 

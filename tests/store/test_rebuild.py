@@ -95,6 +95,8 @@ def test_what_follows_a_lost_record_keeps_its_number(tmp_path):
         assert entries[140:160] == BLANK_ENTRY
         report = verify(tmp_path / "s", sizes)
         assert report.counts == {"record": 1, "queue entry": 1}
+    with opened(tmp_path / "s") as store:
+        assert [one.body for one in read_all(store, "TopicTest")] == [b"%d" % i for i in range(20) if i != 7]
 
 
 def test_a_store_in_use_is_refused_and_stays_as_it_is(tmp_path):

@@ -362,7 +362,9 @@ def many_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return copy_store(store.root, root.with_name("crashed"))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 7)), max_size=3),
     has_queues=st.booleans(),

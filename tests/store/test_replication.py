@@ -43,7 +43,9 @@ Part = tuple[int, bytes]
 QUIET = {"flush_interval_ms": 3_600_000, "queue_flush_interval_ms": 3_600_000}
 
 both_paths = pytest.mark.parametrize("is_bulk", [False, True], ids=["one by one", "bulk"])
-slow = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slow = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 slower = settings(slow, max_examples=6)
 
 

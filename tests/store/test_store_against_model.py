@@ -106,8 +106,6 @@ class StoreMachine(RuleBasedStateMachine):
             disk_used_percent=lambda path: self.disk_percent,
         )
         self.store.open()
-        if not self.model.max_offset(DELETED, 0):  # recovery finds its records in the log, as the reference does
-            self.store.delete_topic(DELETED)
 
     def teardown(self) -> None:
         self.store.close()
@@ -300,7 +298,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert end >= max([one for one in ends if one <= cut], default=0), "what lies before the cut is kept"
         assert end <= max(cut, FILE_BYTES * (cut // FILE_BYTES + 1), begin), "what lies behind it is not"
         self.model.truncate(end)
-        if not self.model.max_offset(DELETED, 0):
+        if not self.model.max_offset(DELETED, 0):  # when the cut took its last record, those before it come back
             self.store.delete_topic(DELETED)
 
     def crash(self) -> None:

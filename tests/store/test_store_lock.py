@@ -29,7 +29,7 @@ except OSError:
 
 
 def foreign_try(path: Path) -> int:
-    return subprocess.run([sys.executable, "-c", TRY, str(path / "lock")], timeout=60, check=False).returncode
+    return subprocess.run([sys.executable, "-c", TRY, str(path / "lock")], timeout=200, check=False).returncode
 
 
 def test_file_says_lock(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rmqkit.store.timer_log import DELETE, NONE, ROLL, UNIT_BYTES, TimerLog, Uni
 
 FILE_BYTES = 10 * UNIT_BYTES + 16
 UNIT = Unit(NONE, 1, 1795226025000, 2000, 383367, 370, java_hash("GoldTimer"))
+WAITED_MS = UNIT.write_ms + 1
 UNIT_HEX = "00000034ffffffffffffffff00000001000001a1fbcf3c28000007d0000000000005d987000001722a33f2a50000000000000000"
 BLANK_HEX = "000000100000000000000000cbd43194"
 
@@ -84,11 +85,12 @@ def test_what_is_cut_off_is_written_anew(log):
 
 def test_files_go_when_all_their_messages_have_left_the_commit_log(log):
     positions = [put(log, UNIT._replace(physical_offset=i * 100)) for i in range(21)]
-    log.drop_before(900)
+    log.drop_before(10**6, UNIT.write_ms)
+    log.drop_before(900, WAITED_MS)
     assert log.queue.min_offset == 0
-    log.drop_before(901)
+    log.drop_before(901, WAITED_MS)
     assert log.queue.min_offset == positions[10]
-    log.drop_before(10**6)
+    log.drop_before(10**6, WAITED_MS)
     assert log.queue.min_offset == positions[20], "the last file stays"
 
 

@@ -68,7 +68,7 @@ def test_commits_and_flushes_come_by_themselves_from_two_threads(tmp_path: Path)
     before = set(threading.enumerate())
     with opened(tmp_path / "s", settings, on_committed=on_committed) as store:
         end = put_all(store, message())[0].end_offset
-        assert committed.wait(20)
+        assert committed.wait(60)
         store.dispatch()
         wait_until(lambda: store.durable_offset == end and not store._queues.dirty)
         own = {thread.name for thread in set(threading.enumerate()) - before}

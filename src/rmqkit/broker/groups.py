@@ -1,22 +1,19 @@
 """The broker's consumer groups (``SubscriptionGroupManager``), kept in ``config/subscriptionGroup.json``.
 
-A change is on the disk before anybody is told of it, in one write with those that come together; a group that was
-made because it appeared is written with the others of that second, in a thread (after a crash it appears again).
+A change is on the disk before anybody is told of it, written in a thread with those that come together; a group that
+was made because it appeared is written with the others of that second (after a crash it appears again).
 Loop only. Source: behaviour.md §2.8; store.md §9.4.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import threading
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.shared_write import SharedWrite
+from rmqkit.broker.shared_write import Changes, SharedWrite
 from rmqkit.clock import Clock
 from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupTable
@@ -39,13 +36,8 @@ class GroupTable:
         self._settings = settings
         self._clock = clock
         self._stored = SubscriptionGroupTable()
-        self._has_new = False
         self._rows = RowTexts()
-        self._numbers = itertools.count(1)
-        self._written_number = 0
-        self._writing = threading.Lock()
-        self._shared = SharedWrite(self._write_shared)
-        self._before_sharing: SubscriptionGroupTable | None = None
+        self._shared = SharedWrite(self._file, self._write_shared)
 
     def load(self) -> None:
         """Read the file and add the groups every broker has."""
@@ -64,7 +56,7 @@ class GroupTable:
         if config is None and self._may_create(group):
             config = SubscriptionGroupConfig(group_name=group)
             self._stored = self._changed(self._stored.subscription_group_table | {group: config})
-            self._has_new = True
+            self._shared.is_due = True
         return config
 
     def __contains__(self, group: str) -> bool:
@@ -76,21 +68,28 @@ class GroupTable:
         return self._stored
 
     async def put_shared(self, *configs: SubscriptionGroupConfig) -> None:
-        """Create or change groups, in one write with all that is put in this turn of the loop; they are on the disk
-        when this returns, and all unchanged when it raises."""
-        self._before_sharing = self._before_sharing or self._stored
+        """Create or change groups, in one write with all that is put before it begins; they are on the disk when this
+        returns, and all unchanged when it raises."""
         changed = {config.group_name: config for config in configs}
-        self._stored = self._changed(self._stored.subscription_group_table | changed)
-        self._has_new = True
+        self._replace_groups(self._shared.changed(self._stored.subscription_group_table, changed))
         await self._shared.done()
 
-    def _write_shared(self) -> None:
-        before, self._before_sharing = self._before_sharing, None
+    async def _write_shared(self, changes: Changes[SubscriptionGroupConfig]) -> None:
+        """The version is a new one when it is known that they stay."""
+        known, stored = self._stored.data_version, self._changed(self._stored.subscription_group_table)
         try:
-            self.persist()
+            await self._shared.save_aside(self._content(stored))
         except StoreUnavailable:
-            self._stored, self._has_new = before or self._stored, True
+            self._replace_groups(self._shared.taken_back(self._stored.subscription_group_table, changes))
             raise
+        if self._stored.data_version is known:
+            self._stored = msgspec.structs.replace(self._stored, data_version=stored.data_version)
+        else:  # others used it up, with their own
+            self._stored = self._changed(self._stored.subscription_group_table)
+            self._shared.is_due = True
+
+    def _replace_groups(self, groups: dict[str, SubscriptionGroupConfig]) -> None:
+        self._stored = msgspec.structs.replace(self._stored, subscription_group_table=groups)
 
     def remove(self, group: str) -> None:
         """Forget a group and what is forbidden to it; an unknown one is fine."""
@@ -127,14 +126,8 @@ class GroupTable:
 
     async def write_new(self) -> None:
         """Write the table if groups appeared since it was written, in a thread; to be called every second."""
-        if not self._has_new:
-            return
-        self._has_new = False
-        try:
-            await asyncio.to_thread(self._write, next(self._numbers), self._content(self._stored))
-        except StoreUnavailable:
-            self._has_new = True
-            raise
+        if self._shared.is_due:
+            await self._shared.save_aside(self._content(self._stored))
 
     def _changed(
         self, groups: dict[str, SubscriptionGroupConfig], forbidden: dict[str, dict[str, int]] | None = None
@@ -145,20 +138,13 @@ class GroupTable:
         return SubscriptionGroupTable(version, self._stored.forbidden_table if forbidden is None else forbidden, groups)
 
     def _save(self, stored: SubscriptionGroupTable) -> None:
-        self._write(next(self._numbers), self._content(stored))
-        self._stored, self._has_new = stored, False
+        self._shared.save(self._content(stored))
+        self._stored = stored
 
     def _content(self, stored: SubscriptionGroupTable) -> dict[str, Any]:
         rows = self._rows.of(stored.subscription_group_table)
         rest = {"dataVersion": stored.data_version, "forbiddenTable": stored.forbidden_table}
         return {**rest, "subscriptionGroupTable": rows}
-
-    def _write(self, number: int, content: dict[str, Any]) -> None:
-        """Write a table unless a later one is written already; any thread."""
-        with self._writing:
-            if number > self._written_number:
-                self._file.save(content)
-                self._written_number = number
 
     def _may_create(self, group: str) -> bool:
         allowed = self._settings.auto_create_group or group.startswith(SYSTEM_GROUP_PREFIX)

@@ -1,35 +1,85 @@
-"""One write of a table for all changes that come in one turn of the loop; their answers wait for it."""
+"""A table's file, written whole: by the loop at once, or in a thread for all changes that came while it was written."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 from rmqkit.errors import StoreUnavailable
+from rmqkit.store.json_files import JsonFile
 
-__all__ = ["SharedWrite"]
+__all__ = ["Changes", "SharedWrite"]
+
+Row = TypeVar("Row")
+Changes = dict[str, tuple[Row | None, Row]]
+"""What rows were, None for new ones, and what they became."""
 
 
-class SharedWrite:
-    """Loop only. ``write``: brings all changes to the disk, or takes them back and raises StoreUnavailable."""
+class SharedWrite(Generic[Row]):
+    """Writes a table, earlier contents never over later ones. Loop only.
+    ``write``: brings changes to the disk with `save_aside`, or takes them back and raises StoreUnavailable.
+    ``is_due``: whether the table has changes that nobody waits for, or that the disk refused."""
 
-    def __init__(self, write: Callable[[], None]) -> None:
-        self._write = write
-        self._round: asyncio.Future[None] | None = None
+    def __init__(self, file: JsonFile, write: Callable[[Changes[Row]], Awaitable[None]]) -> None:
+        self._file = file
+        self._write_changes = write
+        self.is_due = False
+        self._changes: Changes[Row] = {}
+        self._round: asyncio.Task[None] | None = None
+        self._one_round = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._written_number = 0
+        self._writing = threading.Lock()
+
+    def save(self, content: Any) -> None:
+        """Write the table; the loop waits. Raises StoreUnavailable: the disk refused."""
+        self._write(next(self._numbers), content)
+        self.is_due = False
+
+    async def save_aside(self, content: Any) -> None:
+        """Write the table, which nobody changes any more, in a thread. Raises StoreUnavailable: the disk refused."""
+        self.is_due = False
+        try:
+            await asyncio.to_thread(self._write, next(self._numbers), content)
+        except StoreUnavailable:
+            self.is_due = True
+            raise
+
+    def _write(self, number: int, content: Any) -> None:
+        with self._writing:
+            if number > self._written_number:
+                self._file.save(content)
+                self._written_number = number
+
+    def changed(self, table: Mapping[str, Row], rows: Mapping[str, Row]) -> dict[str, Row]:
+        """A table with other rows, which the next `done` waits for."""
+        for name, row in rows.items():
+            before = self._changes[name][0] if name in self._changes else table.get(name)
+            self._changes[name] = before, row
+        return {**table, **rows}
 
     async def done(self) -> None:
         """Wait until the changes made before are on the disk. Raises StoreUnavailable: they were taken back."""
         if self._round is None:
-            loop = asyncio.get_running_loop()
-            self._round = loop.create_future()
-            loop.call_soon(self._run, self._round)
+            self._round = asyncio.create_task(self._run(), name="shared write")
         await asyncio.shield(self._round)
 
-    def _run(self, waiting: asyncio.Future[None]) -> None:
-        self._round = None
-        try:
-            self._write()
-        except StoreUnavailable as error:
-            waiting.set_exception(error)
-        else:
-            waiting.set_result(None)
+    async def _run(self) -> None:
+        async with self._one_round:
+            self._round = None
+            changes, self._changes = self._changes, {}
+            await self._write_changes(changes)
+
+    def taken_back(self, table: Mapping[str, Row], changes: Changes[Row]) -> dict[str, Row]:
+        """A table without changes that are not on the disk; rows that others changed since stay."""
+        kept = dict(table)
+        for name, (before, after) in changes.items():
+            if name in self._changes:
+                self._changes[name] = before, self._changes[name][1]
+            elif kept.get(name) is after:
+                del kept[name]
+                kept |= {} if before is None else {name: before}
+        return kept

@@ -213,7 +213,7 @@ class Timer:
         """Leave out what a member of this group delivered meanwhile, unless its state is older than this one."""
         own = self.state.told
         if told.data_version.timestamp >= own.data_version.timestamp and told.last_read_time_ms:
-            self.state.told = told
+            self.state.told, self.state.is_told_by_another = told, True
 
     def take_counts(self, copied: TimerMetrics) -> None:
         """Put the master's counts in the place of the own ones; not while this broker delivers itself."""
@@ -262,7 +262,7 @@ class Timer:
         await asyncio.to_thread(self.state.write)
         if now_ms > self._dropped_ms + _DROP_MS:
             self._dropped_ms = now_ms
-            files.log.drop_before(max(0, self._store.min_physical_offset))
+            self.state.drop_expired()
 
     def persist(self) -> None:
         """Write the state of a store that was closed in order, and close the files."""
@@ -383,6 +383,7 @@ class Timer:
         state.write_ms = self._begun_ms = now_ms
         if now_ms < state.read_ms:
             state.told, state.read_ms, state.is_changed = state.checkpoint(is_follower=False), now_ms, True
+            state.is_told_by_another = False
             self._dequeue.begin()
 
     def _end_seconds(self) -> None:

@@ -71,12 +71,14 @@ class _Due:
         next_unit: the position up to which its chain was not walked yet.
         positions: of its messages, newest first; those delivered are taken off the end.
         deleted: unique keys, alone or behind their topic and a ``+``.
+        markers: how many markers there are for topics, by hash; each was counted off when it came.
     """
 
     time_ms: int
     next_unit: int
     positions: array[int] = field(default_factory=lambda: array("q"))
     deleted: set[bytes] = field(default_factory=set)
+    markers: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -169,6 +171,7 @@ class Dequeue:
                 due.next_unit = NONE
                 break
             if unit.is_delete:
+                due.markers[unit.topic_hash] += 1
                 self._delete(due, unit)
             else:
                 due.positions.append(due.next_unit)
@@ -290,10 +293,25 @@ class Dequeue:
         """Take messages off the second that is delivered, the oldest of it."""
         due = self._due
         assert due is not None, "a second is being delivered"
+        taken = zip(group, due.positions[: -len(group) - 1 : -1], strict=True)
+        gone = Counter(filter(None, [self._left_out(due, position) for ready, position in taken if ready is None]))
+        if gone:
+            self._state.count_gone(gone - due.markers)
+            due.markers -= gone
         del due.positions[-len(group) :]
         self._state.count(Counter([one.topic for one in group if one is not None]), -1)
         if not due.positions:
             self._end_second()
+
+    def _left_out(self, due: _Due, position: int) -> int | None:
+        """The hash of the topic of a unit whose record was deleted in time, or delivered by another broker."""
+        state = self._state
+        unit = state.files.log.unit(position)
+        is_left_out = unit is not None and unit.physical_offset < self._store.min_physical_offset
+        if unit is not None and state.is_told_by_another and not is_left_out:
+            record = state.record(unit.physical_offset, unit.size)
+            is_left_out = record is not None and state.was_delivered(due.time_ms, record.queue_offset)
+        return unit.topic_hash if unit is not None and is_left_out else None
 
     def _end_second(self) -> None:
         state = self._state

@@ -26,6 +26,7 @@ from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
 from rmqkit.metrics.values import Histogram, histogram
 from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, TimingCount
+from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.json_files import JsonFile
@@ -51,6 +52,7 @@ class TimerState:
 
     Attributes:
         queue_offset, read_ms, write_ms, told: see above.
+        is_told_by_another: whether ``told`` is what another broker delivered, of what is counted here as waiting.
         metrics: the messages that wait, by their topic.
         is_changed: whether there is something to write.
         enqueued, dequeued: messages put on the wheel and delivered since the start, by topic.
@@ -73,7 +75,7 @@ class TimerState:
         self.metrics = TimerMetrics()
         self.told = TimerCheckpoint()
         self.queue_offset = self.read_ms = self.write_ms = 0
-        self.is_changed = False
+        self.is_changed = self.is_told_by_another = False
         self.enqueued: Counter[str] = Counter()
         self.dequeued: Counter[str] = Counter()
         self.is_measured = False
@@ -125,6 +127,16 @@ class TimerState:
             known.count += weight * count
             known.time_stamp = now_ms
         self.metrics.data_version.advance(now_ms)
+
+    def count_gone(self, hashes: Counter[int]) -> None:
+        """Count messages that are left out as not waiting any more, by the hashes of their topics: more is not left of
+        a record that was deleted in time. (The reference counts its whole timer log anew once a day.)"""
+        waiting = {java_hash(topic): topic for topic, one in self.metrics.timing_count.items() if one.count > 0}
+        self.count(Counter({waiting[one]: count for one, count in hashes.items() if one in waiting}), -1)
+
+    def drop_expired(self) -> None:
+        """Delete the files of the timer log that nobody needs. Raises OSError: the disk refused."""
+        self.files.log.drop_before(max(0, self._store.min_physical_offset), self.read_ms - self._window_ms)
 
     def measure(self, topic: str, seconds: int) -> None:
         """Note how far ahead a message is."""

@@ -1,8 +1,9 @@
 """The broker's topic table (``TopicConfigManager``), kept in ``config/topics.json``.
 
 A change is written to disk before anybody is told of it; then the broker registers it with the name servers. Changes
-that come together share one write, and a row's text is made once. Only the retry topic that a group gets with its first
-heartbeat is written with the others of that second: after a crash the next heartbeat makes it again. Loop only.
+by operators share a write, in a thread, and a row's text is made once. What a send or the broker itself creates, once
+in the life of a topic, the loop waits for. Only the retry topic that a group gets with its first heartbeat is written
+with the others of that second: after a crash the next heartbeat makes it again. Loop only.
 Source: behaviour.md §2.8, §3.2; store.md §9.2.
 """
 
@@ -10,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.shared_write import SharedWrite
+from rmqkit.broker.shared_write import Changes, SharedWrite
 from rmqkit.broker.static_topics import StaticTopics
 from rmqkit.clock import Clock
 from rmqkit.errors import StoreUnavailable
@@ -48,13 +50,10 @@ class TopicTable:
         self._on_change = on_change
         self._table: dict[str, TopicConfig] = {}
         self._own: frozenset[str] = frozenset()
-        self._has_new = False
         self._rows = RowTexts()
-        self._shared = SharedWrite(self._write_shared)
-        self._sharing: list[TopicConfig] = []
+        self._shared = SharedWrite(self._file, self._write_shared)
         self.static = StaticTopics(folder, settings, clock)
         self.data_version = DataVersion()
-        self._before_sharing: dict[str, TopicConfig | None] = {}
 
     def load(self) -> None:
         """Read the file and add the system topics that are missing."""
@@ -123,23 +122,22 @@ class TopicTable:
         self._on_change(list(configs))
 
     async def put_shared(self, *configs: TopicConfig) -> None:
-        """Like `put`, in one write with all that is put so in this turn of the loop: all of it fails when that does."""
-        for config in configs:
-            self._before_sharing.setdefault(config.topic_name, self._table.get(config.topic_name))
-        self._sharing += configs
-        self._table = self._table | {config.topic_name: config for config in configs}
+        """Like `put`, in one write with all that is put so before it begins: all of it fails when that does."""
+        self._table = self._shared.changed(self._table, {config.topic_name: config for config in configs})
         await self._shared.done()
 
-    def _write_shared(self) -> None:
-        """The version is a new one only now: what is told of other changes meanwhile must not use it up."""
-        changed, self._sharing = self._sharing, []
-        before, self._before_sharing = self._before_sharing, {}
+    async def _write_shared(self, changes: Changes[TopicConfig]) -> None:
+        """The version is a new one only in the end: what is told of other changes meanwhile must not use it up."""
+        known, version = self.data_version, self._next_version()
         try:
-            self._replace(self._table)
-        except StoreUnavailable:  # what others changed meanwhile is on the disk
-            self._table = {name: config for name, config in (self._table | before).items() if config is not None}
+            await self._shared.save_aside(self._content(version, self._table))
+        except StoreUnavailable:
+            self._table = self._shared.taken_back(self._table, changes)
             raise
-        self._on_change(changed)
+        if self.data_version is not known:  # others used it up, with their own
+            version, self._shared.is_due = self._next_version(), True
+        self.data_version = version
+        self._on_change([config for _, config in changes.values()])
 
     def remove(self, topic: str) -> None:
         """Forget a topic; an unknown one is fine. Name servers keep it until they are told otherwise."""
@@ -154,8 +152,8 @@ class TopicTable:
         is_other = copied.data_version != self.data_version
         if is_other:
             _name_all(copied.topic_config_table)
-            self._save(copied)
-            self._table, self.data_version, self._has_new = copied.topic_config_table, copied.data_version, False
+            self._shared.save(self._content(copied.data_version, copied.topic_config_table))
+            self._table, self.data_version = copied.topic_config_table, copied.data_version
         return self.static.take_over(copied) or is_other
 
     def mark_ordered(self, topics: Iterable[str]) -> None:
@@ -167,24 +165,28 @@ class TopicTable:
             self.put(*changed)
 
     def persist(self) -> None:
-        self._save(self.snapshot())
-        self._has_new = False
+        self._shared.save(self._content(self.data_version, self._table))
 
-    def _save(self, table: TopicConfigTable) -> None:
-        rows = self._rows.of(table.topic_config_table)
-        self._file.save({"dataVersion": table.data_version, "topicConfigTable": rows})
+    def _content(self, version: DataVersion, table: dict[str, TopicConfig]) -> dict[str, Any]:
+        return {"dataVersion": version, "topicConfigTable": self._rows.of(table)}
 
-    def write_new(self) -> None:
-        """Write the table if it was changed without that; to be called every second."""
-        if self._has_new:
-            self.persist()
+    async def write_new(self) -> None:
+        """Write the table if it was changed without that, in a thread; to be called every second."""
+        if self._shared.is_due:
+            await self._shared.save_aside(self._content(self.data_version, self._table))
 
-    def _replace(self, table: dict[str, TopicConfig], *, soon: bool = False) -> None:
+    def _next_version(self) -> DataVersion:
         version = msgspec.structs.replace(self.data_version)
         version.advance(self._clock.now_ms())
-        if not soon:
-            self._save(TopicConfigTable(data_version=version, topic_config_table=table))
-        self._table, self.data_version, self._has_new = table, version, soon
+        return version
+
+    def _replace(self, table: dict[str, TopicConfig], *, soon: bool = False) -> None:
+        version = self._next_version()
+        if soon:
+            self._shared.is_due = True
+        else:
+            self._shared.save(self._content(version, table))
+        self._table, self.data_version = table, version
 
     def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
         """The topic a message is sent to, made from the template topic the producer names if that lets it.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from rmqkit.store.dispatcher import Arrival, arrival_of, queue_tags_code
+from rmqkit.store.dispatcher import Arrival, arrival_of, batch_count, queue_tags_code
 from rmqkit.store.property_columns import PropertyColumns
 from rmqkit.store.property_crc import CRC_NAME, TRAILER_BYTES
 from rmqkit.store.scan import Records, crc_matches
@@ -127,7 +127,7 @@ class Arrivals:
         """Messages in each record."""
         counts = np.ones(len(self), "i8")
         for row in np.flatnonzero(self.sys_flags & INNER_BATCH).tolist():
-            counts[row] = arrival_of(self.records.record(row), ()).batch_count
+            counts[row] = batch_count(self.records.record(row).properties)
         return counts
 
     def keys(self, *, with_tags: bool) -> tuple[Ints, Ints]:

@@ -57,14 +57,13 @@ class BatchQueue(LogicQueue):
             _log.warning("%s-%d: numbered anew from %d on", self.topic, self.queue_id, base_offset)
             self.queue.truncate(max(self.first_index, self.index_of(base_offset - 1) + 1) * BATCH_ENTRY.size)
             self.resume()
-            self.min_offset = self.min_offset if self.first_index < self.end_index else base_offset
+        if self.first_index == self.end_index:
+            self.min_offset = base_offset
         if self._fd < 0 or self._position == self._file_bytes:
             self._open_last()
         fields = physical_offset, size, tags_code, store_timestamp, base_offset, count, _NOT_COMPACTED, _RESERVED
         self._file.write(self._position, BATCH_ENTRY.pack(*fields))
         self._position = self._file.wrote = self._position + BATCH_ENTRY.size
-        if self.max_physical_offset < 0:
-            self.min_offset = base_offset
         self.max_offset = base_offset + count
         self.max_physical_offset = physical_offset + size
         if not self.is_dirty:

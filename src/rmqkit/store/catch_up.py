@@ -59,7 +59,8 @@ class CatchUp:
         ends = arrivals.offsets + arrivals.records.sizes
         for topic, queue_id, rows in arrivals.groups():
             queue = self._queues.get(topic, queue_id)
-            missing = rows if queue is None else rows[ends[rows] > queue.max_physical_offset]
+            deleted_end = self._queues.deleted_ends.get(topic, -1)
+            missing = rows[ends[rows] > (deleted_end if queue is None else queue.max_physical_offset)]
             cuts = np.flatnonzero(np.diff(arrivals.queue_offsets[missing]) != 1) + 1
             for part in np.split(missing, cuts) if len(missing) else ():
                 self._append(topic, queue_id, arrivals, part, tags_codes)

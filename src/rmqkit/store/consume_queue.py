@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.logic_queue import BLANK_SIZE, LogicQueue
 from rmqkit.store.queue_ext import ExtUnit, QueueExt, is_address
 
 __all__ = ["BLANK_ENTRY", "ENTRY", "ENTRY_BYTES", "ConsumeQueue"]
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES = ENTRY.size
-BLANK_ENTRY = ENTRY.pack(0, 0x7FFFFFFF, 0)
+BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
 _pack = ENTRY.pack
 _pwrite = os.pwrite
 assert ENTRY_BYTES == 20

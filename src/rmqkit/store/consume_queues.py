@@ -18,7 +18,7 @@ import itertools
 import logging
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class ConsumeQueues:
         open_max: queues that may have files open before others are closed; set by `load`, so that twice as many take
             half of the files the process may have open.
         dirty: queues with entries that are not on the disk; filled by the queues, emptied by `sync`.
+        deleted_ends: physical offset, by topic, before which its records are those of a deleted one of its name.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ConsumeQueues:
         self._is_batch_topic = is_batch_topic
         self.table: dict[tuple[str, int], LogicQueue] = {}
         self.dirty: set[LogicQueue] = set()
+        self.deleted_ends: Mapping[str, int] = {}
         self.open_max = _LOOKED_AT
         self._open: dict[LogicQueue, None] = {}  # in the order they were opened
         self._on_open = self._make_room  # one bound method for all queues
@@ -102,6 +104,7 @@ class ConsumeQueues:
         queue = self.table.get((topic, queue_id))
         if queue is None:
             queue = self.table[topic, queue_id] = self._new(topic, queue_id)
+            queue.max_physical_offset = self.deleted_ends.get(topic, -1)
         return queue
 
     def _new(self, topic: str, queue_id: int) -> LogicQueue:
@@ -155,6 +158,8 @@ class ConsumeQueues:
         newest = NO_RECORD
         for queue in self:
             queue.recover(clean=clean)
+            if queue.topic in self.deleted_ends:
+                queue.forget_before(self.deleted_ends[queue.topic])
             queue.close()
             newest = max(newest, queue.recovered_record)
         return newest
@@ -173,6 +178,7 @@ class ConsumeQueues:
         """Drop every entry that a replay of the log from a physical offset on makes again."""
         for queue in self:
             queue.truncate_for_replay(start, is_record)
+            queue.max_physical_offset = max(queue.max_physical_offset, self.deleted_ends.get(queue.topic, -1))
             queue.correct_min_offset(min_physical_offset)  # one without messages may go on with any number
             if isinstance(queue, ConsumeQueue) and queue.ext is not None and queue.min_offset >= queue.max_offset:
                 queue.ext.queue.destroy()  # the units of removed records may be lost: a hole would end the walk
@@ -241,6 +247,10 @@ class ConsumeQueues:
             count += queue.follow(min_physical_offset)
             queue.close_idle()
         return count
+
+    def newest_record(self, topic: str) -> tuple[int, int]:
+        """physicalOffset and size of the newest record in the queues of a topic, (-1, 0) without any."""
+        return max((queue.newest_record() for key, queue in self.table.items() if key[0] == topic), default=NO_RECORD)
 
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic and their files."""

@@ -39,7 +39,7 @@ from rmqkit.store.light_queues import light_numbers
 from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.message_index import MessageIndex
 
-__all__ = ["Arrival", "Dispatcher", "arrival_of", "queue_tags_code"]
+__all__ = ["Arrival", "Dispatcher", "arrival_of", "batch_count", "queue_tags_code"]
 
 _log = logging.getLogger(__name__)
 _pack_entry = ENTRY.pack
@@ -96,7 +96,7 @@ def _delay_level(properties: bytes) -> int:
         return 0
 
 
-def _batch_count(properties: bytes) -> int:
+def batch_count(properties: bytes) -> int:
     """INNER_NUM of an inner batch; 1 when it is missing."""
     try:
         return max(1, int(find_property(properties, b"INNER_NUM") or b"1"))
@@ -117,7 +117,7 @@ def arrival_of(record: Record, delays_ms: tuple[int, ...]) -> Arrival:
         record.size,
         record.sys_flag,
         record.properties,
-        _batch_count(record.properties) if record.sys_flag & INNER_BATCH else 1,
+        batch_count(record.properties) if record.sys_flag & INNER_BATCH else 1,
     )
 
 
@@ -304,7 +304,9 @@ class Dispatcher:
         self.dispatched_timestamp = arrivals[-1].store_timestamp
 
     def _new_queue(self, arrival: Arrival) -> LogicQueue | None:
-        """The queue of a first record; None when its topic can have none."""
+        """The queue of a first record; None when its topic can have none, or was deleted."""
+        if arrival.physical_offset < self._queues.deleted_ends.get(arrival.topic, -1):
+            return None
         if topic_fault(arrival.topic, arrival.queue_id):
             _log.error("record at %d is in no queue: its topic cannot be a directory", arrival.physical_offset)
             return None

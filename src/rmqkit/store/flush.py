@@ -17,11 +17,13 @@ With the transient store pool, which there is under ASYNC_FLUSH only, ``store-fl
 
 One round covers every message appended before it began, however many wait. A refused fdatasync is final: the kernel may
 have dropped the dirty pages, so a later success would prove nothing. ``failure`` is set, the threads end, the store
-takes no more messages, and ``abort`` stays for the next start. Source: store.md §13.
+takes no more messages, and ``abort`` stays for the next start; so it is when a thread ends otherwise.
+Source: store.md §13.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import threading
@@ -98,9 +100,17 @@ class Flusher:
             ("store-queues", self._flush_queues) if self._store_log.pool is None else ("store-commit", self._commit)
         )
         for name, run in (("store-flush", self._flush_log), second):
-            thread = threading.Thread(target=run, name=name, daemon=True)
+            thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def _run(self, rounds: Callable[[], None]) -> None:
+        try:
+            rounds()
+        except Exception as error:  # noqa: BLE001 - a thread's outer edge: without it nothing is flushed any more
+            _log.exception("thread %s ends", threading.current_thread().name)
+            self._fail("the store", OSError(errno.EIO, repr(error)))
+            self._tell()
 
     def request(self) -> None:
         """Ask for a round that covers everything appended before this call."""

@@ -14,15 +14,18 @@ Source: store.md §2–§8, §12.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
 from rmqkit.errors import BodyError, StoreError, StoreLocked
+from rmqkit.protocol import fastjson
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record
 from rmqkit.protocol.record import body_crc
 from rmqkit.store.commit_log import log_directories
+from rmqkit.store.deleted_topics import deleted_topics_path
 from rmqkit.store.findings import FINDINGS_MAX, Finding, Kind, Progress, Report, common_length, files_in_order
 from rmqkit.store.log_view import LogView, Segment
 from rmqkit.store.property_crc import CRC_NAME, TRAILER_BYTES, has_sound_crc
@@ -46,6 +49,7 @@ __all__ = [
     "dump",
     "is_held",
     "open_log",
+    "queue_ends",
     "stat",
     "tally",
     "verify",
@@ -138,7 +142,7 @@ def verify(
     damages = LogDamage(report)
     tallies = _walk(log, damages, advance, look=look)
     damages.check_tail(derived.indexed_end)
-    derived.check({key: tally.max_offset for key, tally in tallies.items()})
+    derived.check(queue_ends(root, tallies))
     newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
     check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
     return report
@@ -273,6 +277,15 @@ def tally(arrivals: Arrivals, tallies: dict[tuple[str, int], QueueStat]) -> None
     for topic, queue_id, rows in arrivals.groups():
         key = topic, queue_id
         (tallies.get(key) or tallies.setdefault(key, QueueStat(*key))).add(arrivals, rows)
+
+
+def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tuple[str, int], int]:
+    """One past the last message of every queue, by a log; without queues whose messages are all of a deleted topic."""
+    with suppress(OSError, BodyError):
+        deleted = fastjson.decode_as(deleted_topics_path(root).read_bytes(), dict[str, tuple[int, int, int]])
+        times = {topic: store_timestamp for topic, (_, _, store_timestamp) in deleted.items()}
+        tallies = {key: one for key, one in tallies.items() if one.last_store_timestamp > times.get(key[0], -1)}
+    return {key: one.max_offset for key, one in tallies.items()}
 
 
 class LogDamage:

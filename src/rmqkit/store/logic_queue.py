@@ -26,7 +26,7 @@ from rmqkit.store.file_queue import FileQueue
 from rmqkit.store.mapped_file import SECTOR_BYTES, MappedFile
 from rmqkit.store.queue_ext import ExtUnit, is_address
 
-__all__ = ["NO_RECORD", "LogicQueue"]
+__all__ = ["BLANK_SIZE", "NO_RECORD", "LogicQueue"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ _PLACE = struct.Struct(">qi")
 _SCAN_BYTES = 4096
 _SCAN_BYTES_MAX = 1 << 20
 _RECOVERED_FILES = 3
-_BLANK_BYTES = 0x7FFFFFFF
+_NO_END = 1 << 63
+BLANK_SIZE = 0x7FFFFFFF
 """The size a blank entry claims; there is no such record."""
 
 
@@ -51,7 +52,8 @@ class LogicQueue(ABC):
     Attributes:
         next_offset: queue offset of the next message put; at or ahead of ``max_offset`` (the *queue offset table*).
         min_offset, max_offset: first readable message and one past the last, counted in messages.
-        max_physical_offset: end of the newest record indexed, -1 if there is none.
+        max_physical_offset: end of the newest record indexed, or of those of a deleted topic of its name; -1 if there
+            is none.
         recovered_record: physicalOffset and size of that record when the queue was recovered, (-1, 0) without one.
         queue, file_queues: its entries' files; these and those of its extension, if it has one.
         on_open: told before the queue opens a file while it has none of its own open.
@@ -232,13 +234,13 @@ class LogicQueue(ABC):
         self._find_newest()
 
     def _find_newest(self) -> None:
-        """Take the newest record from the last entry that is no blank; blanks fill the start of one file at most."""
-        for _, (physical_offset, size, *_) in self._newest_first():
-            if size != _BLANK_BYTES:
-                self.recovered_record = physical_offset, size
-                self.max_physical_offset = physical_offset + size
-                return
-        self.recovered_record, self.max_physical_offset = NO_RECORD, -1
+        self.recovered_record = self.newest_record()
+        self.max_physical_offset = sum(self.recovered_record)
+
+    def newest_record(self) -> tuple[int, int]:
+        """physicalOffset and size of the record of the last entry that is no blank, (-1, 0) without one.
+        Blanks fill the start of one file at most."""
+        return next((entry[:2] for _, entry in self._newest_first() if entry[1] != BLANK_SIZE), NO_RECORD)
 
     def _valid_bytes(self, file: MappedFile) -> int:
         """Bytes of valid entries at the start of a file."""
@@ -271,6 +273,17 @@ class LogicQueue(ABC):
         if self.first_index == self.end_index == 0:
             self.queue.destroy()  # the replay says with which number the queue begins; one that had others keeps on
             self.resume()
+
+    def forget_before(self, end: int) -> None:
+        """Drop the entries that a queue ends with of records before a physical offset: their topic was deleted."""
+        if self.max_physical_offset > end:
+            return
+        self._drop_from(_NO_END, lambda index, entry: entry[0] < end)
+        if self.first_index == self.end_index:
+            for queue in self.file_queues:
+                queue.destroy()  # the numbers begin anew
+            self.resume()
+        self.max_physical_offset = max(self.max_physical_offset, end)
 
     def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:
         """Drop entries from the end on, of records at or behind an offset or torn, up to the first that has to stay."""

@@ -11,6 +11,7 @@ Source: store.md §2.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -79,6 +80,8 @@ class MappedFile:
     @property
     def fd(self) -> int:
         if self._fd < 0:
+            if self._is_deleted:  # by now the path may be another file's
+                raise FileNotFoundError(errno.ENOENT, "deleted", str(self.path))
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._fd
 

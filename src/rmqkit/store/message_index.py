@@ -278,7 +278,11 @@ class MessageIndex:
         name = file_name(now_ms, self.files[-1].file.path.name if self.files else "")
         file = IndexFile.create(self.directory / name, self._slot_count, self._entry_count)
         if self.files:
-            file.begin_after(self.files[-1].end_timestamp, self.files[-1].end_offset)
+            try:
+                file.begin_after(self.files[-1].end_timestamp, self.files[-1].end_offset)
+            except OSError:
+                file.file.delete()
+                raise
             self._full.append(self.files[-1])
         self.files = (*self.files, file)
         self._current = file

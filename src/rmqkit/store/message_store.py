@@ -30,6 +30,7 @@ from rmqkit.store.checkpoint import Checkpoint
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queues import ConsumeQueues
 from rmqkit.store.delay_levels import parse_delay_levels
+from rmqkit.store.deleted_topics import DeletedTopics
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
 from rmqkit.store.flush import Flusher
 from rmqkit.store.json_files import make_directory, sync_directory, write_durably
@@ -104,6 +105,8 @@ class MessageStore:
         self._lock = StoreLock(root)
         self._commit_log = CommitLog(root, settings, is_replica=is_replica)
         self._queues = ConsumeQueues(root, settings, is_batch_topic)
+        self._deleted = DeletedTopics(root, self._commit_log)
+        self._queues.deleted_ends = self._deleted.ends
         self._index = _index_of(root, settings)
         self._checkpoint = Checkpoint(root / "checkpoint")
         self._dispatcher = Dispatcher(
@@ -213,6 +216,7 @@ class MessageStore:
     def _load_and_recover(self) -> None:
         is_clean = not self._abort_path.exists()
         self._commit_log.queue.load()
+        self._deleted.load()
         self._queues.load()
         self._checkpoint.load()
         if self._index is not None:
@@ -251,6 +255,7 @@ class MessageStore:
             newest=newest,
             checkpoint=self._checkpoint,
         )
+        self._deleted.cut(end.offset)
         queues.truncate_physical(end.offset)
         log.queue.truncate(end.offset)
         log.last_store_timestamp = end.last_store_timestamp
@@ -547,10 +552,20 @@ class MessageStore:
         """One past the last message of every queue, by topic and queue id."""
         return {place: queue.max_offset for place, queue in self._queues.table.items()}
 
-    def delete_topic(self, topic: str) -> None:
-        """Delete the queues of a topic; its records stay in the log until their file expires."""
+    def delete_topic(self, *topics: str) -> None:
+        """Delete the queues of topics; their records stay in the log until their file expires, see `DeletedTopics`.
+        Raises StoreUnavailable: the disk refused; nothing is deleted."""
         self.dispatch()
-        self._queues.delete_topic(topic)
+        places = {topic: self._queues.newest_record(topic) for topic in topics}
+        times = {topic: self._commit_log.store_timestamp(*place) for topic, place in places.items()}
+        newest = {topic: (*places[topic], time) for topic, time in times.items() if time >= 0}
+        for _, waiting in self._dispatcher.pending:
+            for one in waiting:
+                if one.topic in topics:
+                    newest[one.topic] = one.physical_offset, one.size, one.store_timestamp
+        self._deleted.add(newest)
+        for topic in topics:
+            self._queues.delete_topic(topic)
 
     # ---- retention
 

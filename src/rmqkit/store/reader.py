@@ -19,7 +19,7 @@ from msgspec import Struct
 from rmqkit.store.batch_queue import BatchQueue
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
-from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.logic_queue import BLANK_SIZE, LogicQueue
 from rmqkit.store.queue_ext import ExtUnit, is_address
 from rmqkit.store.settings import StoreSettings
 
@@ -177,6 +177,8 @@ class Reader:
             if record is None:
                 if not result.records:
                     result.status = GetStatus.MESSAGE_WAS_REMOVING
+                if size == BLANK_SIZE:
+                    continue
                 removed_below = physical_offset - physical_offset % log.queue.file_bytes + log.queue.file_bytes
                 continue
             if accept is not None and not accept(record):

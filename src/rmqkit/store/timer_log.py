@@ -136,14 +136,15 @@ class TimerLog:
         self._block = b""
         self.queue.truncate(position)
 
-    def drop_before(self, physical_offset: int) -> None:
-        """Delete the oldest files whose messages have left the commit log. Raises OSError: the disk refused."""
+    def drop_before(self, physical_offset: int, written_ms: int) -> None:
+        """Delete the oldest files whose messages have left the commit log, and were put on the wheel before a time: so
+        long ago that none of them waits any more, as they are counted. Raises OSError: the disk refused."""
         last = self.queue.file_bytes // UNIT_BYTES * UNIT_BYTES
 
         def is_gone(start: int) -> bool:
             units = (self.unit(start + at) for at in range(last - UNIT_BYTES, -1, -UNIT_BYTES))
             newest = next((unit for unit in units if unit is not None), None)
-            return newest is None or newest.physical_offset < physical_offset
+            return newest is None or (newest.physical_offset < physical_offset and newest.write_ms < written_ms)
 
         self.queue.drop_front(lambda file: is_gone(file.start))
         self._block = b""

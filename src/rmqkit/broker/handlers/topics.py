@@ -124,10 +124,12 @@ class TopicHandlers(Handlers):
     @answers(RequestCode.CLEAN_UNUSED_TOPIC, admins_only=True)
     def unused_topics(self, connection: Connection, command: Command) -> Command:
         """Delete the queues and offsets of topics that are not in the table, and offsets that groups left behind."""
-        for topic in self._store.topics | self._offsets.all_topics:
-            if self._topics.get(topic) is None and not (self._topics.is_system(topic) or is_light(topic)):
-                self._store.delete_topic(topic)
-                self._offsets.remove_topic(topic)
+        known = self._store.topics | self._offsets.all_topics
+        unknown = [topic for topic in known if self._topics.get(topic) is None and not is_light(topic)]
+        unused = [topic for topic in unknown if not self._topics.is_system(topic)]
+        self._store.delete_topic(*unused)
+        for topic in unused:
+            self._offsets.remove_topic(topic)
         for topic in self._offsets.all_topics:
             for group in self._offsets.groups(topic):
                 if not self._topics.is_system(topic) and self._is_abandoned(topic, group):

@@ -35,7 +35,7 @@ from rmqkit.store.arrivals import Arrivals
 from rmqkit.store.comparison import Ranges
 from rmqkit.store.derived_files import DerivedFiles, Equal, FileSizes, QueueEnd
 from rmqkit.store.findings import Kind, Report, entries_of
-from rmqkit.store.fsck import LogDamage, QueueStat, check_sums, is_held, open_log, tally
+from rmqkit.store.fsck import LogDamage, QueueStat, check_sums, is_held, open_log, queue_ends, tally
 from rmqkit.store.log_view import LogView, Segment
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import check_small_files
@@ -121,7 +121,7 @@ def verify(
         for part, ends in checked[: len(queues)]:
             report.join(part)
             derived.ends |= ends
-        derived.check_ends({key: stat.max_offset for key, stat in seen.tallies.items()})
+        derived.check_ends(queue_ends(root, seen.tallies))
         for part, _ in checked[len(queues) :]:
             report.join(part)
         newest_ms = max((stat.last_store_timestamp for stat in seen.tallies.values()), default=0)

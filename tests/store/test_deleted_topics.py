@@ -1,0 +1,176 @@
+"""Deleted topics: what the log holds of them does not come back with a restart (store.md §4.5, §12)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqkit.errors import StoreUnavailable
+from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.store.settings import FlushDiskType, StoreSettings
+from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
+
+GONE, LIGHT, NOTES = "Gone", "%LMQ%gone", "config/deletedTopics.json"
+
+
+def quiet(**changes: Any) -> StoreSettings:
+    defaults = {"flush_interval_ms": 3_600_000, "queue_flush_interval_ms": 3_600_000}
+    return small_settings(**(defaults | changes))
+
+
+LIGHT_SETTINGS = quiet(enable_light_queues=True, enable_multi_dispatch=True)
+
+
+def put_some(store: MessageStore, text: bytes, *, topic: str = GONE, queue_id: int = 0) -> None:
+    put_all(store, *(message(topic, queue_id, text + b"%d" % i, TAGS="tag") for i in range(5)))
+
+
+def restarted(root: Path, to: Path, *, is_clean: bool) -> Path:
+    """A copy of a store that is open, or was closed, as a kill or a stop leaves it."""
+    copy_store(root, to)
+    if not is_clean:
+        (to / "abort").touch()
+    return to
+
+
+@pytest.mark.parametrize("bulk_from", [0, 1 << 40], ids=["bulk", "one by one"])
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("has_ext", [True, False])
+def test_a_topic_made_again_begins_empty_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_clean: bool, has_ext: bool, bulk_from: int
+) -> None:
+    """Queue 0 has new messages, queue 1 has none, and another topic's message lies between the old ones."""
+    monkeypatch.setattr("rmqkit.store.recovery.BULK_FROM_BYTES", bulk_from)
+    settings = quiet(enable_consume_queue_ext=has_ext, consume_queue_ext_file_bytes=256)
+    with opened(tmp_path / "s", settings) as store:
+        put_some(store, b"old", queue_id=1)
+        put_all(store, message("Kept"))
+        put_some(store, b"old", queue_id=1)
+        put_some(store, b"old")
+        store.delete_topic(GONE)
+        put_all(store, message(GONE, 0, b"new"), message("Kept"))
+        store.delete_topic("Kept")  # whose record is the last one: a stop in order looks no further than to `new`
+    for turn in range(2):
+        root = restarted(tmp_path / ("s" if not turn else "0"), tmp_path / str(turn), is_clean=is_clean)
+        with opened(root, settings) as store:
+            assert [store.bounds(GONE, queue_id) for queue_id in (0, 1)] == [(0, 1), (0, 0)]
+            assert [one.body for one in read_all(store, GONE)] == [b"new"]
+            assert store.topics == {GONE}
+    with opened(root, settings) as store:
+        assert put_all(store, message(GONE, 1), message("Kept"))[0].queue_offset == 0
+
+
+def test_inner_batches_of_a_deleted_topic_stay_away(tmp_path: Path) -> None:
+    batch = message(GONE, body=encode_batch([BatchEntry(b"a", b""), BatchEntry(b"b", b"")]), UNIQ_KEY="U")
+    with opened(tmp_path / "s", quiet(), is_batch_topic=GONE.__eq__) as store:
+        assert [store.put_batch(batch).status for _ in range(3)] == [PutStatus.OK] * 3
+        store.delete_topic(GONE)
+        left = copy_store(tmp_path / "s", tmp_path / "left")
+    with opened(left, quiet(), is_batch_topic=GONE.__eq__) as store:
+        assert store.max_offset(GONE, 0) == 0
+        assert store.put_batch(batch).queue_offset == 0
+        assert store.bounds(GONE, 0) == (0, 2)
+
+
+def test_a_light_queue_is_deleted_without_its_messages_topics(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", LIGHT_SETTINGS) as store:
+        put_all(store, *(message("Kept", INNER_MULTI_DISPATCH=LIGHT) for _ in range(3)))
+        store.delete_topic(LIGHT)
+        put_all(store, message("Kept", INNER_MULTI_DISPATCH=LIGHT))
+        left = copy_store(tmp_path / "s", tmp_path / "left")
+    with opened(left, LIGHT_SETTINGS) as store:
+        assert [store.bounds(topic, 0) for topic in (LIGHT, "Kept")] == [(0, 1), (0, 4)]
+        assert read_all(store, LIGHT)[0].queue_offset == 3
+
+
+def test_queue_files_that_a_stop_in_the_middle_left_go(tmp_path: Path) -> None:
+    """The entries are on the disk, as the deletion had only been noted."""
+    with opened(tmp_path / "s", quiet()) as store:
+        put_some(store, b"old")
+        put_some(store, b"old", queue_id=1)
+        before = copy_store(tmp_path / "s" / "consumequeue", tmp_path / "queues")
+        store.delete_topic(GONE)
+        left = copy_store(tmp_path / "s", tmp_path / "left")
+    shutil.copytree(before, left / "consumequeue", dirs_exist_ok=True)
+    (left / "abort").unlink()
+    with opened(left, quiet()) as store:
+        assert [store.bounds(GONE, queue_id) for queue_id in (0, 1)] == [(0, 0)] * 2
+        put_some(store, b"new", queue_id=1)
+        assert [one.body[:3] for one in read_all(store, GONE, 1)] == [b"new"] * 5
+
+
+def test_messages_that_wait_for_the_disk_are_deleted_with_their_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    with opened(tmp_path / "s", settings) as store:
+        put_some(store, b"old")
+        assert store.dispatch_behind_bytes
+        store.delete_topic(GONE)
+        store._flusher.flush_log()
+        store.dispatch()
+        assert (store.topics, store.dispatch_behind_bytes) == (set(), 0)
+        put_some(store, b"new")
+        store._flusher.flush_log()
+        assert [one.queue_offset for one in read_all(store, GONE)] == list(range(5))
+
+
+def test_new_messages_in_the_place_of_those_of_a_deleted_topic_are_kept(tmp_path: Path) -> None:
+    """A power cut took what was deleted, and a broker that does not know the notes wrote other messages there."""
+    with opened(tmp_path / "s", quiet()) as store:
+        put_some(store, b"old")
+        store.delete_topic(GONE)
+    notes = (tmp_path / "s" / NOTES).read_bytes()
+    shutil.rmtree(tmp_path / "s")
+    with opened(tmp_path / "s", quiet()) as store:
+        put_some(store, b"new")
+        left = copy_store(tmp_path / "s", tmp_path / "left")
+    (left / NOTES).parent.mkdir(exist_ok=True)
+    (left / NOTES).write_bytes(notes)
+    with opened(left, quiet()) as store:
+        assert [one.body[:3] for one in read_all(store, GONE)] == [b"new"] * 5
+
+
+def test_what_a_power_cut_took_may_be_put_again(tmp_path: Path) -> None:
+    """The log ends before the record that is noted, which is there itself."""
+    with opened(tmp_path / "s", quiet()) as store:
+        put_some(store, b"old")
+        store.delete_topic(GONE)
+        left = copy_store(tmp_path / "s", tmp_path / "left")
+    log = left / "commitlog" / ("0" * 20)
+    content = bytearray(log.read_bytes())
+    content[10:14] = b"torn"  # in the first record's CRC
+    log.write_bytes(content)
+    with opened(left, quiet()) as store:
+        assert store.max_physical_offset == 0
+        put_some(store, b"new")
+        again = copy_store(left, tmp_path / "again")
+    for root in (left, again):
+        with opened(root, quiet()) as store:
+            assert [one.body[:3] for one in read_all(store, GONE)] == [b"new"] * 5
+
+
+def test_notes_go_when_the_log_has_expired(tmp_path: Path) -> None:
+    settings = quiet(disk_clean_forcibly_percent=30, delete_file_batch_max=9)
+    with opened(tmp_path, settings, disk_used_percent=lambda path: 60) as store:
+        put_some(store, b"old")
+        store.delete_topic(GONE, "Unknown")
+        assert list(json.loads((tmp_path / NOTES).read_bytes())) == [GONE]
+        put_all(store, *(message("Other", body=bytes(900)) for _ in range(9)))
+        store.retention_round()
+        store.delete_topic("Other")
+        assert list(json.loads((tmp_path / NOTES).read_bytes())) == ["Other"]
+
+
+def test_a_topic_stays_when_its_deletion_cannot_be_noted(tmp_path: Path) -> None:
+    with opened(tmp_path, quiet()) as store:
+        put_some(store, b"old")
+        (tmp_path / "config").write_text("in the way")
+        with pytest.raises(StoreUnavailable, match="deletedTopics"):
+            store.delete_topic(GONE)
+        assert len(read_all(store, GONE)) == 5
