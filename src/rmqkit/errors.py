@@ -220,7 +220,7 @@ _NO_PERMISSION = 16
 REMEDIES = {
     2: "it is overloaded: send less, or later",
     3: "it is of an older version, has this switched off, or is the other kind of server (broker, name server)",
-    13: "change the message's topic, size or properties",
+    13: "change the message's topic, size or properties, or have maxMessageSize raised there",
     14: "wait until it serves; it may be shutting down, a slave, or short of disk",
     _NO_PERMISSION: "have the permission granted: of the topic, the group, the broker or the user",
     17: "create the topic",

@@ -13,7 +13,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 
-SECONDS = 30
+SECONDS = 60
 
 
 @pytest.fixture(scope="session")

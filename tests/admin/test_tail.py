@@ -25,6 +25,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.store.settings import StoreSettings
 from tests.client.messages import received
 from tests.client.peers import on_loop, until
+from tests.interop.apache import free_ports
 
 
 @asynccontextmanager
@@ -61,8 +62,8 @@ async def test_a_tail_outlives_a_restart_of_the_broker_and_sees_new_queues(tmp_p
     notes = []
     async with AsyncExitStack() as stack:
         namesrv, runtime, consumer, producer = await stack.enter_async_context(clients())
-        async with a_broker(namesrv, tmp_path) as broker:
-            port = int(broker.address.rpartition(":")[2])
+        port = free_ports()[1]
+        async with a_broker(namesrv, tmp_path, port):
             await producer.send(Message(topic="T", body=b"before"))
             await until(lambda: runtime.routes.subscribe_queues("T"), "the topic is known")
             tail = await stack.enter_async_context(Tail(consumer, "T", Start(offset=0), Wanted(), notes.append))

@@ -18,7 +18,9 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode
 from tests.broker.cluster import Cluster
+from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.client.peers import Peer, on_loop, until
 
 
@@ -164,13 +166,13 @@ def test_name_servers_are_asked_what_they_know(run):
 class Registered:
     """A registration at name servers that answer as a test says."""
 
-    def __init__(self, root, name_servers=1, **settings):
-        self.name_servers = [Peer() for _ in range(name_servers)]
+    def __init__(self, root, name_servers=1, tls=None, client_tls=None, **settings):
+        self.name_servers = [Peer(tls) for _ in range(name_servers)]
         self.settings = BrokerSettings(broker_name="bk", cluster_name="C1", broker_id=1, **settings)
         self.topics = TopicTable(
             root, self.settings, SYSTEM_CLOCK, lambda changed: self.registration.topics_changed(changed)
         )
-        self.client = RemotingClient()
+        self.client = RemotingClient(tls=client_tls)
 
     async def __aenter__(self):
         for name_server in self.name_servers:
@@ -188,6 +190,25 @@ class Registered:
         await self.client.close()
         for name_server in self.name_servers:
             await name_server.stop()
+
+
+@pytest.mark.skipif(OPENSSL is None, reason=REASON)
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@on_loop
+async def test_a_name_server_that_encrypts_otherwise_is_named(tmp_path, caplog, is_encrypted):
+    own = make_certificate(tmp_path, "server")
+    server = ServerTls(ServerTlsSettings(mode=TlsMode.ENFORCING, certificate=own.certificate, key=own.key))
+    plain = ServerTls(ServerTlsSettings(mode=TlsMode.DISABLED))
+    client = ClientTls(ClientTlsSettings(tls_enable=True)) if is_encrypted else None
+    async with Registered(tmp_path, tls=plain if is_encrypted else server, client_tls=client) as it:
+        assert await it.registration.register() == 0
+        address = it.name_servers[0].address
+    wants = (
+        "does not encrypt; leave TLS out (tls.enable=false)"
+        if is_encrypted
+        else "wants TLS; use --tls (tls.enable=true)"
+    )
+    assert f"{address} did not take request 103: {address}: it {wants}" in caplog.text
 
 
 OWN = {"brokerName": "bk", "brokerAddr": "127.0.0.1:1", "clusterName": "C1"}

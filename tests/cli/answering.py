@@ -14,7 +14,7 @@ from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ServerTls
 
-SECONDS_MAX = 30
+SECONDS_MAX = 100
 
 Answer = Callable[[str, Command], Command]
 """Takes the server's address and a request."""

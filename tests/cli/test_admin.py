@@ -24,7 +24,7 @@ from rmqkit.protocol.command import reply
 from rmqkit.protocol.fastjson import dumps
 from tests.cli.answering import body, serving
 
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 MASTER = HaRuntimeInfo(
     master=True,
     master_commit_log_max_offset=123_456,

@@ -22,6 +22,7 @@ from rmqkit.remoting.tls import ServerTlsSettings
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
 from tests.certificates import OPENSSL, REASON, make_certificate
+from tests.interop.apache import free_ports
 from tests.interop.standalone import run_standalone
 
 OK, WARN, FAIL, UNKNOWN = State.OK, State.WARN, State.FAIL, State.UNKNOWN
@@ -144,8 +145,8 @@ def test_a_store_that_runs_that_was_killed_and_that_was_stopped(tmp_path):
 
 
 def test_a_port_in_use_is_told_with_its_user(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as user:
-        port = user.getsockname()[1]
+    port = free_ports()[1]
+    with socket.create_server(("127.0.0.1", port)):
         patient = plant(tmp_path, listen_port=port)
         patient.machine = Machine()
         finding = found(patient, doctor.ports)[f"port {port} (listenPort)"]

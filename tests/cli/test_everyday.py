@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import os
 import signal
 import subprocess
 import sys
+import termios
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from rmqkit.admin.api import Admin
@@ -27,12 +31,13 @@ from rmqkit.protocol.message import Message
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode
+from rmqkit.store.settings import StoreSettings
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.client.peers import standalone, until
 from tests.golden_stores import unpack_golden
 
 RMQ = Path(sys.executable).with_name("rmq")
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +71,7 @@ def stored(rmq, namesrv):
 
     def look(topic, count, *options):
         asyncio.run(known(topic))
-        lines = rmq("tail", topic, "--from", "beginning", "--count", count, "--for", 10, "--json", *options)
+        lines = rmq("tail", topic, "--from", "beginning", "--count", count, "--for", 100, "--json", *options)
         return [json.loads(line) for line in lines.splitlines()]
 
     async def known(topic):
@@ -231,6 +236,53 @@ def test_tail_prints_a_line_for_each_message_whatever_is_in_it(rmq):
     )
 
 
+def on_terminal(columns, *arguments):
+    """What a command prints on a terminal of so many columns."""
+    ours, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, columns))
+    environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen([RMQ, *map(str, arguments)], stdout=terminal, env=environment):
+        os.close(terminal)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # the other side is closed
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "shown"),
+    [
+        ("Short", "fits", "fits"),
+        ("Long", "0123456789" * 123, "012345678901234567890123… (1,230 bytes)"),
+        ("Wide", "日本" * 50, "日本日本日本日本日本日本日… (300 bytes)"),
+        ("Escaped", "\n" * 50, "\\n" * 13 + "\\… (50 bytes)"),
+    ],
+)
+def test_on_a_terminal_tail_shows_as_much_of_a_body_as_fits(rmq, name, body, shown):
+    rmq("send", name, body, "--queue", 0)
+    tail = ("tail", name, "--from", 0, "--count", 1)
+    line = on_terminal(80, *tail)
+    assert line.split(" ", 5)[5] == shown + "\n"
+    assert cell_len(line) <= 80
+    whole = line.replace(shown, body.replace("\n", "\\n"))
+    assert rmq(*tail) == on_terminal(80, *tail, "--whole") == whole
+    assert on_terminal(80, *tail, "--format", "{body}").strip() == whole.split(" ", 5)[5].strip()
+
+
+def test_a_line_that_is_full_before_the_body_still_shows_some_of_it(rmq):
+    rmq("send", "Keys", "0123456789" * 10, "--keys", "k" * 100)
+    line = on_terminal(80, "tail", "Keys", "--from", 0, "--count", 1)
+    assert line.endswith(f" {'k' * 100} 01234567890… (100 bytes)\n")
+
+
 def test_tail_leaves_nothing_at_the_broker(rmq, tens, namesrv):
     def kept():
         async def ask():
@@ -339,7 +391,7 @@ def test_a_killed_replay_goes_on_without_loss_or_doubles(rmq, stored, namesrv, t
 
     for _ in range(2):
         enough = audited() + 90
-        with subprocess.Popen([RMQ, *command, "-n", namesrv, "--rate", "900"], stdout=subprocess.DEVNULL) as process:
+        with subprocess.Popen([RMQ, *command, "-n", namesrv, "--rate", "300"], stdout=subprocess.DEVNULL) as process:
             asyncio.run(until(lambda enough=enough: audited() > enough, f"{enough} lines of audit", SECONDS_MAX))
             process.kill()
     told = rmq(*command)
@@ -381,6 +433,32 @@ def test_a_killed_replay_goes_on_without_loss_or_doubles(rmq, stored, namesrv, t
 def test_what_cannot_be_done_is_one_line_and_an_exit_code(rmq, tens, command, code, text):
     told = rmq(*command, exit_code_wanted=code)
     assert text in " ".join(told.replace("│", "").split())
+
+
+def test_large_bodies_are_sent_and_replayed_where_all_limits_allow_it(tmp_path):
+    def run(*arguments):
+        done = CliRunner().invoke(app, [*map(str, arguments), "-n", address])
+        return done.stdout + done.stderr, done.exit_code
+
+    body, size = tmp_path / "body", 8 << 20
+    body.write_bytes(base64.b64encode(os.urandom(size // 4 * 3)))
+    with standalone(tmp_path / "small") as address:
+        said, code = run("send", "T", "--file", body)
+        limit = (
+            f"has {size} bytes, {4 << 20} more than the limit of {4 << 20} (maxMessageSize, for rmq send --max-bytes)"
+        )
+        assert (limit in said, code) == (True, 1), said
+        said, code = run("send", "T", "--file", body, "--max-bytes", size)
+        limit = f"msg body length limit {4 << 20}B"
+        assert (limit in said, "or have maxMessageSize raised there" in said, code) == (True, True, 1), said
+    with standalone(tmp_path / "large", store=StoreSettings(message_bytes_max=size)) as address:
+        for command in (
+            ["send", "T", "--file", body, "--max-bytes", size],
+            ["replay", "T", "--to", "U"],
+            ["tail", "U", "--from", "0", "--count", "1", "--format", "{offset}"],
+        ):
+            said, code = run(*command)
+            assert code == 0, said
 
 
 def test_a_broker_that_does_not_filter_by_sql92_is_named(tmp_path):

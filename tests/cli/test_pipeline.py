@@ -30,7 +30,7 @@ from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.conftest import spark  # noqa: F401 - the session of the tests in tests/spark
 
 RMQ = Path(sys.executable).with_name("rmq")
-SECONDS_MAX = 300
+SECONDS_MAX = 600
 
 pytestmark = pytest.mark.timeout(2 * SECONDS_MAX)
 
@@ -65,6 +65,42 @@ def test_pairs_are_read_and_mistakes_named():
     for text in ("a", "=1"):
         with pytest.raises(SettingsError, match=f"'{text}' is no setting: write it as key=value"):
             pairs([text])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["summary", "nowhere"],
+        ["audit", "nowhere"],
+        ["diff", "nowhere", "."],
+        ["diff", ".", "nowhere"],
+        ["verify", "nowhere"],
+        ["rebuild", "nowhere"],
+        ["query", "nowhere"],
+        ["sql", "file:nowhere", "select 1"],
+        ["archive", "nowhere", "."],
+        ["replay", "nowhere", "T"],
+    ],
+)
+def test_a_store_that_is_not_there_is_told_before_spark_starts(arguments, tmp_path, monkeypatch):
+    def start(*_: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rmqkit.spark.spark_session", start)
+    arguments = [str(tmp_path.joinpath(one[5:]).as_uri()) if one.startswith("file:") else one for one in arguments]
+    done = pipeline(*arguments)
+    assert type(done.exception) is StoreError
+    text = f"{tmp_path}/nowhere is no directory: give the store directory, the one that holds commitlog"
+    assert (str(done.exception), done.output) == (text, "")
+
+
+def test_whether_an_address_is_there_is_left_to_spark(monkeypatch):
+    def start(*_: object) -> None:
+        raise SettingsError("Spark was started")
+
+    monkeypatch.setattr("rmqkit.spark.spark_session", start)
+    assert str(pipeline("summary", "s3://bucket/nowhere").exception) == "Spark was started"
 
 
 class _Found(msgspec.Struct):
@@ -218,10 +254,10 @@ def test_a_person_gets_a_table_and_the_session_goes_on(golden, spark: SparkSessi
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        (["/nowhere"], StoreError, "/nowhere/commitlog does not exist: give the store directory"),
-        (["/nowhere", "-o", "topci=a"], SettingsError, "option 'topci' is not known: did you mean topic?"),
-        (["/nowhere", "-o", "topic"], SettingsError, "'topic' is no setting: write it as key=value"),
-        (["/nowhere", "--conf", "x"], SettingsError, "'x' is no setting: write it as key=value"),
+        (["/"], StoreError, "/commitlog does not exist: give the store directory"),
+        (["/", "-o", "topci=a"], SettingsError, "option 'topci' is not known: did you mean topic?"),
+        (["/", "-o", "topic"], SettingsError, "'topic' is no setting: write it as key=value"),
+        (["/", "--conf", "x"], SettingsError, "'x' is no setting: write it as key=value"),
     ],
 )
 def test_mistakes_are_one_line(arguments, kind, text, spark: SparkSession):  # noqa: F811

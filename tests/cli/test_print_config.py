@@ -102,7 +102,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         def told(text, line):
             config.write_text(text)
             os.kill(running.process.pid, 1)
-            wait_until(lambda: line in log.read_text(), 10, f"{line!r} in {log.read_text()}")
+            wait_until(lambda: line in log.read_text(), 100, f"{line!r} in {log.read_text()}")
 
         told(
             "maxMessageSize=x\n",

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, StartFrom
+from rmqkit import Message, Producer, PushConsumer, StartFrom
 from rmqkit.admin import Admin
 from rmqkit.cli import serve
 from rmqkit.cli.shard_settings import check_layout, check_settings, shard_settings
@@ -28,8 +28,9 @@ from rmqkit.settings import Configuration, Given, parse_properties
 from rmqkit.testing import StandingClock
 from tests.interop.server_process import ServerProcess, wait_until
 from tests.interop.standalone import RMQ, run_name_server
+from tests.patience import producing, pushing
 
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 HOST = "127.0.0.1"
 
 
@@ -233,7 +234,7 @@ async def test_clients_balance_over_shards_and_a_killed_one_comes_back_with_all_
         async with Admin(namesrv) as admin:
             await admin.topics.create("Orders", read_queues=2, write_queues=2)
         acknowledged: list[bytes] = []
-        async with Producer("g", namesrv) as producer:
+        async with Producer("g", namesrv, settings=producing()) as producer:
 
             async def send(count):
                 sent = []
@@ -253,7 +254,7 @@ async def test_clients_balance_over_shards_and_a_killed_one_comes_back_with_all_
         ]
         assert any(one.get("broker") == "a-0" and "was not closed in order" in one["message"] for one in lines)
         consumed, all_came = set(), asyncio.Event()
-        consumer = PushConsumer("c", namesrv, settings=PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET))
+        consumer = PushConsumer("c", namesrv, settings=pushing(start_from=StartFrom.FIRST_OFFSET))
 
         @consumer.on("Orders")
         async def handler(message):

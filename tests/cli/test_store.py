@@ -16,7 +16,7 @@ from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone
 
 RMQ = Path(sys.executable).with_name("rmq")
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 
 
 @pytest.fixture

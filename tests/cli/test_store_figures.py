@@ -42,7 +42,7 @@ def test_naive_walk_reads_every_record(tmp_path: Path) -> None:
 
 def test_bench_prints_every_figure_as_json(tmp_path: Path) -> None:
     command = [RMQ, "bench", "store", "--messages", "256", "--json", "--directory", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     names = [figure["figure"] for figure in report["figures"]]

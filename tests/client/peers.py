@@ -22,6 +22,7 @@ from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
+from rmqkit.remoting.tls import ServerTls
 from rmqkit.standalone import Standalone
 from tests.waiting import SECONDS as SECONDS
 from tests.waiting import until as until
@@ -50,9 +51,9 @@ def standalone(root: Path, **parts: Any) -> Iterator[str]:
     thread.start()
     cluster = Standalone(root / "store", **parts)
     try:
-        asyncio.run_coroutine_threadsafe(cluster.start(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(cluster.start(), loop).result(SECONDS)
         yield cluster.namesrv_address
-        asyncio.run_coroutine_threadsafe(cluster.stop(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(cluster.stop(), loop).result(SECONDS)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
@@ -70,14 +71,14 @@ class Peer:
         connections: over which they came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ServerTls | None = None) -> None:
         self.requests: list[Command] = []
         self.connections: list[Connection] = []
         self._answers: dict[int, Answer] = {}
         dispatch = Dispatch()
         for code in RequestCode:
             dispatch.register(code, self._handle)
-        self._server = RemotingServer(dispatch)
+        self._server = RemotingServer(dispatch, tls=tls)
         self.address = ""
 
     def answer(self, code: int, answer: Answer) -> None:

@@ -98,7 +98,7 @@ async def test_a_plain_function_runs_in_a_thread_and_may_block():
 
     def handler(message):
         threads.add(threading.current_thread())
-        assert gate.wait(10)
+        assert gate.wait(60)
 
     async with Workers(handler) as it:
         it.put(received(0), received(1))

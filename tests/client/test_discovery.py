@@ -11,6 +11,7 @@ import pytest
 from rmqkit.client import runtime as runtime_module
 from rmqkit.client.discovery import address_url, discover
 from rmqkit.client.producer import Producer
+from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import ClientSettings, ProducerSettings, name_server_list
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.codes import RequestCode
@@ -128,3 +129,18 @@ async def test_when_no_name_server_answers_every_one_is_named():
             await producer.send(Message(topic="T", body=b"1"))
     assert "127.0.0.1:1" in str(caught.value)
     assert "127.0.0.1:2" in str(caught.value)
+
+
+@on_loop
+async def test_a_runtime_that_did_not_find_its_name_servers_can_be_started_again():
+    async with Cluster() as cluster:
+        cluster.topic("T")
+        texts = ["", cluster.namesrv]
+        with web_server(lambda: texts.pop(0)) as (domain, _):
+            runtime = ClientRuntime(settings=ClientSettings(name_server_domain=domain))
+            runtime.routes.watch("T", "G")
+            with pytest.raises(NoRoute):
+                await runtime.start()
+            await runtime.start()
+            await until(lambda: runtime.routes.subscribe_queues("T"), "a route")
+            await runtime.close()

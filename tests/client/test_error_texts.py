@@ -124,8 +124,8 @@ def test_subscribing_and_assigning(order):
         (
             Message(topic="T", body=bytes(4096 * 1024 + 5)),
             (
-                "body of a message for topic T has 4194309 bytes, 5 more than the limit of 4194304 (maxMessageSize): "
-                "split it, or raise the limit here and at the brokers"
+                "body of a message for topic T has 4194309 bytes, 5 more than the limit of 4194304 (maxMessageSize, "
+                "for rmq send --max-bytes): split it, or raise the limit here and at the brokers"
             ),
         ),
         (
@@ -313,7 +313,7 @@ async def test_brokers_that_do_not_answer():
         cluster.topic("T")
         broker = cluster.broker
         broker.answer(SEND, lambda command: None)
-        error = await failing(said, one.send(X, timeout_ms=50), SendFailed)
+        error = await failing(said, one.send(X, timeout_ms=1000), SendFailed)
         assert isinstance(error.cause, RequestTimedOut)
 
         def hang_up(command):
@@ -369,12 +369,12 @@ async def test_a_name_that_nobody_knows_and_a_request_without_reply():
     said = []
     async with Cluster() as cluster, producer(cluster.namesrv) as one:
         cluster.topic("T")
-        await failing(said, one.request(X, timeout_ms=100))
+        await failing(said, one.request(X, timeout_ms=1000))
         settings = PullConsumerSettings(api_timeout_ms=5000)
         async with PullConsumer("CG", "no-such-host.invalid:9876", settings=settings) as reader:
             await failing(said, reader.queues("T"))
     assert said[0] == (
-        "send request message to <T> OK, but wait reply message timeout, 100 ms.: does a consumer of the topic reply?"
+        "send request message to <T> OK, but wait reply message timeout, 1000 ms.: does a consumer of the topic reply?"
     )
     where = "no name server answered, check the addresses: cannot connect to no-such-host.invalid:9876: "
     assert said[1].startswith(where)

@@ -199,7 +199,7 @@ def run(tmp_path: Path, program: str, loop: str, *, messages: int | None = None)
     path.write_text(program)
     with standalone(tmp_path) as namesrv:
         command = [sys.executable, str(path), namesrv, loop]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         if messages is not None:
             with sync.PullConsumer("reader", namesrv) as reader:

@@ -223,3 +223,36 @@ async def test_a_seek_in_a_queue_that_is_being_given_away_is_refused_and_leaves_
             await seeking
         await giving
         assert held._starts == {}, "it would begin there when it comes back, hours later"
+
+
+@pytest.mark.parametrize("kind", ["handled", "iterated", "polled"])
+@on_loop
+async def test_what_waits_of_a_queue_that_begins_anew_is_let_go(kind):
+    async def busy(message):
+        await asyncio.Event().wait()
+
+    def pull(command):
+        is_first = decode_fields(command)["queueOffset"] == "0"
+        return pulled(command, 0, 4, b"".join(map(record, range(4)))) if is_first else None
+
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=1)
+        cluster.broker.answer(PULL, pull)
+        if kind == "polled":
+            consumer = PullConsumer("CG", cluster.namesrv)
+            consumer.subscribe("T")
+        else:
+            consumer = PushConsumer("CG", cluster.namesrv, settings=PushConsumerSettings(handlers_max=1, drain_ms=0))
+            consumer.subscribe("T", handler=busy if kind == "handled" else None)
+        async with consumer:
+            membership = consumer._membership
+            for _ in range(3):
+                await until(lambda: len(membership.process_queues.get(ONE, ())) == 4, "all messages")
+                await membership.start_at(ONE, 0)
+            waiting = {
+                "handled": lambda: consumer._consuming._ready.qsize(),
+                "iterated": lambda: consumer._consuming._taken_by_hand.qsize(),
+                "polled": lambda: len(consumer._polling._ready),
+            }[kind]
+            assert waiting() == 0
+            await until(waiting, "they come again")

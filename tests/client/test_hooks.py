@@ -101,7 +101,7 @@ async def test_every_way_a_send_fails_is_told():
                 await producer.send(Message(topic=topic, body=body))
         cluster.broker.answer(RequestCode.SEND_MESSAGE_V2, lambda command: None)
         with pytest.raises(SendFailed):
-            await producer.send(Message(topic="T", body=b"1"), timeout_ms=20)
+            await producer.send(Message(topic="T", body=b"1"), timeout_ms=500)
         with pytest.raises(ClientError, match="the selector chose no queue"):
             await producer.send(Message(topic="T", body=b"1"), selector=lambda queues, message: None)
         cut_off = asyncio.create_task(producer.send(Message(topic="T", body=b"1")))

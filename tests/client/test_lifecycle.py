@@ -24,7 +24,7 @@ async def test_closing_a_client_that_starts_ends_the_start_and_leaves_nothing_ru
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
         before = asyncio.all_tasks()
-        consumer = kind("CG", cluster.namesrv, settings=settings(api_timeout_ms=200))
+        consumer = kind("CG", cluster.namesrv, settings=settings(api_timeout_ms=1000))
         consumer.subscribe("T")
         cluster.broker.answer(RequestCode.HEART_BEAT, lambda command: None)
         starting = asyncio.create_task(consumer.start())

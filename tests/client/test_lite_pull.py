@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import pytest
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.producer import Producer
 from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import PullConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, PeerRefused
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
-from tests.client.peers import Cluster, on_loop, pulled, refused, until
+from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 FIRST = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=10, take_over_pause_ms=0)
@@ -271,3 +273,59 @@ async def test_a_topic_subscribed_after_the_start_while_no_name_server_answers_i
         cluster.broker.answer(RequestCode.PULL_MESSAGE, lambda command: pulled(command, 0, 1, record(0)))
         assert len(await consumer.poll(30_000)) == 1
     assert "still starting" in caplog.text
+
+
+@on_loop
+async def test_a_queue_that_was_sought_and_is_somebody_elses_now_is_not_committed():
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=2)
+        for code, value in (RequestCode.GET_MIN_OFFSET, 0), (RequestCode.GET_MAX_OFFSET, 100):
+            cluster.broker.answer(code, functools.partial(offset, value=value))
+        consumer = PullConsumer("CG", cluster.namesrv, settings=BY_HAND)
+        consumer.subscribe("T")
+        async with consumer:
+            await until(lambda: len(consumer.held_queues()) == 2, "both queues")
+            for queue in consumer.held_queues():
+                await consumer.seek(queue, 5)
+            cluster.heartbeats.append(HeartbeatData(clientID="zzz", consumerDataSet=[ConsumerData(group_name="CG")]))
+            consumer._membership.rebalance_soon()
+            await until(lambda: len(consumer.held_queues()) == 1, "the other one is somebody else's")
+            await consumer.commit()
+            committed = cluster.broker.asked(RequestCode.UPDATE_CONSUMER_OFFSET)
+            assert {(one["queueId"], one["commitOffset"]) for one in committed} == {("0", "5")}
+
+
+@on_loop
+async def test_a_group_that_the_runtime_has_already_is_refused_also_later():
+    async with Cluster() as cluster:
+        cluster.topic("T")
+        runtime = ClientRuntime(cluster.namesrv)
+        one, two = (PullConsumer("CG", runtime=runtime) for _ in range(2))
+        one.subscribe("T")
+        async with one, two:
+            with pytest.raises(ClientError, match="consumer group CG exists in client"):
+                two.subscribe("T")
+            three = PullConsumer("CG", runtime=runtime)
+            three.subscribe("T")
+            with pytest.raises(ClientError, match="consumer group CG exists in client"):
+                await three.start()
+            await runtime.heartbeat()
+            assert [one.group_name for one in cluster.heartbeats[-1].consumerDataSet] == ["CG"], "the first one is here"
+        await runtime.close()
+
+
+@on_loop
+async def test_a_commit_for_somebody_elses_queue_is_not_repeated_later():
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=1)
+        consumer = PullConsumer("CG", cluster.namesrv, settings=BY_HAND)
+        consumer.subscribe("T")
+        async with consumer:
+            await until(consumer.held_queues, "the queue")
+            (queue,) = consumer.held_queues()
+            cluster.heartbeats.append(HeartbeatData(clientID="0", consumerDataSet=[ConsumerData(group_name="CG")]))
+            consumer._membership.rebalance_soon()
+            await until(lambda: not consumer.held_queues(), "it is somebody else's")
+            await consumer.commit(queue, 5)
+        told = [one["commitOffset"] for one in cluster.broker.asked(RequestCode.UPDATE_CONSUMER_OFFSET)]
+        assert told.count("5") == 1, "the program said it once; it is not said again when the consumer is closed"

@@ -123,7 +123,7 @@ async def test_a_save_that_is_cancelled_ends_with_its_thread_so_that_the_next_on
 
     def fsync(number):
         at_disk.set()
-        assert gate.wait(30)
+        assert gate.wait(60)
 
     monkeypatch.setattr(os, "fsync", fsync)
     offsets = table(tmp_path)

@@ -280,7 +280,7 @@ async def test_a_lock_whose_answer_does_not_come_before_the_end_is_given_back():
 async def test_a_lock_that_is_being_given_back_is_not_renewed():
     async with Broker() as it:
         it.cluster.broker.answer(UNLOCK, lambda command: None)  # under way for as long as this takes
-        consumer = it.consumer(api_timeout_ms=300)
+        consumer = it.consumer(api_timeout_ms=1500)
         consumer.subscribe("T", "*", lambda message: None)
         async with consumer:
             await until(lambda: len(consumer.held_queues()) == 1, "the queue is held")

@@ -11,6 +11,7 @@ from rmqkit.client.consuming import ConsumeLater
 from rmqkit.client.local_offsets import LocalOffsets
 from rmqkit.client.membership import offsets_of
 from rmqkit.client.outbound import VIP_CODES, vip_address
+from rmqkit.client.pop_consumer import PopConsumer
 from rmqkit.client.producer import Producer
 from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.push_consumer import PushConsumer
@@ -38,6 +39,7 @@ from rmqkit.remoting.server import RemotingServer
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, Peer, on_loop, pulled, until
+from tests.client.pops import PopCluster
 from tests.interop.apache import free_ports
 
 NS = "NS"
@@ -166,6 +168,11 @@ async def test_what_brokers_ask_of_a_namespace_reaches_its_consumer():
             info = fastjson.decode_as((await connection.call(asked, 5000)).payload, ConsumerRunningInfo)
             assert full in info.mq_table
             assert {one.topic for one in info.subscription_set} == {"NS%T", "%RETRY%NS%CG"}
+            assert info.status_table.keys() == {"NS%T"}
+            consumer.pause()
+            info = fastjson.decode_as((await connection.call(asked, 5000)).payload, ConsumerRunningInfo)
+            assert "NS%T broker-0 0" in info.user_consumer_info
+            consumer.resume()
             asked = request(
                 RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ConsumerStatusRequest(topic="NS%T", group="NS%CG")
             )
@@ -176,6 +183,20 @@ async def test_what_brokers_ask_of_a_namespace_reaches_its_consumer():
             connection.send(request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body, one_way=True))
             await until(lambda: len(seen) == 2, "the message again")
         assert seen == ["T", "T"]
+
+
+@on_loop
+async def test_what_is_popped_is_told_with_its_namespace():
+    async with PopCluster() as cluster:
+        cluster.topic("NS%T", queues=1)
+        consumer = PopConsumer("CG", cluster.namesrv, settings=PUSHING)
+        consumer.subscribe("T", handler=print)
+        async with consumer:
+            await until(consumer.held_queues, "the queues")
+            asked = request(RequestCode.GET_CONSUMER_RUNNING_INFO, RunningInfoRequest("NS%CG", "client"))
+            (connection, *_) = cluster.broker.connections
+            info = fastjson.decode_as((await connection.call(asked, 5000)).payload, ConsumerRunningInfo)
+        assert info.mq_pop_table.keys() == {MessageQueue("NS%T", "broker-0", -1)}
 
 
 @on_loop

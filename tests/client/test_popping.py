@@ -18,7 +18,7 @@ from rmqkit.client.settings import PushConsumerSettings
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 from tests.client.messages import received
-from tests.client.peers import on_loop, refused, until
+from tests.client.peers import SECONDS, on_loop, refused, until
 from tests.client.pops import ACK, CHANGE, PopCluster
 
 EVERYWHERE = MessageQueue("T", "broker-0", -1)
@@ -320,3 +320,19 @@ async def test_a_broker_that_is_not_known_is_looked_for():
         await Pops(runtime, "G", PushConsumerSettings()).ack([message(1)])
         assert cluster.pop.acked == [1]
         await runtime.close()
+
+
+@on_loop
+async def test_what_is_held_of_all_queues_is_given_back_together():
+    async with Popping() as it:
+        held = []
+        it.cluster.broker.answer(CHANGE, held.append)
+        it.runtime.calls._timeout_ms = 1000.0 * SECONDS
+        queues = [it.held, it.queue()]
+        for offset, queue in enumerate(queues):
+            queue.put([message(offset)])
+        closing = asyncio.create_task(it.pops.close())
+        await until(lambda: len(held) == 2, "both messages", SECONDS / 2)
+        for command in held:
+            it.cluster.broker.connections[-1].send(it.cluster.pop._change(command))
+        await closing

@@ -20,7 +20,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
-from tests.client.peers import Cluster, on_loop, until
+from tests.client.peers import SECONDS, Cluster, on_loop, until
 
 
 @on_loop
@@ -81,22 +81,22 @@ async def test_queue_and_selector_decide_where_a_message_goes(tmp_path):
 
 @on_loop
 async def test_a_message_with_a_delay_level_comes_later(tmp_path):
-    levels = StoreSettings(message_delay_level="1s 2s")
+    levels = StoreSettings(message_delay_level="1s 3s")
     async with (
         Standalone(tmp_path / "store", store=levels) as cluster,
         Producer("PG", cluster.namesrv_address) as producer,
         PullConsumer("CG", cluster.namesrv_address) as consumer,
     ):
         queue = (await producer.queues("T"))[0]
-        await producer.send(Message(topic="T", body=b"later", delay_level=1), queue=queue)
+        await producer.send(Message(topic="T", body=b"later", delay_level=2), queue=queue)
         await producer.send(Message(topic="T", body=b"at once"), queue=queue)
         found = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             while len(found) < 2:
                 found = (await consumer.pull(queue, 0)).messages
                 await asyncio.sleep(0.01)
         assert [message.body for message in found] == [b"at once", b"later"]
-        assert found[1].store_timestamp - found[1].born_timestamp >= 1000
+        assert found[1].store_timestamp - found[1].born_timestamp >= 3000
 
 
 @on_loop

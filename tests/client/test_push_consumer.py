@@ -242,7 +242,7 @@ async def test_a_handler_may_close_its_own_consumer_and_its_message_counts(tmp_p
             closed.set()
 
         def plain_handler(message):
-            asyncio.run_coroutine_threadsafe(handler(message), loop).result(20)
+            asyncio.run_coroutine_threadsafe(handler(message), loop).result(60)
 
         consumer.subscribe("T", "*", plain_handler if in_thread else handler)
         await consumer.start()
@@ -470,7 +470,7 @@ async def test_clients_survive_a_restart_of_name_server_and_broker(tmp_path):
 
         async def send_one() -> bool:
             try:
-                stored.add((await producer.send(Message(topic="T", body=b"x"), timeout_ms=1000)).msg_id)
+                stored.add((await producer.send(Message(topic="T", body=b"x"), timeout_ms=20_000)).msg_id)
             except SendFailed:
                 return False
             return True

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import ClientSettings
 from rmqkit.errors import ClientError, NoRoute, PeerRefused, SettingsError
@@ -17,7 +18,7 @@ from rmqkit.protocol.command import Command, reply, request
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest
 from tests.client.peers import Cluster, Peer, on_loop, refused, until
 
-ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
+ROUTE, LIST = RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 QUICK = ClientSettings(route_interval_ms=20, heartbeat_interval_ms=20)
 
 
@@ -100,7 +101,7 @@ async def test_a_changed_route_is_noticed_and_consumers_are_told():
         runtime = ClientRuntime(cluster.namesrv, settings=QUICK)
         group = Group("G")
         runtime.register_consumer("G", group)
-        runtime.routes.watch("T")
+        runtime.routes.watch("T", "G")
         await runtime.start()
         await until(lambda: len(runtime.routes.subscribe_queues("T")) == 2, "two queues")
         told = group.rebalances
@@ -190,7 +191,7 @@ async def test_heartbeats_name_all_groups_and_are_repeated():
         runtime = ClientRuntime(cluster.namesrv, settings=QUICK)
         runtime.register_producer("PG")
         runtime.register_consumer("CG", Group("CG"))
-        runtime.routes.watch("T")
+        runtime.routes.watch("T", "G")
         await runtime.start()
         await until(lambda: len(cluster.heartbeats) >= 3, "three heartbeats")
         await runtime.close()
@@ -248,7 +249,7 @@ async def test_a_lost_connection_is_followed_by_a_heartbeat():
         cluster.topic("T")
         runtime = ClientRuntime(cluster.namesrv)
         runtime.register_consumer("CG", Group("CG"))
-        runtime.routes.watch("T")
+        runtime.routes.watch("T", "G")
         await runtime.start()
         await until(lambda: cluster.heartbeats, "the first heartbeat")
         beats = len(cluster.heartbeats)
@@ -295,11 +296,40 @@ async def test_a_broker_that_left_the_routes_is_let_go():
         cluster.topic("T")
         runtime = ClientRuntime(cluster.namesrv, settings=QUICK)
         runtime.register_producer("PG")
-        runtime.routes.watch("T")
+        runtime.routes.watch("T", "G")
         await runtime.start()
         gone = cluster.brokers[1]
         await until(lambda: gone.connections, "both brokers are connected")
         route = cluster.routes["T"]
         route.broker_datas, route.queue_datas = route.broker_datas[:1], route.queue_datas[:1]
         await until(lambda: not gone.connections[-1].is_open, "the connection is closed")
+        await runtime.close()
+
+
+@on_loop
+async def test_each_question_goes_once_to_every_name_server_however_many_are_asked_at_a_time():
+    async with Cluster() as cluster:
+        cluster.name_server.answer(LIST, lambda command: reply(command, body=b'{"topicList":["T"]}'))
+        gone = Peer()
+        await gone.start()
+        await gone.stop()
+        runtime = ClientRuntime(f"{gone.address};{cluster.namesrv}")
+        runtime.routes._name_servers._chosen = 0
+        assert await asyncio.gather(*(runtime.routes.topics() for _ in range(4))) == [["T"]] * 4
+        await runtime.close()
+
+
+@on_loop
+async def test_a_topic_is_looked_for_until_the_last_one_who_wants_it_does_not():
+    async with Cluster() as cluster:
+        runtime = ClientRuntime(cluster.namesrv, settings=QUICK)
+        await runtime.start()
+        consumers = [PushConsumer(group, runtime=runtime) for group in ("G1", "G2")]
+        for consumer in consumers:
+            consumer.subscribe("T", handler=print)
+            await consumer.start()
+        await consumers[0].close()
+        cluster.topic("T", queues=1)
+        await until(consumers[1].held_queues, "the queue of a topic that was made later")
+        await consumers[1].close()
         await runtime.close()

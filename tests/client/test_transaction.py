@@ -32,7 +32,11 @@ def never(*arguments):
 
 def standalone(root):
     quick = BrokerSettings(
-        listen_port=0, bind_address="127.0.0.1", transaction_timeout_ms=100, transaction_check_interval_ms=100
+        listen_port=0,
+        bind_address="127.0.0.1",
+        transaction_timeout_ms=100,
+        transaction_check_interval_ms=100,
+        transaction_checks_max=1_000_000,
     )
     return Standalone(root / "store", broker=quick)
 

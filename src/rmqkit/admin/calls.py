@@ -9,7 +9,7 @@ a broker                given as ``host:port`` or by name; a name means its mast
 several brokers         asked at the same time; the first error is raised
 ======================  ==================================================================================
 
-When a peer closes or does not answer, `rmqkit.admin.diagnosis` looks what it is, so that the error can say it.
+When a peer closes or does not answer, `rmqkit.remoting.diagnosis` looks what it is, so that the error can say it.
 Loop only. Source: behaviour.md §9.9.
 """
 
@@ -89,7 +89,6 @@ class AdminCalls:
         self.timeout_ms = timeout_ms
         self.clock = clock
         self.remoting = RemotingClient(clock=clock, tls=tls, credentials=credentials)
-        self._is_encrypted = tls is not None
         self._cluster: ClusterInfo | None = None
         self._routes: dict[str, TopicRoute] = {}
 
@@ -112,9 +111,9 @@ class AdminCalls:
         try:
             return await self.remoting.call(address, command, timeout_ms or self.timeout_ms)
         except (ConnectionLost, RequestTimedOut) as error:
-            from rmqkit.admin.diagnosis import diagnosed
+            from rmqkit.remoting.diagnosis import diagnosed
 
-            raise await diagnosed(error, address, is_encrypted=self._is_encrypted) from None
+            raise await diagnosed(error, address, is_encrypted=self.remoting.is_encrypted) from None
 
     async def ask(
         self,

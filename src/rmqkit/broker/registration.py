@@ -21,7 +21,7 @@ import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.topics import TopicTable
-from rmqkit.errors import BodyError, ConnectFailed, HeaderError, PeerRefused, RemotingError, StoreError
+from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, HeaderError, PeerRefused, RemotingError, StoreError
 from rmqkit.protocol import fastjson, names
 from rmqkit.protocol.bodies.namesrv import KVTable, compress_registration
 from rmqkit.protocol.bodies.topics import Permission, RegisterBrokerBody, TopicConfig, TopicConfigTable, TopicRoute
@@ -38,6 +38,7 @@ from rmqkit.protocol.headers.registration import (
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.diagnosis import diagnosed
 
 __all__ = ["Registration"]
 
@@ -283,5 +284,7 @@ class Registration:
         try:
             return expect_success(await self._client.call(server, command, timeout_ms), server)
         except (RemotingError, PeerRefused) as error:
+            if isinstance(error, ConnectionLost):
+                error = await diagnosed(error, server, is_encrypted=self._client.is_encrypted)
             _log.log(level, "%s did not take request %s: %s", server, command.code, error)
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, closing
@@ -113,7 +114,12 @@ def replay(
                 return
             if store is None and selection == Selection(topic, selection.begin_ms):
                 tally.total = sum(end - offset for offset, end in state.lanes.values())
-            sending = client_settings(ProducerSettings, options, send_timeout_ms=options["timeout_ms"])
+            sending = client_settings(
+                ProducerSettings,
+                options,
+                send_timeout_ms=options["timeout_ms"],
+                message_bytes_max=sys.maxsize,  # a broker took them before
+            )
             producer = await stack.enter_async_context(Producer(_GROUP, settings=sending, runtime=runtime))
             job = Replay(
                 source,

@@ -109,6 +109,9 @@ def send(
     count: Annotated[
         int | None, typer.Option(min=1, help="So many; arguments and files over again.", show_default=False)
     ] = None,
+    bytes_max: Annotated[
+        int, typer.Option("--max-bytes", min=1, help="Largest body; brokers have their own maxMessageSize.")
+    ] = ProducerSettings().message_bytes_max,
     **options: Any,
 ) -> None:
     """Send messages: arguments, lines of stdin, files, or JSON lines; exit code 1 when some could not be sent.
@@ -131,7 +134,9 @@ def send(
     total = count or (None if json_lines else len(bodies or []) + len(files or []) or None)
     as_json = options["as_json"]
     tally = Tally("sending", total, is_shown=not (as_json and sys.stdout.isatty()))
-    settings = client_settings(ProducerSettings, options, send_timeout_ms=options["timeout_ms"])
+    settings = client_settings(
+        ProducerSettings, options, send_timeout_ms=options["timeout_ms"], message_bytes_max=bytes_max
+    )
     last: list[SendResult] = []
 
     def report(number: int, outcomes: Sequence[Outcome]) -> None:

@@ -1,10 +1,16 @@
-"""``rmq tail TOPIC``: messages as they are stored, one a line."""
+"""``rmq tail TOPIC``: messages as they are stored, one a line.
+
+On a terminal, without a ``--format``, as much of a body is shown as fits into the line. Files and pipes get it whole:
+who searches there is to find what is in it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import string
+import sys
 from typing import Annotated, Any
 
 import msgspec
@@ -29,6 +35,7 @@ app = typer.Typer(name="tail", add_completion=False)
 
 _FORMAT = "{time} {queue}@{offset} {tags} {keys} {body}"
 _FIELDS = ("time", "queue", "offset", "tags", "keys", "body", "topic", "id", "born", "properties")
+_BODY_CELLS_MIN = 24
 _OFFSET_DIGITS_MAX = 12
 """A number with more digits is a time in ms."""
 
@@ -51,6 +58,7 @@ def tail(
         list[str] | None, typer.Option("--queue", metavar="[BROKER:]ID", help="Only of this queue; repeatable.")
     ] = None,
     line_format: Annotated[str, typer.Option("--format", help=f"A line, of {', '.join(_FIELDS)}.")] = _FORMAT,
+    is_whole: Annotated[bool, typer.Option("--whole", help="All of each body also on a terminal.")] = False,
     group: Annotated[str, typer.Option(help="Group that pulls; it gets no offsets.")] = TOOLS_GROUP,
     **options: Any,
 ) -> None:
@@ -60,6 +68,7 @@ def tail(
     _check_format(line_format)
     wanted = Wanted(sql or tags, "TAG" if sql is None else "SQL92", keys or (), queues or ())
     start, as_json = _start(begin), options["as_json"]
+    is_cut = line_format == _FORMAT and not is_whole and sys.stdout.isatty()
 
     async def work(stop: Stop) -> None:
         left = count
@@ -74,9 +83,9 @@ def tail(
                 while left is None or left > 0:
                     some = (await messages.next())[:left]
                     left = None if left is None else left - len(some)
-                    print(
-                        "\n".join(_json_line(one) if as_json else _line(line_format, one) for one in some), flush=True
-                    )
+                    columns = shutil.get_terminal_size().columns if is_cut else None
+                    lines = (_json_line(one) if as_json else _line(line_format, one, columns) for one in some)
+                    print("\n".join(lines), flush=True)
 
     run(work)
 
@@ -105,19 +114,36 @@ def _json_line(message: ReceivedMessage) -> str:
     return msgspec.json.encode(shown(message)).decode()
 
 
-def _line(text: str, message: ReceivedMessage) -> str:
-    return text.format(
+def _line(text: str, message: ReceivedMessage, columns: int | None) -> str:
+    """A message as its line; ``columns`` has the body at its end fit into so many."""
+    line = text.format(
         time=time_text(message.store_timestamp),
         queue=f"{message.broker_name}:{message.queue_id}",
         offset=message.queue_offset,
         tags=_in_line(message.tags or "-"),
         keys=_in_line(" ".join(message.keys) or "-"),
-        body=_in_line(message.body.decode("utf-8", "backslashreplace")),
+        body="" if columns else _body(message.body),
         topic=message.topic,
         id=_in_line(message.msg_id),
         born=time_text(message.born_timestamp),
         properties=_in_line(" ".join(f"{name}={value}" for name, value in own_properties(message.properties).items())),
     )
+    return line + _beginning(message.body, columns, line) if columns else line
+
+
+def _body(body: bytes) -> str:
+    return _in_line(body.decode("utf-8", "backslashreplace"))
+
+
+def _beginning(body: bytes, columns: int, line: str) -> str:
+    """What of a body fits behind the beginning of a line, and how many bytes it has if that is not all."""
+    from rich.cells import cell_len, set_cell_size
+
+    cells_max = max(_BODY_CELLS_MIN, columns - cell_len(line))
+    text, size = _body(body[: 4 * cells_max]), f"… ({len(body):,} bytes)"
+    if len(body) <= 4 * cells_max and cell_len(text) <= cells_max:
+        return text
+    return set_cell_size(text, cells_max - len(size)) + size
 
 
 def _in_line(text: str) -> str:

@@ -29,6 +29,7 @@ from rmqkit.errors import RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["Accumulator"]
 
@@ -63,7 +64,7 @@ class Accumulator:
             linger_ms=settings.batch_delay_ms,
         )
         self._bytes = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def takes(self, message: Message) -> bool:
         """Whether a message may wait for others."""
@@ -85,16 +86,13 @@ class Accumulator:
     async def close(self) -> None:
         """Send what is open, and wait until everybody has a result or an error."""
         self._open.close_all()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.finish()
 
     def _closed(self, batch: Batch[_Place], prepared: Outgoing | RmqError) -> None:
         if isinstance(prepared, RmqError):
             self._fail(batch, prepared)
-            return
-        task = asyncio.get_running_loop().create_task(self._run(batch, prepared), name="accumulated batch")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        else:
+            self._tasks.start(self._run(batch, prepared), "accumulated batch")
 
     async def _run(self, batch: Batch[_Place], prepared: Outgoing) -> None:
         try:

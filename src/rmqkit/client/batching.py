@@ -81,6 +81,7 @@ class Batching:
         self._turns: dict[MessageQueue, asyncio.Lock] = {}
         self._broken: dict[MessageQueue, RmqError] = {}
         self._results: list[SendResult | RmqError | None] = []
+        self._refusal: RmqError | None = None
 
     async def send_all(self, messages: Iterable[Message] | AsyncIterable[Message]) -> list[SendResult]:
         """Send them; the results are in their order. Raises SendManyFailed: some could not be sent."""
@@ -88,10 +89,12 @@ class Batching:
             if isinstance(messages, AsyncIterable):
                 self._open.linger_ms = self._settings.batch_delay_ms
                 async for message in messages:
-                    await self._add(message)
+                    if not await self._add(message):
+                        break
             else:
                 for message in messages:
-                    await self._add(message)
+                    if not await self._add(message):
+                        break
             self._open.close_all()
             await asyncio.gather(*self._tasks)
         finally:
@@ -102,12 +105,22 @@ class Batching:
             raise SendManyFailed([result for result in self._results if result is not None])
         return stored
 
-    async def _add(self, message: Message) -> None:
+    async def close(self, refusal: RmqError) -> None:
+        """Send what was taken, and wait for it; the next message is refused, and none taken after it."""
+        self._refusal = refusal
+        self._open.close_all()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _add(self, message: Message) -> bool:
+        """Take a message; whether further ones are taken."""
         place = len(self._results)
         self._results.append(None)
         settings = self._settings
         try:
             queue = None if self._choose is None else await self._choose(message)
+            if self._refusal is not None:
+                raise self._refusal
             if message.is_delayed or is_large(message.body, settings):
                 unique_key = message.msg_id or self._next_key()
                 prepared = self._hooks.prepare(
@@ -122,6 +135,7 @@ class Batching:
             self._results[place] = error
         while len(self._tasks) >= BATCHES_MAX:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        return self._results[place] is None or self._results[place] is not self._refusal
 
     def _closed(self, batch: Batch[int], prepared: Outgoing | RmqError) -> None:
         if isinstance(prepared, RmqError):

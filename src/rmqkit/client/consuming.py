@@ -184,6 +184,14 @@ class Consuming:
                 while batch := list(itertools.islice(some, listener.batch_max)):
                     self._ready.put_nowait((process_queue, batch))
 
+    def let_go(self) -> None:
+        """Forget what waits, for a handler or the program, of queues that were dropped: those may come and go often."""
+        queues: tuple[asyncio.Queue[Any], ...] = (self._ready, self._taken_by_hand)
+        for queue in queues:
+            for item in [queue.get_nowait() for _ in range(queue.qsize())]:
+                if item is None or not item[0].is_dropped:
+                    queue.put_nowait(item)
+
     def passed(self, process_queue: ProcessQueue, offset: int) -> None:
         """Nothing is under way and nothing before an offset is wanted."""
         self._offsets.raise_to(process_queue.queue, offset)

@@ -80,9 +80,13 @@ class HeldQueues:
         self._pulls: dict[MessageQueue, asyncio.Task[None]] = {}
         self._turns: defaultdict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks = Tasks()
+        self._is_stopped = False
 
     def take(self, queues: Iterable[MessageQueue], *, pause_ms: float, is_member: bool) -> None:
         """Begin to pull queues, after a pause; ``is_member`` False has pulls carry their own subscription."""
+        self._member.sink.let_go()
+        if self._is_stopped:
+            return  # the program moved a queue while its consumer was closed
         for queue in queues:
             process_queue = self.process_queues[queue] = self._new(queue)
             loop = self._loop(process_queue, is_member=is_member)
@@ -142,6 +146,7 @@ class HeldQueues:
             process_queue.is_paused = queue in self._pauses
 
     async def stop(self) -> None:
+        self._is_stopped = True
         await self._tasks.close()
         for process_queue in self.process_queues.values():
             process_queue.drop()

@@ -116,6 +116,9 @@ class Inquiries:
             info.jstack = _stacks()
         info.subscription_set = [replace(one, topic=self._full(one.topic)) for one in info.subscription_set]
         info.mq_table = renamed(info.mq_table, self._full)
+        info.mq_pop_table = renamed(info.mq_pop_table, self._full)
+        info.status_table = {self._full(topic): status for topic, status in info.status_table.items()}
+        info.user_consumer_info = {self._full(queue): why for queue, why in info.user_consumer_info.items()}
         return reply(command, body=fastjson.dumps(info))
 
     async def consume_directly(self, connection: Connection, command: Command) -> Command:

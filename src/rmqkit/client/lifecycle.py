@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rmqkit.client import forks
 from rmqkit.client.hooks import Hook, Hooks
@@ -20,7 +21,11 @@ from rmqkit.remoting.tasks import is_cancelled
 if TYPE_CHECKING:
     from rmqkit.client.tracing import MessageTrace
 
-__all__ = ["Client"]
+__all__ = ["Client", "keeps_open"]
+
+C = TypeVar("C", bound="Client")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _State(enum.Enum):
@@ -35,6 +40,25 @@ _REMEDIES = {
     _State.CLOSED: "make a new one",
     _State.LEFT_BEHIND: "make a new one here, or start it only after the fork",
 }
+
+
+def keeps_open(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[C, P], Coroutine[Any, Any, T]]:
+    """A method of a started client: `Client.close` waits until its calls have ended (`Client._calls_ended`)."""
+
+    @functools.wraps(method)
+    async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check_started()
+        self._calls += 1
+        try:
+            return await method(self, *args, **kwargs)
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    return call
 
 
 class Client:
@@ -75,6 +99,8 @@ class Client:
         self._is_registered = False
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._calls = 0
+        self._idle = asyncio.Event()
         forks.tell(self, Client._forked)
 
     def _make_trace(self, settings: ClientSettings) -> MessageTrace:
@@ -154,6 +180,12 @@ class Client:
 
     async def _finish(self) -> None:
         """What a kind of client does to end."""
+
+    async def _calls_ended(self) -> None:
+        """Until no call of a method that `keeps_open` is under way."""
+        while self._calls:
+            self._idle.clear()
+            await self._idle.wait()
 
     @property
     def _is_in_handler(self) -> bool:

@@ -27,6 +27,10 @@ class Sink(Protocol):
         """Messages that the process queue holds now are to be consumed."""
         ...
 
+    def let_go(self) -> None:
+        """What waits of queues that were dropped is not wanted any more."""
+        ...
+
     def passed(self, process_queue: ProcessQueue, offset: int) -> None:
         """Nothing is under way and nothing before an offset is wanted."""
         ...

@@ -92,13 +92,13 @@ class Membership:
         """Subscribe to a topic, or replace its subscription. Raises SettingsError: one of them is not legal."""
         self.subscriptions.put(topic, expression, expression_type)
         if self._is_open:
-            self._runtime.routes.watch(topic)
+            self._runtime.routes.watch(topic, self._member.group)
             self._runtime.refresh_routes_soon()
             self._changed()
 
     def unsubscribe(self, topic: str) -> None:
         if self.subscriptions.pop(topic, None) is not None and self._is_open:
-            self._runtime.routes.unwatch(topic)
+            self._runtime.routes.unwatch(topic, self._member.group)
             self._changed()
 
     def assign(self, queues: Collection[MessageQueue], expression: str, expression_type: str) -> None:
@@ -171,7 +171,7 @@ class Membership:
                 )
             await self._member.locks.unlock(self._member.locks.asked.difference(still_handled))
         for topic in self.subscriptions:
-            self._runtime.routes.unwatch(topic)
+            self._runtime.routes.unwatch(topic, self._member.group)
         if not self.is_manual:
             await self._runtime.unregister_consumer(self._member.group)
 
@@ -282,7 +282,7 @@ class Membership:
 
     async def _look(self) -> None:
         for topic in list(self.subscriptions):
-            self._runtime.routes.watch(topic)
+            self._runtime.routes.watch(topic, self._member.group)
         for topic in list(self.subscriptions):
             await self._runtime.routes.refresh(topic)
         await self.subscriptions.check()

@@ -53,12 +53,13 @@ class NameServers:
 
     async def _ask(self, command: Command) -> tuple[Command, str]:
         failures: list[RemotingError] = []
-        for _ in self.addresses:
-            address = self.addresses[self._chosen % len(self.addresses)]
+        first, addresses = self._chosen, tuple(self.addresses)
+        for chosen in range(first, first + len(addresses)):
+            address = addresses[chosen % len(addresses)]
             try:
                 return await self._remoting.call(address, command, self._timeout_ms), address
             except RemotingError as error:
                 failures.append(error)
-                self._chosen += 1
+                self._chosen = chosen + 1
                 _log.info("name server %s: %s", address, error)
         raise NoNameServer(failures)

@@ -78,15 +78,18 @@ class Polling:
         """What was given is not consumed."""
         self._given.clear()
 
-    def seek(self, queue: MessageQueue, offset: int) -> None:
-        """The program is elsewhere in a queue, which begins anew."""
+    def seek(self, queue: MessageQueue, process_queue: ProcessQueue | None, offset: int) -> None:
+        """The program is elsewhere in a queue, which begins anew, or is not held yet."""
         self._given = [one for one in self._given if one[0].queue != queue]
-        self._sought[queue] = offset
+        if process_queue is None:
+            self._sought[queue] = offset
+        else:
+            self._positions[process_queue] = offset
         if self._auto_commit:
             self._offsets.set_to(queue, offset)
 
     def positions(self) -> dict[MessageQueue, int]:
-        """Where the program is in the queues that are held and of which it had something."""
+        """Where the program is in the queues that are held and of which it had something, or where it sought."""
         self._positions = {one: offset for one, offset in self._positions.items() if not one.is_released}
         return self._sought | {one.queue: offset for one, offset in self._positions.items()}
 
@@ -101,6 +104,9 @@ class Polling:
         if messages:
             self._ready.append((process_queue, messages))
             self._arrived.set()
+
+    def let_go(self) -> None:
+        self._ready = deque(one for one in self._ready if not one[0].is_dropped)
 
     def passed(self, process_queue: ProcessQueue, offset: int) -> None:
         if not process_queue.is_released:

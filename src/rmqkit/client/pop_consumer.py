@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from rmqkit.client.lifecycle import keeps_open
 from rmqkit.client.popping import ANY_QUEUE, Pops
 from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.errors import ClientError, RemotingError
@@ -109,20 +110,25 @@ class PopConsumer(PushConsumer):
                 return popped.messages
         return []
 
+    @keeps_open
     async def ack(self, message: ReceivedMessage) -> None:
         """A message is consumed; a handler may say so before it returns. Raises ClientError: it was not popped."""
-        await self.ack_many([message])
+        await self._held.ack([message])
 
+    @keeps_open
     async def ack_many(self, messages: Collection[ReceivedMessage]) -> None:
         """Messages are consumed, those of one broker by one request. Raises ClientError: one was not popped."""
-        self._check_started()
         await self._held.ack(messages)
 
+    @keeps_open
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
         """Have a message come again so many ms from now, unless it is acknowledged before.
         Raises ClientError: it was not popped."""
-        self._check_started()
         await self._held.change_invisible_time(message, invisible_ms)
+
+    def _check_started(self) -> None:
+        if not self._is_in_handler:
+            super()._check_started()  # while it closes, handlers at work may still acknowledge
 
     @property
     def _held(self) -> Pops:

@@ -179,8 +179,7 @@ class Pops:
 
     async def close(self) -> None:
         """Send the acks under way, and have what is still held delivered soon to somebody else."""
-        for process_queue in self._held:
-            await self._release(process_queue.lowest(len(process_queue)))
+        await self._release([message for one in self._held for message in one.lowest(len(one))])
         await self.flush()
         await self._tasks.close()
 

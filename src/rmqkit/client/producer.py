@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence, Sized
 
 from rmqkit.client.accumulator import Accumulator
 from rmqkit.client.batching import Batching
 from rmqkit.client.hooks import NO_HOOKS, Hook, Recall, Sending
-from rmqkit.client.lifecycle import Client
+from rmqkit.client.lifecycle import Client, keeps_open
 from rmqkit.client.outgoing import Outgoing, check_topic, outgoing, outgoing_batch, telling
 from rmqkit.client.request_reply import Reply, reply_address
 from rmqkit.client.routes import NOT_REGISTERED
@@ -34,7 +34,8 @@ class Producer(Client):
         async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
             result = await producer.send(Message(topic="Orders", body=b"17", tags="new"))
 
-    Any number of sends may be under way at the same time: run many tasks, or `asyncio.gather` them.
+    Any number of sends may be under way at the same time: run many tasks, or `asyncio.gather` them. `close` refuses new
+    ones with ClientError and waits for those under way, each at most for its own time.
     Raises SettingsError: a name or a setting is not legal, or no name server is known.
 
     Args:
@@ -64,12 +65,14 @@ class Producer(Client):
         self._clock = self._runtime.clock
         self._sender = Sender(self._runtime, group, self.settings)
         self._announced: set[str] = set()
+        self._batchings: set[Batching] = set()  # of messages that may go on for ever
         self._accumulator: Accumulator | None = None
         if self.settings.auto_batch:
             self._accumulator = Accumulator(
                 group, self.settings, send=self._send_prepared, next_key=self._next_key, hooks=self._hooks
             )
 
+    @keeps_open
     async def send(
         self,
         message: Message,
@@ -93,17 +96,17 @@ class Producer(Client):
             SendFailed: every try failed.
             ClientError: the producer is not started, or the selector chose nothing.
         """
-        self._check_started()
         if self._accumulator is not None and timeout_ms is None and self._accumulator.takes(message):
-            queue = await self._chosen(message, queue, selector)
-            self._check_started()
-            return await self._accumulator.send(message, queue)
+            queue, selector = await self._chosen(message, queue, selector), None
+            if self._is_started:
+                return await self._accumulator.send(message, queue)
         prepared = self._prepare(message)
         if queue is not None or selector is not None:
             with telling(prepared):
                 queue = await self._chosen(message, queue, selector)
         return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
 
+    @keeps_open
     async def send_one_way(
         self,
         message: Message,
@@ -115,12 +118,12 @@ class Producer(Client):
         """Write a message to a broker's connection and not wait: it may be lost without a word.
         Raises MessageIllegal, NoRoute, ClientError: as `send`.
         Raises ConnectFailed: the broker cannot be reached."""
-        self._check_started()
         prepared = self._prepare(message)
         with telling(prepared):
             queue = await self._chosen(message, queue, selector)
         await self._sender.send_one_way(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
 
+    @keeps_open
     async def send_batch(
         self, messages: Sequence[Message], *, timeout_ms: float | None = None, queue: MessageQueue | None = None
     ) -> SendResult:
@@ -128,7 +131,6 @@ class Producer(Client):
         Raises MessageIllegal: a message breaks a rule, they differ in topic or ``wait_store``, or are too large
         together.
         Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
-        self._check_started()
         unique_keys = [message.msg_id or self._next_key() for message in messages]
         prepared = (self._hooks if messages else NO_HOOKS).prepare(
             Sending(self.group, list(messages), is_batch=True),
@@ -150,8 +152,8 @@ class Producer(Client):
 
         Batches are as large as the setting ``batch_bytes`` and go out several at a time; those of a source to be
         iterated with ``async for`` wait no longer than ``batch_delay_ms`` for their next message. With a selector the
-        messages of a queue keep their order. While too many are under way, no further message is taken.
-        ``timeout_ms`` is for each batch.
+        messages of a queue keep their order. While too many are under way, no further message is taken, nor when the
+        producer is closed, unless the messages have a length. ``timeout_ms`` is for each batch.
 
         Raises SendManyFailed: some were not sent; it has the result or error of each. Raises ClientError: as `send`.
         What the source raises ends it: batches under way may or may not be stored then."""
@@ -165,10 +167,18 @@ class Producer(Client):
             return await self._chosen(message, None, selector)
 
         chosen = None if selector is None else choose
-        return await Batching(
+        batching = Batching(
             self.group, self.settings, send=send, choose=chosen, next_key=self._next_key, hooks=self._hooks
-        ).send_all(messages)
+        )
+        if isinstance(messages, Sized):
+            return await self._send_whole(batching, messages)
+        self._batchings.add(batching)
+        try:
+            return await batching.send_all(messages)
+        finally:
+            self._batchings.discard(batching)
 
+    @keeps_open
     async def request(
         self,
         message: Message,
@@ -182,7 +192,6 @@ class Producer(Client):
         ``timeout_ms`` is for both together; other arguments as for `send`.
         Raises ReplyTimedOut: the message is stored, and nobody has replied.
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
-        self._check_started()
         timeout_ms = timeout_ms or self.settings.send_timeout_ms
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
@@ -197,6 +206,7 @@ class Producer(Client):
             except TimeoutError:
                 raise ReplyTimedOut(message.topic, timeout_ms) from None
 
+    @keeps_open
     async def reply(
         self,
         request: ReceivedMessage,
@@ -209,19 +219,18 @@ class Producer(Client):
         Raises NotARequest: the message was sent otherwise.
         Raises SendFailed: who asked is gone, or every try failed otherwise.
         Raises MessageIllegal, NoRoute, PeerRefused, ClientError: as `send`."""
-        self._check_started()
         topic, own = reply_address(request)
         prepared = self._prepare(Message(topic=topic, body=body, properties=dict(properties or {})), own)
         prepared.is_reply = True
         return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms)
 
+    @keeps_open
     async def recall(self, recall_handle: str) -> str:
         """Call back a message whose time of delivery has not come; returns its ``msg_id``.
         Raises MessageIllegal: the text is no handle that a `SendResult` had.
         Raises NoRoute: the broker that has the message is not known.
         Raises PeerRefused: it refused; it must have ``recallMessageEnable=true``.
         Raises RemotingError: it did not answer."""
-        self._check_started()
         try:
             handle = decode_recall_handle(recall_handle)
         except HeaderError as error:
@@ -258,9 +267,18 @@ class Producer(Client):
         self._runtime.register_producer(self.group)
 
     async def _finish(self) -> None:
+        refusal = ClientError(f"{self._described} was closed: its messages so far were sent")
+        await asyncio.gather(*(batching.close(refusal) for batching in self._batchings))
         if self._accumulator is not None:
             await self._accumulator.close()
+        await self._calls_ended()
         await self._runtime.unregister_producer(self.group)
+
+    @keeps_open
+    async def _send_whole(
+        self, batching: Batching, messages: Iterable[Message] | AsyncIterable[Message]
+    ) -> list[SendResult]:
+        return await batching.send_all(messages)
 
     async def _send_prepared(self, prepared: Outgoing, queue: MessageQueue | None) -> SendResult:
         return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)

@@ -23,6 +23,7 @@ from rmqkit.client.allocate import Allocate, averagely
 from rmqkit.client.calls import PullStatus
 from rmqkit.client.consumer import Consumer
 from rmqkit.client.hooks import Hook
+from rmqkit.client.lifecycle import keeps_open
 from rmqkit.client.member import Member
 from rmqkit.client.membership import Membership, offsets_of
 from rmqkit.client.outbound import bare
@@ -31,7 +32,7 @@ from rmqkit.client.pulling import place_in
 from rmqkit.client.queries import query_messages, view_message
 from rmqkit.client.routes import LOGICAL_BROKER_PREFIX
 from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.scheduled import PullTask, Schedule
+from rmqkit.client.scheduled import PullTask, Schedule, scheduled_call
 from rmqkit.client.settings import PullConsumerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError
@@ -109,7 +110,7 @@ class PullConsumer(Consumer):
 
         ``expression`` is ``*`` for everything, ``A || B`` for some tags, an SQL92 text with that ``expression_type``.
         Raises SettingsError: topic or expression are not legal.
-        Raises ClientError: queues were assigned."""
+        Raises ClientError: queues were assigned, or another consumer with this runtime has the group."""
         self._check_mode(is_wrong=self._membership.is_manual)
         self._membership.subscribe(topic, expression, expression_type)
         self._open_later()
@@ -162,7 +163,7 @@ class PullConsumer(Consumer):
                 "seek between them"
             )
         await self._membership.start_at(queue, offset)
-        self._polling.seek(queue, offset)
+        self._polling.seek(queue, self._membership.process_queues.get(queue), offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Go on at the first message that is still stored. Raises ClientError: the queue is not held."""
@@ -199,6 +200,7 @@ class PullConsumer(Consumer):
         The broker may wait ``suspend_ms`` for the first one. ``expression`` says which tags, ``*`` for everything.
         Raises ClientError: the expression names no tag.
         Raises BodyError: a message's body is damaged."""
+        self._check_started()
         address = await self._address(queue, self._suggested.get(queue, 0))
         try:
             wanted = subscription(queue.topic, expression, expression_type=expression_type)
@@ -231,35 +233,40 @@ class PullConsumer(Consumer):
             [message for message in messages if matches_tags(wanted, message.tags)],
         )
 
+    @keeps_open
     async def min_offset(self, queue: MessageQueue) -> int:
         """The first message that is still stored."""
         return await self._runtime.calls.min_offset(await self._address(queue), queue)
 
+    @keeps_open
     async def max_offset(self, queue: MessageQueue) -> int:
         """One past the last message."""
         return await self._runtime.calls.max_offset(await self._address(queue), queue)
 
+    @keeps_open
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The first message stored at or after a time, in ms since the epoch."""
         return await self._runtime.calls.search_offset(await self._address(queue), queue, timestamp_ms)
 
+    @keeps_open
     async def committed(self, queue: MessageQueue) -> int | None:
         """Where the group is, None when the broker has no offset of it."""
         return await self._runtime.calls.committed_offset(await self._address(queue), self.group, queue)
 
+    @keeps_open
     async def commit(self, queue: MessageQueue | None = None, offset: int | None = None) -> None:
         """Save where the group is: in all queues behind what was polled; in one queue; or there at an offset, that of
         the next message the group wants, which may go back.
 
         A broker refuses it for a group it does not know; the group's first pull makes it known."""
-        self._check_started()
         if queue is not None and offset is not None:
             positions = {queue: offset}
         else:
             self._polling.settle()
             positions = {one: at for one, at in self._polling.positions().items() if queue in (None, one)}
         for one, at in positions.items():
-            self._offsets.set_to(one, at)
+            if one in self._membership.process_queues or self.settings.is_broadcasting:
+                self._offsets.set_to(one, at)  # of others' queues nothing is to be said again later
         if self.settings.is_broadcasting:
             await self._offsets.save_all()
         else:
@@ -300,12 +307,10 @@ class PullConsumer(Consumer):
     def _open_later(self, *, is_late: bool = True) -> None:
         """Begin to pull in the background when this is started, once there is something to pull."""
         if self._is_started and self._opening is None:
-            self._opening = asyncio.create_task(self._begin(is_late=is_late), name=f"opening of {self._described}")
-
-    async def _begin(self, *, is_late: bool) -> None:
-        if not self._membership.is_manual:
-            self._runtime.register_consumer(self.group, self._membership)
-        await self._membership.open(is_late=is_late)
+            if not self._membership.is_manual:
+                self._runtime.register_consumer(self.group, self._membership)
+            opening = self._membership.open(is_late=is_late)
+            self._opening = asyncio.create_task(opening, name=f"opening of {self._described}")
 
     async def _open(self) -> None:
         if self._membership.subscriptions:
@@ -323,7 +328,13 @@ class PullConsumer(Consumer):
             for stream in self._streams:
                 stream.settle()
             self._polling.close()
+        await self._calls_ended()
+        if self._opening is not None:
             await self._membership.leave()
+
+    @property
+    def _is_in_handler(self) -> bool:
+        return scheduled_call.get() in self._membership.process_queues.values()
 
     def _abandon(self) -> None:
         self._polling.abandon()
@@ -333,7 +344,6 @@ class PullConsumer(Consumer):
         await self._runtime.calls.commit_offset(await self._address(queue), self.group, queue, offset)
 
     async def _address(self, queue: MessageQueue, broker_id: int = 0) -> str:
-        self._check_started()
         routes = self._runtime.routes
         if routes.broker_of(queue).startswith(LOGICAL_BROKER_PREFIX):  # its route is not known yet
             await routes.refresh(queue.topic)

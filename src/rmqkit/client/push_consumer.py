@@ -192,6 +192,7 @@ class PushConsumer(Consumer):
             if not is_idle and self._is_in_thread(one)
         ]
         await self._consuming.close()
+        await self._calls_ended()
         if self._pops is not None:
             await self._pops.close()
         await self._membership.leave(still_handled)

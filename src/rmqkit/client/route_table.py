@@ -11,6 +11,7 @@ import asyncio
 import functools
 import logging
 import random
+from collections import defaultdict
 from collections.abc import Callable
 
 from rmqkit.client.name_servers import NameServers
@@ -44,7 +45,7 @@ class RouteTable:
         self._routes: dict[str, TopicRoute] = {}
         self._templates: dict[str, tuple[str, int]] = {}
         self._publish: dict[str, PublishQueues] = {}
-        self._watched: set[str] = set()
+        self._watched: defaultdict[str, set[str]] = defaultdict(set)
         self._fetching = asyncio.Lock()
         self._asking: dict[str, asyncio.Task[PublishQueues]] = {}
         self._logical: dict[MessageQueue, str] = {}
@@ -102,12 +103,14 @@ class RouteTable:
         """The names of all topics there are. Raises NoRoute: no name server answered."""
         return await self._name_servers.topics()
 
-    def watch(self, topic: str) -> None:
-        """Have `refresh_all` look for a topic, whether it exists or not."""
-        self._watched.add(topic)
+    def watch(self, topic: str, group: str) -> None:
+        """Have `refresh_all` look for a topic that a group wants, whether it exists or not."""
+        self._watched[topic].add(group)
 
-    def unwatch(self, topic: str) -> None:
-        self._watched.discard(topic)
+    def unwatch(self, topic: str, group: str) -> None:
+        self._watched[topic].discard(group)
+        if not self._watched[topic]:
+            del self._watched[topic]
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
         return self.brokers.get(broker_name, {}).get(broker_id)
@@ -150,7 +153,7 @@ class RouteTable:
     async def refresh_all(self) -> bool:
         """Ask for the routes of all topics in use; whether all that are watched exist.
         Raises NoRoute: no name server answered."""
-        for topic in sorted(self._watched | self._routes.keys()):
+        for topic in sorted(self._watched.keys() | self._routes.keys()):
             try:
                 await self.refresh(topic)
             except (PeerRefused, ProtocolError) as error:

@@ -134,7 +134,11 @@ class ClientRuntime:
             return
         self._is_running = True
         if self._has_to_discover:
-            await self._discover()
+            try:
+                await self._discover()
+            except BaseException:
+                self._is_running = False
+                raise
             discovery = f"discovery of name servers of client {self.client_id}"
             self._tasks.start(keep_doing(self._discover, wake=asyncio.Event(), name=discovery), discovery)
         name = f"of client {self.client_id}"

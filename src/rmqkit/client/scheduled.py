@@ -8,6 +8,7 @@ Source: behaviour.md §8.1.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,10 +19,13 @@ from msgspec import Struct
 from rmqkit.client.process_queue import ProcessQueue
 from rmqkit.protocol.bodies.clients import MessageQueue
 
-__all__ = ["PullTask", "Schedule", "ScheduledPull"]
+__all__ = ["PullTask", "Schedule", "ScheduledPull", "scheduled_call"]
 
 PullTask = Callable[[MessageQueue], "Awaitable[float | None] | float | None"]
 """Pulls from a queue: a coroutine function on the loop, a plain one in a thread; ms to the next call, None as usual."""
+
+scheduled_call: contextvars.ContextVar[ProcessQueue | None] = contextvars.ContextVar("scheduled_call", default=None)
+"""For which queue a task of the program is called here."""
 
 _FINISH_SECONDS = 30.0
 
@@ -60,6 +64,7 @@ class ScheduledPull:
                 raise
 
     async def _call(self, queue: MessageQueue) -> float:
+        scheduled_call.set(self._process_queue)
         task = self._schedule.task
         try:
             if inspect.iscoroutinefunction(task):

@@ -20,6 +20,7 @@ Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -33,7 +34,16 @@ from rmqkit.client.routes import NOT_REGISTERED, PublishQueues
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import ProducerSettings
 from rmqkit.client.status import BrokerStatus, ProducerStatus
-from rmqkit.errors import ClientError, ConnectFailed, HeaderError, PeerRefused, RemotingError, RmqError, SendFailed
+from rmqkit.errors import (
+    ClientError,
+    ConnectFailed,
+    HeaderError,
+    NoRoute,
+    PeerRefused,
+    RemotingError,
+    RmqError,
+    SendFailed,
+)
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, request
@@ -109,13 +119,23 @@ class Sender:
         self._permits = Permits(settings.sends_max, settings.sends_bytes_max)
         self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
 
-    async def queues(self, topic: str) -> PublishQueues:
-        """The queues of a topic. Raises NoRoute: there are none, or no name server answered."""
+    async def queues(self, topic: str, timeout_ms: float | None = None) -> PublishQueues:
+        """The queues of a topic, known within the time, else of ``send_timeout_ms``.
+        Raises NoRoute: there are none, or no name server answered."""
         known = self._runtime.routes.known_publish_queues(topic)
         if known is not None:
             return known
         settings = self._settings
-        return await self._runtime.routes.publish_queues(topic, settings.template_topic, settings.template_queue_count)
+        timeout_ms = settings.send_timeout_ms if timeout_ms is None else timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._runtime.routes.publish_queues(
+                    topic, settings.template_topic, settings.template_queue_count
+                )
+        except TimeoutError:
+            asked = ", ".join(self._runtime.name_servers)
+            where = f"no name server said in {timeout_ms:.0f} ms where topic {topic} is"
+            raise NoRoute(f"{where}, asked {asked}: look whether they run and can be reached") from None
 
     def status(self, state: str) -> ProducerStatus:
         """Connections, faults and what is under way; ``state`` is that of the client."""
@@ -143,7 +163,7 @@ class Sender:
 
     async def send(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> SendResult:
         """Send until a broker has stored the message; to one queue only if it is given.
-        Raises NoRoute: the topic has no queues.
+        Raises NoRoute: the topic has no queues, or no name server says in time where they are.
         Raises PeerRefused: a broker refused it in a way that no other broker would change.
         Raises SendFailed: every try failed, or the time is over."""
         if message.tell is not None:
@@ -161,7 +181,8 @@ class Sender:
             self._permits.give_back(body_bytes)
 
     async def _send(self, message: Outgoing, deadline_ms: float, queue: MessageQueue | None) -> SendResult:
-        queues = await self.queues(message.topic) if queue is None else PublishQueues([queue])
+        left_ms = deadline_ms - self._clock.monotonic_ms()
+        queues = await self.queues(message.topic, left_ms) if queue is None else PublishQueues([queue])
         tries = 1 + self._settings.retries if queue is None else 1
         brokers: list[str] = []
         failure: RmqError | None = None
@@ -200,7 +221,7 @@ class Sender:
         Raises ConnectFailed: the broker cannot be reached."""
         if message.tell is not None:
             return await self._told(message, self.send_one_way(message, timeout_ms=timeout_ms, queue=queue))
-        chosen = queue or self._pick(await self.queues(message.topic))
+        chosen = queue or self._pick(await self.queues(message.topic, timeout_ms))
         command = self._command(message, chosen, one_way=True)
         address = self._master_address(chosen)
         if message.outcome is not None:

@@ -18,6 +18,7 @@ Source: behaviour.md §7.9, §9.1; remoting.md §4.3.5.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import enum
 import inspect
 import logging
@@ -29,6 +30,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rmqkit.client.hooks import Hook, TransactionEnd
+from rmqkit.client.lifecycle import keeps_open
 from rmqkit.client.outgoing import telling
 from rmqkit.client.producer import Producer
 from rmqkit.client.routes import NOT_REGISTERED
@@ -50,8 +52,10 @@ __all__ = ["Check", "Execute", "TransactionProducer", "TransactionResult", "Tran
 
 _CHECKS_WAITING_MAX = 2000
 _CHECKS_AT_A_TIME = 4
+_FINISH_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
+_at_work: contextvars.ContextVar[TransactionProducer | None] = contextvars.ContextVar("_at_work", default=None)
 
 
 class TransactionState(enum.Enum):
@@ -98,7 +102,8 @@ class TransactionProducer(Producer):
             result = await producer.send_in_transaction(Message(topic="Orders", body=b"17"), argument)
 
     Coroutine functions run on the loop, plain functions in a thread. Every producer of the group must be able to check
-    every transaction of the group. Further arguments are those of a `Producer`.
+    every transaction of the group. `close` waits at most 30 s for local transactions under way: how others end is then
+    asked of the group's other producers. Further arguments are those of a `Producer`.
 
     Args:
         execute: the local transaction, called with the message and the argument once the message is stored.
@@ -125,6 +130,7 @@ class TransactionProducer(Producer):
         self._tasks = Tasks()
         self._threads = ThreadPoolExecutor(thread_name_prefix=f"rmqkit {group}")
 
+    @keeps_open
     async def send_in_transaction(
         self, message: Message, argument: Any = None, *, timeout_ms: float | None = None
     ) -> TransactionResult:
@@ -153,12 +159,12 @@ class TransactionProducer(Producer):
         await self._end(address, end, result.state, result.error, message)
         return result
 
+    @keeps_open
     async def send_half(
         self, message: Message, *, timeout_ms: float | None = None, queue: MessageQueue | None = None
     ) -> SendResult:
         """Store a message where no consumer sees it, for a transaction that ends elsewhere (END_TRANSACTION).
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send_in_transaction`."""
-        self._check_started()
         if message.delay_level:
             where = f"message for topic {message.topic} in a transaction"
             raise MessageIllegal(f"{where} cannot have a delay_level: leave it out")
@@ -179,8 +185,23 @@ class TransactionProducer(Producer):
 
     async def _finish(self) -> None:
         await self._tasks.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         await super()._finish()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _calls_ended(self) -> None:
+        try:
+            async with asyncio.timeout(_FINISH_SECONDS):
+                await super()._calls_ended()
+        except TimeoutError:
+            _log.warning(
+                "%s is closed with %d transactions under way: brokers will ask the group how they ended",
+                self._described,
+                self._calls,
+            )
+
+    @property
+    def _is_in_handler(self) -> bool:
+        return _at_work.get() is self
 
     def _asked(self, address: str, header: CheckTransactionRequest, message: ReceivedMessage) -> None:
         try:
@@ -210,11 +231,13 @@ class TransactionProducer(Producer):
     async def _outcome(
         self, msg_id: str, function: Callable[..., Any], *arguments: Any
     ) -> tuple[TransactionState, BaseException | None]:
+        outside = _at_work.set(self)
         try:
             if inspect.iscoroutinefunction(function):
                 outcome = await function(*arguments)
             else:
-                outcome = await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+                run = contextvars.copy_context().run
+                outcome = await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *arguments)
                 if inspect.isawaitable(outcome):
                     outcome = await outcome
             return TransactionState.UNKNOWN if outcome is None else TransactionState(outcome), None
@@ -225,6 +248,8 @@ class TransactionProducer(Producer):
         except Exception as error:  # noqa: BLE001 - the outer edge of the program's part: the broker will ask again
             _log.warning("state of transaction %s is not known", msg_id, exc_info=error)
             return TransactionState.UNKNOWN, error
+        finally:
+            _at_work.reset(outside)
 
     async def _end(
         self,

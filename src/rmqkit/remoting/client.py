@@ -37,6 +37,9 @@ class RemotingClient:
         on_close: told when a pooled connection is gone.
         tls: encrypts every connection; None means plain.
         credentials: sign every request.
+
+    Attributes:
+        is_encrypted: whether connections are.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class RemotingClient:
         self._clock = clock
         self._on_close = on_close
         self._tls = tls
+        self.is_encrypted = tls is not None
         self._credentials = credentials
         self._permits = Permits(CLIENT_CALLS_MAX)
         self._connections: dict[str, Connection] = {}

@@ -23,7 +23,7 @@ def rebuild(
     as_json: Json = False,
 ) -> None:
     """Make queues and index files anew from the commit log; a running broker's store is refused."""
-    with session("rebuild", master, conf, as_json=as_json) as spark:
+    with session("rebuild", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.rebuild import rebuild as make_anew
 
         is_all = queues == index
@@ -53,7 +53,7 @@ def archive(
     as_json: Json = False,
 ) -> None:
     """Add the sealed files of a log to a table of Parquet files, each once."""
-    with session("archive", master, conf, as_json=as_json) as spark:
+    with session("archive", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.archive import archive as add_to_archive
 
         done = add_to_archive(
@@ -100,7 +100,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Send the messages of a store or an archive to a topic, each once, however often it is interrupted."""
-    with session("replay", master, conf, as_json=as_json) as spark:
+    with session("replay", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.replay import Filter
         from rmqkit.spark.jobs.replay import replay as send_again
 

@@ -21,7 +21,7 @@ def summary(
     store: Store, options: Options = None, master: Master = LOCAL, conf: Conf = None, as_json: Json = False
 ) -> None:
     """Count the messages, times and bytes of every topic and tag."""
-    with session("summary", master, conf, as_json=as_json) as spark:
+    with session("summary", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.summary import summary as summarise
 
         found = collect(summarise(spark, store, pairs(options)))
@@ -41,7 +41,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Say what happened in a store: traffic, latency, sizes, hot keys, lag, retries, what waits."""
-    with session("audit", master, conf, as_json=as_json) as spark:
+    with session("audit", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.audit import audit as audited
         from rmqkit.spark.jobs.audit_report import findings, write_report
 
@@ -74,7 +74,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Say what distinguishes two stores: messages, queues, configuration; exit code 1 when they differ."""
-    with session("diff", master, conf, as_json=as_json) as spark:
+    with session("diff", master, conf, left, right, as_json=as_json) as spark:
         from rmqkit.spark.jobs.diff import diff as compare
 
         found = compare(spark, left, right, pairs(options), content_only=content_only)
@@ -94,7 +94,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check every record, queue entry, extension unit and index chain; exit code 1 when something is damaged."""
-    with session("verify", master, conf, as_json=as_json) as spark:
+    with session("verify", master, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.verify import verify as verified
 
         found = verified(spark, store, settings_of(config), read_only=read_only, log_only=log_only)

@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress as ProgressBar
 
-from rmqkit.errors import RmqError, SettingsError
+from rmqkit.errors import RmqError, SettingsError, StoreError
+from rmqkit.spark.fs import RemotePath, exists, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,10 +51,14 @@ def pairs(texts: list[str] | None) -> dict[str, str]:
 
 
 @contextmanager
-def session(name: str, master: str, conf: list[str] | None, *, as_json: bool) -> Iterator[SparkSession]:
-    """A Spark session for one job, with a bar on stderr when a person looks at it; it is stopped in the end, unless
-    this process had it before. Raises RmqError, with one line, for whatever fails in the job."""
+def session(name: str, master: str, conf: list[str] | None, *stores: str, as_json: bool) -> Iterator[SparkSession]:
+    """A Spark session for one job that reads ``stores``, with a bar on stderr when a person looks at it; it is stopped
+    in the end, unless this process had it before. Raises RmqError, with one line, for whatever fails in the job, and
+    StoreError before Spark starts: a store that is not an address is no directory."""
     settings = pairs(conf)
+    for path in map(resolve, stores):
+        if not isinstance(path, RemotePath) and not exists(path):
+            raise StoreError(f"{path} is no directory: give the store directory, the one that holds commitlog")
     if not as_json:
         print(f"rmq: {name} starts Spark at {master}", file=sys.stderr)
     from rmqkit.spark import spark_session

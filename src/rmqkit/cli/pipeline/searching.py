@@ -40,7 +40,7 @@ def query(
     """Find messages by topic, key, id and time."""
     begin_ms, end_ms = (None if text is None else time_ms(text) for text in (begin, end))
     given = pairs(options)
-    with session("query", master, conf, as_json=as_json) as spark:
+    with session("query", master, conf, path, as_json=as_json) as spark:
         from rmqkit.spark.jobs.query import query as find
 
         frame = find(spark, path, given, topic=topic, key=key, msg_id=msg_id, begin_ms=begin_ms, end_ms=end_ms)
@@ -60,7 +60,7 @@ def sql(
 ) -> None:
     """Ask with SQL: messages, consumequeue, index, commitlog_raw, topics, offsets, delay, transactions."""
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # a page for each mistake in a statement
-    with session("sql", master, conf, as_json=as_json) as spark:
+    with session("sql", master, conf, path, as_json=as_json) as spark:
         from rmqkit.spark.jobs.query import sql as ask
 
         _print(ask(spark, path, text, pairs(options)), limit, as_json=as_json)

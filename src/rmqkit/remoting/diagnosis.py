@@ -32,22 +32,27 @@ __all__ = ["diagnosed"]
 _PATIENCE_S = 1.0
 _TLS_ALERT = 0x15
 _SHOWN_BYTES = 24
+_TRUST = "trust its signer with --tls-ca (tls.client.trustCertPath), or show a certificate with --tls-cert (…certPath)"
 
 
 async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is_encrypted: bool) -> RemotingError:
     """The error that says what is wrong with a peer, or the one given when nothing more can be told."""
     reason = error.reason if isinstance(error, ConnectionLost) else ""
     if is_encrypted and "TLS" in reason and "WRONG_VERSION" not in reason:
-        return TlsMismatch(address, reason, "trust its signer with --tls-ca, or show a certificate with --tls-cert")
+        return TlsMismatch(address, reason, _TRUST)
     try:
         said = await _said_to(address, b"".join(encode_command(Command(RequestCode.GET_NAMESRV_CONFIG))) + b"\r\n\r\n")
         if said[:1] == b"\0":  # a frame begins with its length, which is below 16 MiB
-            return TlsMismatch(address, "it does not encrypt", "leave TLS out") if is_encrypted else error
+            return (
+                TlsMismatch(address, "it does not encrypt", "leave TLS out (tls.enable=false)")
+                if is_encrypted
+                else error
+            )
         if said:
             return WrongProtocol(address, f"it answers {said[:_SHOWN_BYTES]!r}")
         hello = ClientTls(ClientTlsSettings(tls_enable=True)).layer().outgoing()
         if (await _said_to(address, hello))[:1] in (bytes([CLIENT_HELLO]), bytes([_TLS_ALERT])):
-            return error if is_encrypted else TlsMismatch(address, "it wants TLS", "use --tls")
+            return error if is_encrypted else TlsMismatch(address, "it wants TLS", "use --tls (tls.enable=true)")
     except (TimeoutError, OSError):
         return error
     return WrongProtocol(address, "it closes the connection when asked")
