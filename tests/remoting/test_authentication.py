@@ -49,7 +49,7 @@ def test_who_is_let_in(credentials, remark):
     command = request(105, TopicRequest("T"), b"body")
     if credentials is not None:
         credentials.sign(command)
-    assert Authentication.of(USERS).refusal(command) == remark
+    assert Authentication.of(USERS).refusal(None, command) == remark
 
 
 def test_a_changed_field_or_body_breaks_the_signature():
@@ -60,7 +60,7 @@ def test_a_changed_field_or_body_breaks_the_signature():
             command.body = b"other"
         else:
             command.fields = {**command.fields, **change}
-        assert Authentication.of(USERS).refusal(command) == "check signature failed."
+        assert Authentication.of(USERS).refusal(None, command) == "check signature failed."
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit import Message, SettingsError, sync
+from rmqkit import Message, SendFailed, SettingsError, sync
+from rmqkit.protocol.bodies.access import UserInfo
 from rmqkit.remoting.address import split_address
 from rmqkit.testing import LocalCluster
 from tests.interop.server_process import wait_until
+from tests.patience import producing
 from tests.waiting import SECONDS
 
+ROOT = Path(__file__).parents[2]
 BROKERS, AT_A_TIME = 100, 8
 GROWTH_MIB_MAX = 40
 
@@ -106,18 +111,58 @@ def test_settings_are_those_of_a_broker_file(settings, text):
         LocalCluster(settings=settings)
 
 
+USERS = {
+    "authenticationEnabled": True,
+    "authorizationEnabled": True,
+    "initAuthenticationUser": {"username": "root", "password": "secret12"},
+    "innerClientAuthenticationCredentials": {"accessKey": "inner", "secretKey": "inner-secret"},
+}
+
+
+@pytest.mark.rmq(slaves=1, settings=USERS)
+def test_clients_of_the_fixtures_sign_and_others_are_refused(
+    rmq_broker, rmq_topic, rmq_group, rmq_producer, rmq_consumer
+):
+    seen = []
+    rmq_consumer.subscribe(rmq_topic, handler=lambda message: seen.append(message.body))
+    rmq_producer.send(Message(topic=rmq_topic, body=b"1"))
+    rmq_broker.assert_consumed(rmq_group, rmq_topic, count=1)
+    assert seen == [b"1"]
+    end = end_of_log(rmq_broker, rmq_broker.brokers[0])
+    wait_until(lambda: end_of_log(rmq_broker, rmq_broker.slaves[0]) >= end, SECONDS, "the copy")
+    anna = {"access_key": "anna", "secret_key": "secret12"}
+    access = rmq_broker.brokers[0].parts.access
+    rmq_broker.look(lambda: access.create_user("anna", UserInfo(password="secret12")))
+    for signing, remark in (({}, "username cannot be null"), (anna, "no matched policies")):
+        with (
+            sync.Producer("p", rmq_broker.name_server, settings=producing(**signing)) as producer,
+            pytest.raises(SendFailed, match=remark),
+        ):
+            producer.send(Message(topic=rmq_topic, body=b"2"))
+
+
 def test_nothing_is_left_of_a_hundred_brokers():
+    """In a process of its own: threads, files and memory of other tests come and go."""
+    command = [sys.executable, "-c", "from tests.testing.test_cluster import a_hundred; a_hundred()"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def a_hundred():
     def send_one(number):
         with LocalCluster() as cluster:
-            with sync.Producer("p", cluster.name_server) as producer:
+            with sync.Producer("p", cluster.name_server, settings=producing()) as producer:
                 producer.send(Message(topic="T", body=b"%d" % number))
             return cluster.look(lambda: cluster.masters()[0].store.queue_ends()), cluster.brokers[0].store_root
 
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        list(pool.map(send_one, range(AT_A_TIME)))
-        before = left()
-        results = list(pool.map(send_one, range(BROKERS)))
-        after = left()
+    def send(count):
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            return list(pool.map(send_one, range(count)))
+
+    send(AT_A_TIME)
+    before = left()
+    results = send(BROKERS)
+    after = left()
     assert all(sum(ends.values()) == 1 for ends, _ in results)
     assert not any(root.exists() for _, root in results)
     assert after[:2] == before[:2]

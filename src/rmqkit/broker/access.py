@@ -2,8 +2,8 @@
 ``config/access.json``, which its owner alone may read: it holds the users' secrets.
 
 The reference keeps both in RocksDB databases; this file is our own. A change is on the disk before it is answered.
-Policies are kept, shown and changed, and nobody is refused for them: ``authorizationEnabled=true`` stops a start. Loop
-only. Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
+Who is refused for policies: `rmqkit.broker.authorization`. Loop only. Source: behaviour.md §9.8; remoting.md §4.4.1,
+§6.4.14.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from rmqkit.protocol.bodies.access import AclEntry, AclInfo, AclPolicy, UserInfo
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.store.json_files import JsonFile
 
-__all__ = ["AccessTable"]
+__all__ = ["SUPER", "AccessTable"]
+
+SUPER = "Super"
+"""The type of users who may do everything."""
 
 _OWNER_ALONE = 0o600
 _USER = "User"
-_USER_TYPES = ("Super", "Normal")
+_USER_TYPES = (SUPER, "Normal")
+_SUPER_ALONE = "The super user can only be {} by super user"
 _USER_STATES = ("enable", "disable")
 _POLICY_TYPES = ("Custom", "Default")
 _DECISIONS = ("Allow", "Deny")
@@ -54,13 +58,20 @@ class AccessTable:
         """All users with their secrets, to be read only; another mapping after every change."""
         return self._stored.users
 
+    @property
+    def acls(self) -> Mapping[str, AclInfo]:
+        """The policies of each subject, to be read only; another mapping after every change."""
+        return self._stored.acls
+
     def add(self, user: UserInfo) -> None:
         """Create the configuration's first user; one that is there stays as operators made it."""
         if user.username and user.username not in self.users:
             self._save(self._stored.users | {user.username: user}, self._stored.acls)
 
-    def create_user(self, name: str, user: UserInfo) -> None:
-        """Create a user, who is ``Normal`` and ``enable`` unless told otherwise. Refused: no secret, or it exists."""
+    def create_user(self, name: str, user: UserInfo, asker: str = "") -> None:
+        """Create a user, who is ``Normal`` and ``enable`` unless told otherwise. Refused: no secret, or it exists.
+        Here and below ``asker`` is who signed the request: only super users look after super users."""
+        self._refuse_super(user, asker, "create")
         self._refuse(not user.password, "password can not be blank")
         self._refuse(name in self.users, "The user is existed")
         made = UserInfo(
@@ -71,11 +82,13 @@ class AccessTable:
         )
         self._save(self._stored.users | {name: made}, self._stored.acls)
 
-    def update_user(self, name: str, user: UserInfo) -> None:
+    def update_user(self, name: str, user: UserInfo, asker: str = "") -> None:
         """Change what is given of a user. Refused: there is none."""
+        self._refuse_super(user, asker, "update")
         former = self.users.get(name)
         self._refuse(former is None, "The user is not exist")
         assert former is not None, "just looked at"
+        self._refuse(former.user_type == SUPER and self._is_normal(asker), _SUPER_ALONE.format("update"))
         changed = UserInfo(
             username=name,
             password=user.password or former.password,
@@ -84,10 +97,12 @@ class AccessTable:
         )
         self._save(self._stored.users | {name: changed}, self._stored.acls)
 
-    def delete_user(self, name: str) -> None:
+    def delete_user(self, name: str, asker: str = "") -> None:
         """Forget a user and its policies; an unknown one is fine. Refused: no name."""
         self._refuse(not name, "username can not be blank")
         if name in self.users:
+            is_super = self.users[name].user_type == SUPER
+            self._refuse(is_super and self._is_normal(asker), _SUPER_ALONE.format("update"))
             subject = f"{_USER}:{name}"
             users = {key: user for key, user in self.users.items() if key != name}
             self._save(users, {key: acl for key, acl in self._stored.acls.items() if key != subject})
@@ -147,6 +162,13 @@ class AccessTable:
                 yield AclInfo(subject=subject, policies=policies)
 
     # -- inside
+
+    def _is_normal(self, asker: str) -> bool:
+        return asker in self.users and self.users[asker].user_type != SUPER
+
+    def _refuse_super(self, wanted: UserInfo, asker: str, verb: str) -> None:
+        if _known(wanted.user_type, _USER_TYPES) == SUPER and self._is_normal(asker):
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, _SUPER_ALONE.format(verb), self._address)
 
     def _subject(self, subject: str, unknown: str, policies: Sequence[AclPolicy] | None = None) -> str:
         """The key of a subject whose user exists."""
@@ -209,8 +231,8 @@ def _resource(text: str | None) -> str | None:
     known = _known(kind, _RESOURCE_TYPES)
     if text == "*" or known == "Any":
         return "*"
-    prefix = name.rstrip("*")
-    return f"{known}:{name if prefix == name else prefix + '*'}" if known and colon else None
+    name = name.partition("*")[0] + "*" if name.endswith("*") else name
+    return f"{known}:{name}" if known and colon else None
 
 
 def _is_network(text: str) -> bool:

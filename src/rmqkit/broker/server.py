@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmqkit.broker.access import AccessTable
+from rmqkit.broker.authorization import Authorization
 from rmqkit.broker.check_back import CheckBack
 from rmqkit.broker.clients import ClientTable
 from rmqkit.broker.durability import Durability
@@ -66,10 +66,10 @@ from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import advertised_ip, join_address
-from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, inner_credentials
+from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, codes_of, inner_credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.dispatch import Dispatch, Refusal
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tasks import repeat
 from rmqkit.remoting.tls import ClientTls, ServerTls
@@ -109,7 +109,7 @@ _MESSAGE_HANDLERS = (SendHandlers, SendBackHandlers)
 _Work = Callable[[], object]
 """A function or a coroutine function."""
 
-_MakeDispatch = Callable[[Callable[[Command], str | None] | None], Dispatch]
+_MakeDispatch = Callable[[Refusal | None], Dispatch]
 
 _log = logging.getLogger(__name__)
 
@@ -222,6 +222,10 @@ class Broker:
         if authentication is not None:
             parts.access.add(authentication.initial)
             authentication.users = lambda: parts.access.users
+            if self._authentication.authorization_enabled:
+                free = codes_of(self._authentication.authorization_white_list)
+                authorization = Authorization(parts.access, settings.cluster_name, authentication.inner_name, free)
+                authentication.authorize = authorization.refusal
         parts.persist()
         parts.statistics.sample()
         for server in servers:
@@ -318,10 +322,13 @@ class Broker:
 
         counts = self._counts
         is_late = is_sync or store_settings.transient_store_pool
-        unsampled = itertools.cycle(range(1 if is_late else _DISPATCHES_PER_SAMPLE)).__next__
+        to_sample = 1
 
         def counted(arrivals: list[Arrival]) -> None:
-            if counts is not None and not unsampled():  # readable at once: some show whether that holds
+            nonlocal to_sample
+            to_sample -= 1
+            if not to_sample and counts is not None:  # readable at once: some show whether that holds
+                to_sample = 1 if is_late else _DISPATCHES_PER_SAMPLE
                 counts.dispatched(arrivals)
             for tell in waiting:
                 tell(arrivals)

@@ -280,6 +280,9 @@ WITHOUT_EFFECT = EXPORTERS_WITHOUT_EFFECT | frozenset(
     clientOnewaySemaphoreValue clientCallbackExecutorThreads clientWorkerThreads deleteCommitLogFilesInterval
     deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly redeleteHangedFileInterval
     fastFailIfNoBufferInStorePool osPageCacheBusyTimeOutMills bitMapLengthConsumeQueueExt haSlaveFallbehindMax
+    userCacheMaxNum userCacheExpiredSecond userCacheRefreshSecond aclCacheMaxNum aclCacheExpiredSecond
+    aclCacheRefreshSecond statefulAuthenticationCacheMaxNum statefulAuthenticationCacheExpiredSecond
+    statefulAuthorizationCacheMaxNum statefulAuthorizationCacheExpiredSecond
     """.split()
 )
 """Keys of Java's configuration about threads, buffers, files in use and the JVM: accepted, noted, without effect."""
@@ -295,8 +298,21 @@ NOT_BUILT = frozenset(
 )
 """Keys of parts that are not built yet: accepted, with one note that they are ignored."""
 
+_AUTHENTICATION = "org.apache.rocketmq.auth.authentication"
+_AUTHORIZATION = "org.apache.rocketmq.auth.authorization"
+
 PROMISES = EXPORTER_PROMISES | {
-    "authorizationEnabled": ("false",),
+    "authenticationProvider": (f"{_AUTHENTICATION}.provider.DefaultAuthenticationProvider",),
+    "authenticationMetadataProvider": (f"{_AUTHENTICATION}.provider.LocalAuthenticationMetadataProvider",),
+    "authenticationStrategy": tuple(
+        f"{_AUTHENTICATION}.strategy.{kind}AuthenticationStrategy" for kind in ("Stateless", "Stateful")
+    ),
+    "authorizationProvider": (f"{_AUTHORIZATION}.provider.DefaultAuthorizationProvider",),
+    "authorizationMetadataProvider": (f"{_AUTHORIZATION}.provider.LocalAuthorizationMetadataProvider",),
+    "authorizationStrategy": tuple(
+        f"{_AUTHORIZATION}.strategy.{kind}AuthorizationStrategy" for kind in ("Stateless", "Stateful")
+    ),
+    "migrateAuthFromV1Enabled": ("false",),
     "duplicationEnable": ("false",),
     "enableControllerMode": ("false",),
     "enableDLegerCommitLog": ("false",),

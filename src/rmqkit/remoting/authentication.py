@@ -1,6 +1,6 @@
 """Who sends a request: our side signs, the listening side checks (``AclClientRPCHook``, authentication of 5.x brokers).
 
-What a known user may do is another question, which is not asked here. Source: remoting.md §3.3.
+What a known user may do is another question: `Authentication.authorize`. Source: remoting.md §3.3; behaviour.md §9.8.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from rmqkit.errors import SettingsError
 from rmqkit.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, sign, verify
 from rmqkit.protocol.bodies.access import UserInfo
 from rmqkit.protocol.command import Command, decode_fields
+from rmqkit.remoting.connection import Connection
 from rmqkit.settings import Setting
 
-__all__ = ["Authentication", "AuthenticationSettings", "Credentials", "inner_credentials"]
+__all__ = ["Authentication", "AuthenticationSettings", "Credentials", "codes_of", "inner_credentials"]
 
 T = TypeVar("T")
 
@@ -36,6 +37,15 @@ class AuthenticationSettings(Struct, kw_only=True):
             'how the broker signs its own requests: {"accessKey":"…","secretKey":"…"}',
             secret=True,
         ),
+    ] = ""
+    white_list: Annotated[
+        str, Setting("authenticationWhitelist", "codes of requests that nobody has to sign, with commas")
+    ] = ""
+    authorization_enabled: Annotated[
+        bool, Setting("authorizationEnabled", "let users do only what policies allow; needs authenticationEnabled")
+    ] = False
+    authorization_white_list: Annotated[
+        str, Setting("authorizationWhitelist", "codes of requests that need no policy, with commas")
     ] = ""
 
 
@@ -66,31 +76,56 @@ class Authentication:
     Args:
         initial: the configuration's first user.
         inner: how brokers sign their own requests, whatever is known of a user of that name.
+        white_list: codes of requests that are not checked.
 
     Attributes:
         users: looks up who else is known, and those that operators changed; at first, the first user alone.
+        authorize: the remark for what the user of a request may not do, or None; it is given the user's name, the
+            extFields, the request and the peer's address.
     """
 
-    def __init__(self, initial: UserInfo, inner: Credentials | None = None) -> None:
+    def __init__(
+        self, initial: UserInfo, inner: Credentials | None = None, white_list: frozenset[int] = frozenset()
+    ) -> None:
         self.initial = initial
         self.users: Callable[[], Mapping[str, UserInfo]] = lambda: {initial.username or "": initial}
+        self.authorize: Callable[[str | None, Mapping[str, str], Command, str], str | None] | None = None
         self._inner = inner
+        self._white_list = white_list
 
     @classmethod
     def of(cls, settings: AuthenticationSettings) -> Authentication | None:
         """The check a configuration asks for, or None.
-        Raises SettingsError: the users are missing or not readable JSON."""
+        Raises SettingsError: the users are missing or not readable JSON, or policies shall hold for nobody knows whom.
+        """
         if not settings.enabled:
+            if settings.authorization_enabled:
+                raise SettingsError(
+                    "authorizationEnabled=true needs authenticationEnabled=true: users could be anybody"
+                )
             return None
         if not settings.initial_user:
             raise SettingsError("authenticationEnabled=true needs initAuthenticationUser: nobody could send")
         user = _decoded("initAuthenticationUser", settings.initial_user, _User)
         initial = UserInfo(username=user.username, password=user.password, user_type="Super", user_status="enable")
-        return cls(initial, inner_credentials(settings))
+        return cls(initial, inner_credentials(settings), codes_of(settings.white_list))
 
-    def refusal(self, command: Command) -> str | None:
+    @property
+    def inner_name(self) -> str | None:
+        """The name in brokers' own requests."""
+        return None if self._inner is None else self._inner.access_key
+
+    def refusal(self, connection: Connection, command: Command) -> str | None:
         """The reference's remark for a request that is not let in, or None."""
         fields = decode_fields(command)
+        if command.code not in self._white_list and (remark := self._unknown(fields, command)) is not None:
+            return remark
+        return (
+            None if self.authorize is None else self.authorize(fields.get(ACCESS_KEY), fields, command, connection.peer)
+        )
+
+    def _unknown(self, fields: Mapping[str, str], command: Command) -> str | None:
+        """The remark for a request that nobody known has signed."""
         name = fields.get(ACCESS_KEY)
         if not name:
             return "username cannot be null."
@@ -103,6 +138,11 @@ class Authentication:
         else:
             secret = user.password or ""
         return None if verify(fields, command.body, secret) else "check signature failed."
+
+
+def codes_of(white_list: str) -> frozenset[int]:
+    """The request codes of a white list; what is no number is for a proxy's requests."""
+    return frozenset(int(part) for part in white_list.split(",") if part.strip().isdecimal())
 
 
 def inner_credentials(settings: AuthenticationSettings) -> Credentials | None:

@@ -23,9 +23,12 @@ from rmqkit.remoting.tasks import Tasks
 if TYPE_CHECKING:
     from rmqkit.remoting.connection import Connection
 
-__all__ = ["OVERLOADED", "Dispatch", "Handler", "Lane"]
+__all__ = ["OVERLOADED", "Dispatch", "Handler", "Lane", "Refusal"]
 
 Handler = Callable[["Connection", Command], "Command | Awaitable[Command | None] | None"]
+
+Refusal = Callable[["Connection", Command], str | None]
+"""Looks at a request before it is handled: the remark for one that is not let in (NO_PERMISSION), else None."""
 
 Rest = Callable[["Connection", list[Frame]], Iterable[Frame]]
 
@@ -52,12 +55,12 @@ class Lane:
 
 class Dispatch:
     """The handlers of one listening port or one client; loop only.
-    ``refusal``: looks at every request first: the remark for one that is not let in (NO_PERMISSION), else None.
+    ``refusal``: looks at every request first.
     ``together``: wraps the handling of several requests that one read brought.
     ``rest``: answers what it can of them all at once, and gives the others in their order; each one has to be handled
     before it is asked for the next."""
 
-    def __init__(self, refusal: Callable[[Command], str | None] | None = None) -> None:
+    def __init__(self, refusal: Refusal | None = None) -> None:
         self.together: Callable[[], AbstractContextManager[None]] | None = None
         self.rest: Rest | None = None
         self._refusal = refusal
@@ -107,7 +110,7 @@ class Dispatch:
             answer = reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         elif lane is not None and lane.requests >= lane.requests_max:
             answer = reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
-        elif self._refusal is not None and (refused := self._refusal(command)) is not None:
+        elif self._refusal is not None and (refused := self._refusal(connection, command)) is not None:
             answer = reply(command, ResponseCode.NO_PERMISSION, refused)
         else:
             try:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypedDict, Unpack, cast
 
 from msgspec.structs import replace
@@ -36,7 +36,7 @@ from rmqkit.protocol.frame import Frame
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest
 from rmqkit.protocol.headers.pull import PullMessageRequest
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.dispatch import Dispatch, Refusal
 
 __all__ = ["Chaos", "ChaosDispatch", "Dials"]
 
@@ -124,7 +124,7 @@ class Chaos:
 class ChaosDispatch(Dispatch):
     """A dispatch with dials before it; as any other while they stand at nothing. Loop only."""
 
-    def __init__(self, refusal: Callable[[Command], str | None] | None = None) -> None:
+    def __init__(self, refusal: Refusal | None = None) -> None:
         super().__init__(refusal)
         self.clients: ClientTable | None = None
         self._chaos: Chaos | None = None

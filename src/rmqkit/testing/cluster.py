@@ -7,12 +7,13 @@ other processes and languages, meet real servers on real ports. It leaves nothin
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar, Unpack
+from typing import Self, TypedDict, TypeVar, Unpack
 
 from rmqkit.broker.parts import Parts
 from rmqkit.broker.server import Broker
@@ -21,7 +22,8 @@ from rmqkit.errors import SettingsError
 from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.bodies.topics import TopicConfig
-from rmqkit.protocol.command import Command
+from rmqkit.remoting.authentication import Authentication, AuthenticationSettings
+from rmqkit.remoting.dispatch import Refusal
 from rmqkit.settings import load
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.asserts import Asserts
@@ -47,6 +49,13 @@ _OWN = {
 """What a broker is told unless a test says otherwise; the files are sparse."""
 
 
+class Signing(TypedDict, total=False):
+    """Of a client's settings, those that name its user."""
+
+    access_key: str
+    secret_key: str
+
+
 class LocalBroker:
     """One broker of a `LocalCluster`.
 
@@ -57,11 +66,11 @@ class LocalBroker:
     """
 
     def __init__(self, cluster: LocalCluster, **settings: object) -> None:
-        texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
-        loaded = load([BrokerSettings, StoreSettings], texts, source=_SOURCE)
+        texts = {key: _text(value) for key, value in settings.items()}
+        loaded = load([BrokerSettings, StoreSettings, AuthenticationSettings], texts, source=_SOURCE)
         for key, nearest in loaded.unknown:
             raise SettingsError(f"{_SOURCE}: {key} is unknown{f'; did you mean {nearest}?' if nearest else ''}")
-        self._settings, self._store_settings = loaded.values
+        self._settings, self._store_settings, self._users = loaded.values
         self._cluster = cluster
         self._broker: Broker | None = None
         self._dispatches: list[ChaosDispatch] = []
@@ -75,6 +84,14 @@ class LocalBroker:
     def address(self) -> str:
         """Where clients reach it, as ``host:port``; empty while it is stopped."""
         return "" if self._broker is None else self._broker.address
+
+    @property
+    def signing(self) -> Signing:
+        """How the first user's clients sign; nothing where nobody has to."""
+        checks = Authentication.of(self._users)
+        if checks is None:
+            return {}
+        return {"access_key": checks.initial.username or "", "secret_key": checks.initial.password or ""}
 
     @property
     def parts(self) -> Parts | None:
@@ -111,7 +128,12 @@ class LocalBroker:
         self.store_root = cluster.folder / f"{self.name}-{settings.broker_id}"
         self._dispatches.clear()
         broker = Broker(
-            settings, self._store_settings, self.store_root, clock=cluster.clock, dispatch=self._new_dispatch
+            settings,
+            self._store_settings,
+            self.store_root,
+            clock=cluster.clock,
+            authentication=self._users,
+            dispatch=self._new_dispatch,
         )
         await broker.start()
         self._broker = broker
@@ -129,7 +151,7 @@ class LocalBroker:
         if broker is not None:
             await broker.stop()
 
-    def _new_dispatch(self, refusal: Callable[[Command], str | None] | None) -> ChaosDispatch:
+    def _new_dispatch(self, refusal: Refusal | None) -> ChaosDispatch:
         self._dispatches.append(ChaosDispatch(refusal))
         return self._dispatches[-1]
 
@@ -143,7 +165,8 @@ class LocalCluster(Asserts):
     Args:
         brokers: masters, each with a name of its own.
         slaves: of each of them.
-        settings: of all brokers, by the keys of a ``broker.conf``.
+        settings: of all brokers, by the keys of a ``broker.conf``; a dict stands for its JSON. With
+            ``authenticationEnabled`` slaves need ``innerClientAuthenticationCredentials``, too.
     Raises SettingsError: a setting is unknown or not legal.
 
     Attributes:
@@ -232,6 +255,13 @@ class LocalCluster(Asserts):
     def masters(self) -> list[Parts]:
         """What the running masters are made of; to be touched on their loop."""
         return [broker.parts for broker in self.brokers if broker.parts is not None]
+
+
+def _text(value: object) -> str:
+    """A setting's value as files have it."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _hold_ports(stack: contextlib.ExitStack) -> int:

@@ -16,7 +16,8 @@ fixture              what it is
 
 The marker ``rmq(fresh=True, brokers=2, slaves=1, settings={"flushDiskType": "SYNC_FLUSH"})`` says what a test needs.
 Ini option ``rmq_broker``: ``fresh`` gives each test its own, ``shared`` one to all tests that need nothing special;
-they keep apart there by ``rmq_topic`` and ``rmq_group``.
+they keep apart there by ``rmq_topic`` and ``rmq_group``. With ``authenticationEnabled`` the fixtures' clients sign as
+the first user.
 """
 
 from __future__ import annotations
@@ -121,10 +122,11 @@ def rmq_producer(request: pytest.FixtureRequest, rmq_broker: LocalCluster) -> It
     import rmqkit
 
     group = f"{_own_name(request)}-producer"
+    settings = rmqkit.ProducerSettings(**rmq_broker.brokers[0].signing)
     if _is_async(request):
-        yield rmqkit.Producer(group, rmq_broker.name_server)
+        yield rmqkit.Producer(group, rmq_broker.name_server, settings=settings)
     else:
-        with rmqkit.sync.Producer(group, rmq_broker.name_server) as producer:
+        with rmqkit.sync.Producer(group, rmq_broker.name_server, settings=settings) as producer:
             yield producer
 
 
@@ -135,8 +137,10 @@ def rmq_consumer(
     """A member of ``rmq_group``: started and blocking, or in an ``async def`` test to be entered."""
     import rmqkit
 
+    first = rmqkit.StartFrom.FIRST_OFFSET
+    signing = rmq_broker.brokers[0].signing
     settings = rmqkit.PushConsumerSettings(
-        start_from=rmqkit.StartFrom.FIRST_OFFSET, persist_interval_ms=50, take_over_pause_ms=0, drain_ms=5000
+        start_from=first, persist_interval_ms=50, take_over_pause_ms=0, drain_ms=5000, **signing
     )
     if _is_async(request):
         yield rmqkit.PushConsumer(rmq_group, rmq_broker.name_server, settings=settings)

@@ -8,10 +8,7 @@ import json
 import stat
 
 import msgspec
-import pytest
 
-from rmqkit.broker.settings import refuse_unsupported
-from rmqkit.errors import SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
@@ -106,6 +103,26 @@ def test_a_resource_that_is_none_forgets_nothing(run):
     run(scenario)
 
 
-def test_a_broker_that_shall_refuse_what_policies_forbid_does_not_start():
-    with pytest.raises(SettingsError, match="authorizationEnabled=true is not supported yet"):
-        refuse_unsupported({"authorizationEnabled": "true"}, source="broker.conf")
+def test_only_super_users_look_after_super_users(tmp_path):
+    """The remarks are compared in tests/interop/test_authorization.py."""
+
+    async def scenario():
+        async with Standalone(tmp_path, authentication=USERS) as servers:
+
+            async def answer(credentials, code, name, **body):
+                answer = await ask(servers.broker_address, credentials, code, body, username=name)
+                return answer.code, answer.remark
+
+            anna = Credentials(access_key="anna", secret_key="secret12")
+            assert await answer(ROOT, RequestCode.AUTH_CREATE_USER, "anna", password="secret12") == (OK, None)
+            create, update = (f"The super user can only be {verb} by super user" for verb in ("create", "update"))
+            made = {"password": "p", "userType": "super"}
+            assert await answer(anna, RequestCode.AUTH_CREATE_USER, "bert", **made) == (1, create)
+            assert await answer(anna, RequestCode.AUTH_UPDATE_USER, "anna", userType="Super") == (1, update)
+            assert await answer(anna, RequestCode.AUTH_UPDATE_USER, "root", password="p") == (NO_PERMISSION, update)
+            assert await answer(anna, RequestCode.AUTH_DELETE_USER, "root") == (NO_PERMISSION, update)
+            assert await answer(INNER, RequestCode.AUTH_CREATE_USER, "bert", **made) == (OK, None)
+            assert await answer(ROOT, RequestCode.AUTH_UPDATE_USER, "bert", userType="Normal") == (OK, None)
+            assert await answer(anna, RequestCode.AUTH_DELETE_USER, "bert") == (OK, None)
+
+    asyncio.run(scenario())

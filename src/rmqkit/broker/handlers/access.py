@@ -14,6 +14,7 @@ import msgspec
 from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.broker.parts import Parts
 from rmqkit.errors import PeerRefused
+from rmqkit.protocol.acl import ACCESS_KEY
 from rmqkit.protocol.bodies.access import AclInfo, UserInfo
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
@@ -35,17 +36,17 @@ class AccessHandlers(Handlers):
 
     @answers(RequestCode.AUTH_CREATE_USER, admins_only=True)
     def create_user(self, connection: Connection, command: Command) -> Command:
-        self._access.create_user(self._username(command), self._body(command, UserInfo))
+        self._access.create_user(self._username(command), self._body(command, UserInfo), _asker(command))
         return reply(command)
 
     @answers(RequestCode.AUTH_UPDATE_USER, admins_only=True)
     def update_user(self, connection: Connection, command: Command) -> Command:
-        self._access.update_user(self._username(command), self._body(command, UserInfo))
+        self._access.update_user(self._username(command), self._body(command, UserInfo), _asker(command))
         return reply(command)
 
     @answers(RequestCode.AUTH_DELETE_USER, admins_only=True)
     def delete_user(self, connection: Connection, command: Command) -> Command:
-        self._access.delete_user(decode_fields(command).get("username", ""))
+        self._access.delete_user(decode_fields(command).get("username", ""), _asker(command))
         return reply(command)
 
     @answers(RequestCode.AUTH_GET_USER, admins_only=True)
@@ -100,6 +101,11 @@ class AccessHandlers(Handlers):
 
     def _refused(self, code: ResponseCode, remark: str) -> PeerRefused:
         return PeerRefused(code, remark, self._identity.ip)
+
+
+def _asker(command: Command) -> str:
+    """Who signed a request; nobody has to, unless the broker asks for signatures."""
+    return decode_fields(command).get(ACCESS_KEY, "")
 
 
 def _list(values: Sequence[object]) -> bytes:

@@ -1,0 +1,106 @@
+"""What a known user may do (``AclAuthorizationHandler``): a request is refused unless a policy of its user allows all
+that it needs (`rmqkit.broker.rights`). Super users and the broker's own requests need no policy.
+
+Of the entries that match resource, action and address the most special one decides: a whole name before a prefix, a
+longer prefix before a shorter one. Entries of ``Default`` policies are looked at when none of ``Custom`` matches.
+Who asks for the same once more is answered from memory until policies change. Loop only. Source: behaviour.md §9.8.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Mapping, Sequence
+
+from rmqkit.broker.access import SUPER, AccessTable
+from rmqkit.broker.rights import Actions, NotReadable, needed
+from rmqkit.protocol.bodies.access import AclEntry, AclInfo
+from rmqkit.protocol.command import Command
+
+__all__ = ["Authorization", "objection"]
+
+_JUDGED_MAX = 10_000
+_ALL = frozenset(["All"])
+
+
+class Authorization:
+    """Judges requests by the policies of an `AccessTable`.
+    ``cluster``: whose resource the broker is; ``inner``: the name in brokers' own requests, if they are signed;
+    ``white_list``: codes of requests that need no right."""
+
+    def __init__(self, access: AccessTable, cluster: str, inner: str | None, white_list: Collection[int] = ()) -> None:
+        self._access = access
+        self._cluster = cluster
+        self._inner = inner
+        self._white_list = frozenset(white_list)
+        self._judged: dict[tuple[str, str, Actions, str], str | None] = {}
+        self._judged_by = access.acls
+
+    def refusal(self, user: str | None, fields: Mapping[str, str], command: Command, peer: str) -> str | None:
+        """The reference's remark for a request that is not allowed, or None.
+        ``user``: who signed it; None: nobody did, or nobody had to. ``fields``: its extFields. ``peer``: ip:port."""
+        if command.code in self._white_list or not fields or self._is_free(user):
+            return None
+        try:
+            for resource, actions in needed(command, fields, self._cluster):
+                if user is None:
+                    return "Authorization failed. Please verify your access rights and try again."
+                if user not in self._access.users:
+                    return f"User:{user} not found."
+                remark = self._remark(user, resource, actions, peer.rpartition(":")[0].strip("[]"))
+                if remark is not None:
+                    return remark
+        except NotReadable:
+            return "parse authorization context error."
+        return None
+
+    def _is_free(self, user: str | None) -> bool:
+        if user is None:
+            return False
+        known = self._access.users.get(user)
+        return user == self._inner or (known is not None and known.user_type == SUPER)
+
+    def _remark(self, user: str, resource: str, actions: Actions, ip: str) -> str | None:
+        if self._judged_by is not self._access.acls or len(self._judged) >= _JUDGED_MAX:
+            self._judged, self._judged_by = {}, self._access.acls
+        key = user, resource, actions, ip
+        if key not in self._judged:
+            subject = f"User:{user}"
+            why = objection(self._judged_by.get(subject), resource, actions, ip)
+            remark = f"{subject} has no permission to access {resource} from {ip}, {why}"
+            self._judged[key] = None if why is None else remark
+        return self._judged[key]
+
+
+def objection(acl: AclInfo | None, resource: str, actions: Actions, ip: str) -> str | None:
+    """Why policies do not allow one of some actions on a resource (``Topic:orders``) to somebody at an address, in the
+    reference's words; None when they do."""
+    for policy_type in ("Custom", "Default"):
+        matching = [
+            entry
+            for policy in (() if acl is None else acl.policies)
+            if policy.policy_type == policy_type
+            for entry in policy.entries
+            if _matches(entry, resource, actions, ip)
+        ]
+        if matching:
+            entry = max(matching, key=lambda entry: (not entry.resource.endswith("*"), len(entry.resource)))
+            return None if entry.decision == "Allow" else "the decision is deny."
+    return "no matched policies."
+
+
+def _matches(entry: AclEntry, resource: str, actions: Actions, ip: str) -> bool:
+    """Kept resources end with a star if they are a prefix; ``*`` alone is everything."""
+    name = entry.resource
+    if name != resource and not (name.endswith("*") and resource.startswith(name[:-1])):
+        return False
+    if (actions | _ALL).isdisjoint(entry.actions):
+        return False
+    return not entry.source_ips or _is_in(entry.source_ips, ip)
+
+
+def _is_in(networks: Sequence[str], ip: str) -> bool:
+    try:
+        address = ipaddress.ip_address(ip)
+    except ValueError:
+        return False
+    return any(address in ipaddress.ip_network(network, strict=False) for network in networks)

@@ -1,0 +1,152 @@
+"""What a request needs its user to be allowed: resources and actions by request code (the header annotations and
+``DefaultAuthorizationContextBuilder``; the annotations were read out of 5.4.0's jar).
+
+A row names actions, of which any one is enough, and the fields that hold resources, each of which is asked for; a field
+whose name says group holds a group, all others a topic. A row without fields is about the broker's cluster.
+
+========== ===========================================================================================
+``topic``  nothing is asked for when it is missing; a retry topic stands for its group
+``topic-`` nor when it is blank
+``topic;`` holds several names; ``topic,`` with the other separator
+``topic!`` when it is missing, a resource called null is asked for, as the reference does
+``topic~`` the same, and a retry topic is not asked for: the group is
+``topic=`` the same, and a retry topic is a topic like others
+========== ===========================================================================================
+
+A code that is not here needs no right: Apache's brokers ask for none, either. Two they leave open are closed, as they
+would let everybody read and acknowledge everything: LITE_PULL_MESSAGE is taken as a pull, BATCH_ACK_MESSAGE as acks.
+Source: behaviour.md §9.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rmqkit.errors import ProtocolError
+from rmqkit.protocol.bodies.clients import HeartbeatData
+from rmqkit.protocol.bodies.pop import BatchAckBody
+from rmqkit.protocol.bodies.queues import LockBody
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.command import Command
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.names import RETRY_PREFIX
+
+__all__ = ["Actions", "NotReadable", "needed"]
+
+Actions = frozenset[str]
+
+_PUB, _SUB, _GET, _CREATE, _UPDATE, _DELETE = (
+    frozenset([name]) for name in ("Pub", "Sub", "Get", "Create", "Update", "Delete")
+)
+_NULL = "null"
+_FLAGS = "-;,!~="
+
+_ROWS: tuple[tuple[Actions, str, tuple[Code, ...]], ...] = (
+    (_PUB, "topic=", (Code.RECALL_MESSAGE,)),
+    (_PUB, "topic-", (Code.END_TRANSACTION,)),
+    (_SUB, "group!", (Code.CONSUMER_SEND_MSG_BACK,)),
+    (_SUB, "topic~ consumerGroup!", (Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)),
+    (_SUB, "consumerGroup-", (Code.UNREGISTER_CLIENT,)),
+    (_SUB, "consumerGroup topic", (Code.POP_MESSAGE, Code.ACK_MESSAGE)),
+    (_SUB, "consumerGroup topic", (Code.CHANGE_MESSAGE_INVISIBLETIME, Code.NOTIFICATION)),
+    (_SUB, "topic consumerGroup", (Code.PEEK_MESSAGE,)),
+    (_SUB, "consumerGroup topic", (Code.CONSUME_MESSAGE_DIRECTLY,)),
+    (_SUB | _GET, "topic=", (Code.QUERY_MESSAGE,)),
+    (_SUB | _GET, "consumerGroup!", (Code.GET_CONSUMER_LIST_BY_GROUP,)),
+    (_SUB | _GET, "topic~ consumerGroup!", (Code.QUERY_CONSUMER_OFFSET,)),
+    (_SUB | _UPDATE, "topic~ consumerGroup!", (Code.UPDATE_CONSUMER_OFFSET,)),
+    (_CREATE, "topic", (Code.UPDATE_AND_CREATE_TOPIC,)),
+    (_DELETE, "topic", (Code.DELETE_TOPIC_IN_BROKER,)),
+    (_DELETE, "groupName", (Code.DELETE_SUBSCRIPTIONGROUP,)),
+    (_UPDATE, "group topic", (Code.INVOKE_BROKER_TO_RESET_OFFSET, Code.UPDATE_AND_GET_GROUP_FORBIDDEN)),
+    (_UPDATE, "destGroup topic", (Code.CLONE_GROUP_OFFSET,)),
+    (_UPDATE, "topic", (Code.RESUME_CHECK_HALF_MESSAGE,)),
+    (_UPDATE, "", (Code.NOTIFY_MIN_BROKER_ID_CHANGE, Code.EXCHANGE_BROKER_HA_INFO, Code.RESET_MASTER_FLUSH_OFFSET)),
+    (_UPDATE, "", (Code.AUTH_CREATE_USER, Code.AUTH_UPDATE_USER, Code.AUTH_DELETE_USER)),
+    (_UPDATE, "", (Code.AUTH_CREATE_ACL, Code.AUTH_UPDATE_ACL, Code.AUTH_DELETE_ACL)),
+    (_GET, "", (Code.AUTH_GET_USER, Code.AUTH_LIST_USER, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL)),
+    (_GET, "", (Code.GET_PRODUCER_CONNECTION_LIST, Code.GET_ALL_PRODUCER_INFO)),
+    (_GET, "", (Code.VIEW_BROKER_STATS_DATA, Code.GET_BROKER_CONSUME_STATS)),
+    (_GET, "topic", (Code.GET_MIN_OFFSET, Code.GET_MAX_OFFSET, Code.SEARCH_OFFSET_BY_TIMESTAMP)),
+    (_GET, "topic", (Code.GET_EARLIEST_MSG_STORETIME, Code.GET_TOPIC_STATS_INFO, Code.GET_TOPIC_CONFIG)),
+    (_GET, "topic", (Code.QUERY_TOPIC_CONSUME_BY_WHO,)),
+    (_GET, "topic", (Code.VIEW_MESSAGE_BY_ID,)),
+    (_GET, "topic consumerGroup", (Code.QUERY_CONSUME_QUEUE,)),
+    (_GET, "topic group", (Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, Code.QUERY_CONSUME_TIME_SPAN)),
+    (_GET, "group", (Code.GET_SUBSCRIPTIONGROUP_CONFIG, Code.QUERY_TOPICS_BY_CONSUMER)),
+    (_GET, "group topic", (Code.QUERY_SUBSCRIPTION_BY_CONSUMER,)),
+    (_GET, "consumerGroup", (Code.GET_CONSUMER_CONNECTION_LIST, Code.GET_CONSUMER_RUNNING_INFO)),
+    (_GET, "consumerGroup topic", (Code.POLLING_INFO,)),
+    (_GET, "consumerGroup topic topicList;", (Code.GET_CONSUME_STATS,)),
+    (_GET, "filterGroups, compareGroup topic", (Code.QUERY_CORRECTION_OFFSET,)),
+)
+_BY_CODE = {
+    int(code): (actions, [(name.rstrip(_FLAGS), name.removeprefix(name.rstrip(_FLAGS))) for name in names.split()])
+    for actions, names, codes in _ROWS
+    for code in codes
+}
+_SENDS = {Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE}
+"""Pub on the topic; who sends to a retry topic needs Sub on its group."""
+
+_IN_BODIES = {Code.HEART_BEAT, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ, Code.BATCH_ACK_MESSAGE}
+"""What consumers say in a body: Sub on the groups, and on topics that are no retry topics."""
+
+
+class NotReadable(Exception):
+    """A request does not say what it is about."""
+
+
+def needed(command: Command, fields: Mapping[str, str], cluster: str) -> Iterator[tuple[str, Actions]]:
+    """Resources (``Topic:orders``) and the actions of which one has to be allowed on each, in the reference's order.
+    Raises NotReadable."""
+    code = command.code
+    if (row := _BY_CODE.get(code)) is not None:
+        actions, named = row
+        if not named:
+            yield f"Cluster:{cluster}", actions
+        for field, flag in named:
+            for resource in _resources(field, flag, fields.get(field)):
+                yield resource, actions
+    elif code in _SENDS:
+        topic = fields.get("topic" if code == Code.SEND_MESSAGE else "b", _NULL)
+        yield (_group(topic), _SUB) if topic.startswith(RETRY_PREFIX) else (f"Topic:{topic}", _PUB)
+    elif code in _IN_BODIES:
+        for group, topics in _said(command):
+            yield _group(group), _SUB
+            for topic in topics:
+                if not topic.startswith(RETRY_PREFIX):
+                    yield f"Topic:{topic}", _SUB
+
+
+def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
+    if value is None and flag and flag in "!~=":
+        value = _NULL
+    if value is None or (flag == "-" and not value.strip()):
+        return
+    for name in filter(None, value.split(flag)) if flag and flag in ";," else (value,):
+        if "roup" in field:
+            yield f"Group:{name}"
+        elif flag == "=" or not name.startswith(RETRY_PREFIX):
+            yield f"Topic:{name}"
+        elif flag != "~":
+            yield _group(name)
+
+
+def _group(name: str) -> str:
+    return f"Group:{name.removeprefix(RETRY_PREFIX)}"
+
+
+def _said(command: Command) -> Iterator[tuple[str, list[str]]]:
+    """The groups and their topics in a body."""
+    try:
+        if command.code == Code.HEART_BEAT:
+            for one in decode_as(command.payload, HeartbeatData).consumerDataSet:
+                yield one.group_name, [each.topic for each in one.subscription_data_set]
+        elif command.code == Code.BATCH_ACK_MESSAGE:
+            for ack in decode_as(command.payload, BatchAckBody).acks:
+                yield ack.group, [ack.topic]
+        else:
+            locks = decode_as(command.payload, LockBody)
+            yield locks.consumer_group, [queue.topic for queue in locks.queues]
+    except ProtocolError:
+        raise NotReadable from None

@@ -1,0 +1,212 @@
+"""What users may do by their policies (behaviour.md §9.8). All requests, with Apache's broker beside ours, are in
+``tests/interop/test_authorization.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from rmqkit.broker.access import AccessTable
+from rmqkit.broker.authorization import Authorization, objection
+from rmqkit.broker.rights import needed
+from rmqkit.broker.settings import PROMISES, refuse_unsupported
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.bodies.access import AclEntry, AclInfo, AclPolicy, UserInfo
+from rmqkit.protocol.codes import RequestCode as Code
+from rmqkit.protocol.command import Command
+from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, Credentials
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.standalone import Standalone
+from tests.broker.test_admission import CLIENTS_OWN, GUARDED, OF_SERVERS, READING
+from tests.elsewhere import ask_from_elsewhere
+
+NOTHING, DENIED = "no matched policies.", "the decision is deny."
+PUB = frozenset(["Pub"])
+ANNA = Credentials(access_key="anna", secret_key="secret12")
+ROOT = Credentials(access_key="root", secret_key="secret12")
+INNER = Credentials(access_key="inner", secret_key="inner-secret")
+USERS = AuthenticationSettings(
+    enabled=True,
+    initial_user='{"username":"root","password":"secret12"}',
+    inner_credentials='{"accessKey":"inner","secretKey":"inner-secret"}',
+    authorization_enabled=True,
+)
+
+
+def entry(resource, *actions, allows=True, ips=()):
+    decision = "Allow" if allows else "Deny"
+    return AclEntry(resource=resource, actions=list(actions or ("Pub",)), source_ips=list(ips), decision=decision)
+
+
+def policies(custom, default=()):
+    pairs = (("Custom", custom), ("Default", default))
+    return AclInfo(policies=[AclPolicy(policy_type=kind, entries=list(entries)) for kind, entries in pairs])
+
+
+@pytest.mark.parametrize(
+    ("custom", "default", "expected"),
+    [
+        ([], [], NOTHING),
+        ([entry("Topic:orders")], [], None),
+        ([entry("Topic:order")], [], NOTHING),
+        ([entry("Group:orders")], [], NOTHING),
+        ([entry("Topic:ord*")], [], None),
+        ([entry("Topic:*")], [], None),
+        ([entry("Group:*")], [], NOTHING),
+        ([entry("*")], [], None),
+        ([entry("*", "Sub", "Get")], [], NOTHING),
+        ([entry("*", "All")], [], None),
+        ([entry("*", allows=False)], [], DENIED),
+        ([entry("*"), entry("Topic:*", allows=False)], [], DENIED),
+        ([entry("Topic:*"), entry("*", allows=False)], [], None),
+        ([entry("Topic:o*", allows=False), entry("Topic:or*"), entry("Topic:*", allows=False)], [], None),
+        ([entry("Topic:or*"), entry("Topic:orders", allows=False)], [], DENIED),
+        ([entry("Topic:orders", "Sub", allows=False), entry("Topic:or*")], [], None),
+        ([entry("Topic:o*")], [entry("Topic:orders", allows=False)], None),
+        ([entry("Topic:x")], [entry("Topic:orders", allows=False)], DENIED),
+        ([], [entry("*")], None),
+        ([entry("*", ips=["10.1.0.0/16"])], [], None),
+        ([entry("*", ips=["10.2.0.0/16", "10.1.2.3"])], [], None),
+        ([entry("*", ips=["10.2.0.0/16", "::/0"])], [], NOTHING),
+        ([entry("*", ips=["10.2.0.0/16"])], [entry("Topic:orders")], None),
+    ],
+)
+def test_the_most_special_entry_decides(custom, default, expected):
+    assert objection(policies(custom, default), "Topic:orders", PUB, "10.1.2.3") == expected
+
+
+def test_who_has_no_policies_may_nothing_and_an_address_that_is_none_is_in_no_network():
+    assert objection(None, "Topic:orders", PUB, "10.1.2.3") == NOTHING
+    assert objection(policies([entry("*", ips=["0.0.0.0/0"])]), "Topic:orders", PUB, "?") == NOTHING
+
+
+PULLED = {"topic": "T", "consumerGroup": "g"}
+ACKS = {"acks": [{"c": "g", "t": "T", "so": 0, "q": 0, "rq": 0, "pt": 0, "it": 0, "b": ""}]}
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "body", "expected"),
+    [
+        (Code.SEND_MESSAGE_V2, {"b": "T"}, None, ["Topic:T Pub"]),
+        (Code.SEND_BATCH_MESSAGE, {"b": "T"}, None, ["Topic:T Pub"]),
+        (Code.SEND_MESSAGE, {"topic": "%RETRY%g"}, None, ["Group:g Sub"]),
+        (Code.PULL_MESSAGE, PULLED, None, ["Topic:T Sub", "Group:g Sub"]),
+        (Code.LITE_PULL_MESSAGE, PULLED, None, ["Topic:T Sub", "Group:g Sub"]),
+        (Code.PULL_MESSAGE, PULLED | {"topic": "%RETRY%g"}, None, ["Group:g Sub"]),
+        (Code.POP_MESSAGE, PULLED | {"topic": "%RETRY%g"}, None, ["Group:g Sub", "Group:g Sub"]),
+        (Code.BATCH_ACK_MESSAGE, {}, ACKS, ["Group:g Sub", "Topic:T Sub"]),
+        (Code.END_TRANSACTION, {"topic": " "}, None, []),
+        (Code.UPDATE_CONSUMER_OFFSET, PULLED, None, ["Topic:T Sub|Update", "Group:g Sub|Update"]),
+        (
+            Code.GET_CONSUME_STATS,
+            {"consumerGroup": "g", "topicList": "T;;U"},
+            None,
+            "Group:g Get,Topic:T Get,Topic:U Get",
+        ),
+        (Code.AUTH_LIST_USER, {}, None, ["Cluster:c Get"]),
+        (Code.GET_BROKER_RUNTIME_INFO, {"topic": "T"}, None, []),
+    ],
+)
+def test_what_requests_need(code, fields, body, expected):
+    command = Command(code, body=json.dumps(body).encode())
+    found = [
+        f"{resource} {'|'.join(sorted(actions, reverse=False))}" for resource, actions in needed(command, fields, "c")
+    ]
+    assert found == (expected.split(",") if isinstance(expected, str) else expected)
+
+
+def test_every_request_is_decided_upon():
+    """A request that the broker learns to answer is either in the table or one of these."""
+    free = {
+        *(18, 21, 25, 26, 28, 43, 45, 46, 60, 61, 200, 201, 225, 305, 306, 316, 324, 325, 329),
+        *(400, 401, 402, 513, 907, 1007, 5001),
+    }
+    answered = GUARDED | CLIENTS_OWN | READING | OF_SERVERS
+    body = {"consumerGroup": "g", "clientId": "c", "clientID": "c", "consumerDataSet": [{"groupName": "g"}], **ACKS}
+    fields = dict.fromkeys(("topic", "b", "group", "consumerGroup", "groupName", "destGroup"), "x")
+    asked = {code for code in answered if list(needed(Command(code, body=json.dumps(body).encode()), fields, "c"))}
+    assert {int(code) for code in answered - asked} == free
+
+
+def access_table(folder):
+    access = AccessTable(folder, "127.0.0.1")
+    access.create_user("anna", UserInfo(password="p"))
+    return access
+
+
+def test_a_judgement_holds_until_policies_change(tmp_path):
+    access = access_table(tmp_path)
+    authorization = Authorization(access, "c", None)
+    command, fields = Command(Code.SEND_MESSAGE_V2), {"b": "T"}
+
+    def refusal():
+        return authorization.refusal("anna", fields, command, "[::1]:5000")
+
+    refused = "User:anna has no permission to access Topic:T from ::1, no matched policies."
+    assert [refusal(), refusal()] == [refused] * 2
+    access.put_acl("User:anna", policies([entry("Topic:T")]).policies[:1])
+    assert [refusal(), refusal()] == [None] * 2
+    access.delete_acl("User:anna", None, None)
+    assert refusal() == refused
+    access.update_user("anna", UserInfo(user_type="Super"))
+    assert refusal() is None
+
+
+def test_judgements_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.authorization._JUDGED_MAX", 3)
+    authorization = Authorization(access_table(tmp_path), "c", None)
+    for number in range(10):
+        assert authorization.refusal("anna", {"b": f"T{number}"}, Command(Code.SEND_MESSAGE_V2), "1.1.1.1:1")
+        assert len(authorization._judged) <= 3
+
+
+def test_a_body_that_cannot_be_read_is_refused(tmp_path):
+    authorization = Authorization(access_table(tmp_path), "c", None)
+    command = Command(Code.LOCK_BATCH_MQ, body=b"{")
+    assert authorization.refusal("anna", {"x": ""}, command, "1.1.1.1:1") == "parse authorization context error."
+
+
+async def ask(address, credentials, code, body=None, **fields):
+    client = RemotingClient(credentials=credentials)
+    try:
+        command = Command(code, fields=fields or None, body=b"" if body is None else json.dumps(body).encode())
+        answer = await client.call(address, command, 3000)
+        return answer.code, answer.remark
+    finally:
+        await client.close()
+
+
+def test_a_broker_refuses_what_policies_do_not_allow(tmp_path):
+    async def scenario():
+        async with Standalone(tmp_path, authentication=USERS) as servers:
+            address = servers.broker_address
+            assert await ask(address, ROOT, Code.AUTH_CREATE_USER, {"password": "secret12"}, username="anna") == (
+                0,
+                None,
+            )
+            acl = {"policies": [{"entries": [{"resource": "Topic:TBW*", "actions": ["Get"], "decision": "Allow"}]}]}
+            assert (await ask(address, INNER, Code.AUTH_CREATE_ACL, acl, subject="User:anna"))[0] == 0
+            assert (await ask(address, ANNA, Code.GET_TOPIC_CONFIG, topic="TBW102"))[0] == 0
+            remark = "User:anna has no permission to access Topic:Other from 127.0.0.1, no matched policies."
+            assert await ask(address, ANNA, Code.GET_TOPIC_CONFIG, topic="Other") == (16, remark)
+            command = Command(Code.GET_TOPIC_CONFIG, fields={"topic": "Other"})
+            ANNA.sign(command)
+            assert (await ask_from_elsewhere(address, command)).remark == remark.replace("127.0.0.1", "10.1.2.3")
+
+    asyncio.run(scenario())
+
+
+def test_policies_for_whom_nobody_knows_stop_a_start():
+    with pytest.raises(SettingsError, match="authorizationEnabled=true needs authenticationEnabled=true"):
+        Authentication.of(AuthenticationSettings(authorization_enabled=True))
+
+
+@pytest.mark.parametrize("side", ["authentication", "authorization"])
+def test_both_strategies_are_accepted_and_no_other(side):
+    key = f"{side}Strategy"
+    for strategy in PROMISES[key]:
+        refuse_unsupported({key: strategy}, source="broker.conf")
+    with pytest.raises(SettingsError, match="is not supported yet"):
+        refuse_unsupported({key: "com.example.Own"}, source="broker.conf")
