@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Generator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long an example takes is the machine's affair: Hypothesis's own deadline fails a test on a busy one.
-settings.register_profile("rmqkit", settings(deadline=None))
+# How long an example takes, or making one up, is the machine's affair: Hypothesis's limits fail a test on a busy one.
+settings.register_profile("rmqkit", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
 settings.load_profile("rmqkit")
 
 TOGETHER = ("tests/interop/", "tests/spark/")

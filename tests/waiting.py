@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-SECONDS = 30.0
+SECONDS = 60.0
 """Longer than anything takes on a busy machine; less than a test may take (`timeout` in ``pyproject.toml``)."""
 
 

@@ -35,7 +35,7 @@ class Client:
         self.client = RemotingClient()
 
     async def call(self, code, header=None, body=b"", client=None):
-        return await self.client.call(self.address, request(code, header, body), 10_000)
+        return await self.client.call(self.address, request(code, header, body), 60_000)
 
     async def send(self, body):
         header = SendMessageV2Request("p", "T", "TBW102", 4, int(body) % 4, 0, 1, 0, properties="")

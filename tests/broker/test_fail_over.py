@@ -41,7 +41,7 @@ def on_brokers(test):
     @functools.wraps(test)
     def run(*args, **kwargs):
         async def main():
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(3 * SECONDS):
                 await test(*args, **kwargs)
 
         asyncio.run(main())

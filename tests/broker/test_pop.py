@@ -43,14 +43,14 @@ async def settled(cluster, count=0):
 def test_what_was_popped_is_hidden_until_it_comes_again_counted_once_more(run, flush):
     async def scenario(cluster):
         await sent(cluster, *"abc")
-        first = await pop(cluster, invisible_time=1000)
+        first = await pop(cluster, invisible_time=4000)
         assert (list(first), first.header.rest_num) == (["a", "b", "c"], 0)
         assert (first.header.start_offset_info, first.header.msg_offset_info) == ("0 0 0", "0 0 0,1,2")
         assert (await pop(cluster)).code == ResponseCode.POLLING_TIMEOUT
         assert (await ack(cluster, first.handles["b"])).code == 0
         messages, handles = {}, {}
         while len(messages) < 2:  # they come in one answer unless the waiting pop is told of the first alone
-            again = await pop(cluster, poll_time=5000, max_msg_nums=2)
+            again = await pop(cluster, poll_time=8000, max_msg_nums=2)
             messages |= again.messages
             handles |= again.handles
         assert {(one.topic, one.reconsume_times) for one in messages.values()} == {("T", 1)}
@@ -68,7 +68,7 @@ def test_the_second_spelling_of_retry_topics_and_messages_as_they_are_stored(run
     async def scenario(cluster):
         await sent(cluster, "a")
         await pop(cluster, invisible_time=100)
-        again = await pop(cluster, poll_time=5000)
+        again = await pop(cluster, poll_time=9000)
         assert again.messages["a"].topic == "%RETRY%g+T"
         assert again.header.msg_offset_info == "2 0 0"
 
@@ -188,7 +188,7 @@ def test_acks_of_many_and_what_a_restart_knows(run, tmp_path, merges):
 
     async def before(cluster):
         await sent(cluster, *"abcdef")
-        first = await pop(cluster, invisible_time=1500)
+        first = await pop(cluster, invisible_time=5000)
         handle = decode_pop_handle(first.handles["a"])
         batch = BatchAck(
             group="g",
@@ -197,7 +197,7 @@ def test_acks_of_many_and_what_a_restart_knows(run, tmp_path, merges):
             queue_id=0,
             revive_queue_id=handle.revive_queue_id,
             pop_time=handle.pop_time,
-            invisible_time=1500,
+            invisible_time=5000,
             acked=encode_acked(0, [0, 1, 4]),
         )
         answer = await cluster.ask(RequestCode.BATCH_ACK_MESSAGE, BatchAckBody(broker_name="broker-a", acks=[batch]))

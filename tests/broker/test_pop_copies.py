@@ -40,7 +40,7 @@ async def filled(brokers, *bodies):
 async def without_slave(brokers):
     await brokers.stop("a-1")
     master = brokers.running["a-0"]._master
-    await until(lambda: master.in_sync_count() == 1, "a master without its slave", 30)
+    await until(lambda: master.in_sync_count() == 1, "a master without its slave")
 
 
 def pending(brokers, name):

@@ -189,7 +189,7 @@ def test_the_state_of_the_masters_timer_is_taken_by_who_does_not_deliver_itself(
             slave.sync = SlaveSync(*tables, slave.client, tmp_path, timer)
             slave.sync.follow(master.address)
             await slave.settled(master)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while is_follower and not (told and counts):
                     await asyncio.sleep(0.002)
             asked = sorted((p, code, fields) for p, code, fields in master.asked if code in TIMED)

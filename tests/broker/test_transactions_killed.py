@@ -32,7 +32,7 @@ from tests.interop.standalone import run_standalone
 KILLS = 3
 IN_FLIGHT = 8
 ACKNOWLEDGED_MAX = 150
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 COMMIT, ROLLBACK = 8, 12
 BROKER_CONF = """
 transactionTimeOut=100
@@ -60,7 +60,7 @@ class TransactionProducer:
         connection.send(_decision(record.body, *place, from_check=True))
 
     async def call(self, code, header=None, body=b""):
-        return await self.client.call(self.address, request(code, header, body), 10_000)
+        return await self.client.call(self.address, request(code, header, body), 60_000)
 
     async def introduce(self):
         data = HeartbeatData(clientID="me", consumerDataSet=[], producerDataSet=[ProducerData("p")])
@@ -83,7 +83,7 @@ class TransactionProducer:
         sent = decode_header(answer, SendMessageResponse)
         if b"!" in body:
             decision = _decision(body, sent.queue_offset, decode_offset_id(sent.msg_id)[2])
-            await self.client.send_one_way(self.address, decision, 5000)
+            await self.client.send_one_way(self.address, decision, 60_000)
 
     async def bodies(self, topic="T"):
         found, offset = [], 0

@@ -12,9 +12,10 @@ from pathlib import Path
 from rmqkit import Message, Producer, PushConsumer
 from rmqkit.errors import SendFailed
 from tests.interop.server_process import ServerProcess, wait_until
+from tests.patience import producing, pushing
 
 PROGRAM = Path(__file__).parents[2] / "examples/cluster/cluster.py"
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 COUNT = 40
 
 
@@ -42,7 +43,7 @@ async def send(producer: Producer, count: int) -> dict[str, set[str]]:
 
 
 async def consume(namesrv: str, wanted: set[str]) -> set[str]:
-    consumer, received, done = PushConsumer("billing", namesrv), set(), asyncio.Event()
+    consumer, received, done = PushConsumer("billing", namesrv, settings=pushing()), set(), asyncio.Event()
 
     @consumer.on("Orders")
     async def bill(message):
@@ -67,7 +68,7 @@ def test_nothing_acknowledged_is_lost_with_a_master(tmp_path):
         pids = {row[0]: int(row[3]) for row in rows}
 
         async def scenario():
-            async with Producer("shop", namesrv) as producer:
+            async with Producer("shop", namesrv, settings=producing()) as producer:
                 before = await send(producer, COUNT)
                 assert set(before) == {"broker-a", "broker-b"}
                 os.kill(pids["broker-a-master"], signal.SIGKILL)

@@ -27,7 +27,7 @@ from tests.interop.server_process import ServerProcess, wait_until
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 BIN = Path(sys.executable).parent
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 DATA, CONFIG = "/var/lib/rmqkit", "/etc/rmqkit"
 

@@ -28,9 +28,9 @@ from tests.docs.blocks import Block, PageError, differs
 from tests.docs.interpreter import END
 
 PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558)
-SECONDS_MAX = 60.0
-SPARK_SECONDS_MAX = 300.0  # the first block with Spark starts a Java machine, maybe on a busy one
-READY_SECONDS = 20.0
+SECONDS_MAX = 200.0
+SPARK_SECONDS_MAX = 500.0  # the first block with Spark starts a Java machine, maybe on a busy one
+READY_SECONDS = 150.0
 _NEAR = 40
 
 _ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ class Interpreter:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(100)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -280,7 +280,7 @@ class PageRun:
 def _stop(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(20)
+        process.wait(100)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

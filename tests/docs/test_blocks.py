@@ -14,7 +14,7 @@ from tests.docs.given import GIVEN
 from tests.docs.pages import PAGES, ROOT, RUNS, blocks_of_all, needs_spark
 from tests.docs.runner import Interpreter, PageRun, free_ports, standalone, starts_server
 
-_SECONDS_MAX = 600  # for a machine that is busy
+_SECONDS_MAX = 1200  # for a machine that is busy
 
 
 @pytest.fixture(scope="session")

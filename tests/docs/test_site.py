@@ -25,7 +25,7 @@ from rmqkit.metrics.table import TABLE
 from rmqkit.settings import setting_table
 from tests.docs.pages import ROOT
 
-_BUILD_SECONDS_MAX = 300
+_BUILD_SECONDS_MAX = 900
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,7 @@ from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.faults.client.growth import Growth, Sample, judge, process_figures
 from tests.interop.standalone import run_standalone
+from tests.patience import TIMEOUT_MS
 
 PLAIN, ORDERED, DECIDED = "SoakPlain", "SoakOrdered", "SoakDecided"
 TICK_SECONDS = 0.02
@@ -52,7 +53,7 @@ UNDER_WAY_MAX = 200
 SHARDS = 16
 FAILS_ONE_OF = 1000
 WARM_UP_SECONDS, WARM_UP_SHARE_MAX = 300.0, 0.5
-SETTLE_SECONDS = 60.0
+SETTLE_SECONDS = 200.0
 SAMPLES = 360
 PROGRESS_SECONDS = 10.0
 MIB_PER_HOUR_MAX, MIB_NOTICED = 8.0, 4.0
@@ -206,11 +207,11 @@ class Soak:
             if topic == DECIDED:
                 if _is_rolled_back(number):
                     self._delivered[DECIDED].expect_no(number)
-                await decider.send_in_transaction(message, timeout_ms=30_000)
+                await decider.send_in_transaction(message, timeout_ms=TIMEOUT_MS)
             elif topic == ORDERED:
-                await producer.send(message, selector=by_sharding_key, timeout_ms=30_000)
+                await producer.send(message, selector=by_sharding_key, timeout_ms=TIMEOUT_MS)
             else:
-                await producer.send(message, timeout_ms=30_000)
+                await producer.send(message, timeout_ms=TIMEOUT_MS)
         except RmqError as error:
             self._failed_sends += 1
             print(f"  send of {topic} {number} failed: {error}", flush=True)

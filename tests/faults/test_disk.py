@@ -308,7 +308,7 @@ def in_mount_namespace(script: str, *arguments: str) -> subprocess.CompletedProc
         ["unshare", *flags, "sh", "-ec", script, "sh", *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         cwd=Path(__file__).parents[2],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CORPUS = HERE / "corpus"
-OPTIONS = ("-max_len=4096", "-rss_limit_mb=1024", "-timeout=10")
+OPTIONS = ("-max_len=4096", "-rss_limit_mb=1024", "-timeout=60")
 # libFuzzer holds its peak of memory against the limit, and Linux hands a process the peak of the one that started it
 # through exec: a small shell between them forks a child that begins at its own.
 FRESH_PEAK = ("sh", "-c", '"$@"; exit $?', "fuzz")
@@ -52,7 +52,7 @@ def fuzz(target: str, seconds: int, kept: Path) -> Run:
     learned.mkdir(parents=True, exist_ok=True)
     options = [f"-max_total_time={seconds}", f"-artifact_prefix={kept}/{target}-", "-print_final_stats=1"]
     command = [*FRESH_PEAK, sys.executable, "-m", "tests.fuzz.fuzz_decoders", target, str(learned), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=seconds + 120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=seconds + 500)
     return Run(
         target,
         executions=max(map(int, re.findall(r"number_of_executed_units: (\d+)", done.stderr)), default=0),

@@ -21,13 +21,14 @@ from typer.testing import CliRunner
 from rmqkit import Message, sync
 from rmqkit.admin.api import Admin
 from rmqkit.cli import app
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.settings import StartFrom
 from rmqkit.errors import RmqError, UnknownName, exit_code
 from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import read_messages
+from tests.patience import TIMEOUT_MS, producing, pushing
 
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 QUEUES = 4
 MESSAGE_COUNT = 12
 TOPIC, EMPTY = "AdminWorld", "AdminWorldEmpty"
@@ -81,7 +82,7 @@ class World:
 
     def ask(self, command: str) -> Any:
         """What a command of ``rmq admin`` answers with ``--json``. Raises AssertionError: it fails."""
-        words = ["admin", *self.fill(command), "-n", self.namesrv, "--json"]
+        words = ["admin", *self.fill(command), "-n", self.namesrv, "--json", "--timeout", str(TIMEOUT_MS)]
         done = CliRunner().invoke(app, words, env={"NAMESRV_ADDR": None})
         error = done.exception
         if isinstance(error, RmqError):
@@ -123,11 +124,11 @@ def open_world(
         setattr(world, name, getattr(world, name) + suffix)
     asyncio.run(_create(world))
     consumed: set[str] = set()
-    settings = PushConsumerSettings(
+    settings = pushing(
         start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=100, rebalance_interval_ms=200, take_over_pause_ms=0
     )
     with (
-        sync.Producer(world.producers, namesrv) as producer,
+        sync.Producer(world.producers, namesrv, settings=producing()) as producer,
         sync.PushConsumer(world.online, namesrv, settings=settings) as consumer,
     ):
         consumer.subscribe(world.topic, "*", lambda message: consumed.add(message.msg_id))
@@ -147,7 +148,7 @@ def _message(topic: str, number: int) -> Message:
 
 
 async def _create(world: World) -> None:
-    async with Admin(world.namesrv) as admin:
+    async with Admin(world.namesrv, timeout_ms=TIMEOUT_MS) as admin:
         for topic in (world.topic, world.empty):
             await admin.topics.create(topic, broker=world.broker, read_queues=QUEUES, write_queues=QUEUES)
         for group in (world.group, world.twin, world.online):
@@ -173,7 +174,7 @@ async def _is_known(admin: Admin, world: World) -> bool:
 
 async def _look_at(world: World, message_ids: list[str]) -> None:
     """Fill `World.messages`, and wait until the consumer's offsets are at the broker."""
-    async with Admin(world.namesrv) as admin:
+    async with Admin(world.namesrv, timeout_ms=TIMEOUT_MS) as admin:
         for number, message_id in enumerate(message_ids):
             record = await admin.calls.broker.view_message(world.broker, world.topic, int(message_id[-16:], 16))
             (message,) = read_messages(record, world.broker_name)

@@ -26,9 +26,9 @@ BROKER_NAME = "broker-interop"
 
 NAME_SERVER_HEAP_MB = 128
 BROKER_HEAP_MB = 700
-READY_SECONDS = 60
+READY_SECONDS = 150
 # A broker that is asked to stop waits for one service thread after the other: 11 to 18 s were measured.
-BROKER_STOP_SECONDS = 90
+BROKER_STOP_SECONDS = 150
 
 # Undecided transactions are asked about every two seconds and given up soon, so that tests see the end of them.
 TRANSACTION_CONF: Mapping[str, object] = {

@@ -24,6 +24,7 @@ from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.interop.apache import BROKER_NAME, CLUSTER
+from tests.patience import TIMEOUT_MS
 
 TIMES = re.compile(rb"127\.0\.0\.1:\d+|\b\d{13}\b|\d{4}-\d\d-\d\d#[\d:]+")
 OF_THE_MOMENT = re.compile(rb'("(?:physicOffset|delayTime|consumeTps|topicPutTps)":)[-\d.E]+')
@@ -32,7 +33,7 @@ OWN_FIELDS = (
     *("totalTopicNum", "totalGroupNum"),
 )
 EXCEPTION = re.compile(r"(java|com|org)\.|Cannot |Index \d+ out|not set any response code")
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 OWN_PROPERTIES = ("UNIQ_KEY", "CLUSTER", "__transactionId__")
 
 
@@ -106,9 +107,9 @@ async def answers(address: str, asked: list[Asked]) -> list[Command]:
     try:
         for one in asked:
             async with asyncio.timeout(SECONDS_MAX):
-                answer = await client.call(address, one.command(sent), 10_000)
+                answer = await client.call(address, one.command(sent), TIMEOUT_MS)
                 while one.is_awaited and answer.code != 0:
-                    answer = await client.call(address, one.command(sent), 10_000)
+                    answer = await client.call(address, one.command(sent), TIMEOUT_MS)
             fields = decode_fields(answer)
             if one.code == Code.SEND_MESSAGE_V2 and answer.code == 0:
                 sent = {"@msgId": fields["msgId"], "@queue": fields["queueOffset"]}

@@ -17,7 +17,7 @@ from tests.interop.standalone import Standalone, run_standalone
 
 HERE = Path(__file__).parent
 # Includes the one-time download of some 90 MB of jars.
-TIMEOUT_SECONDS = 600
+TIMEOUT_SECONDS = 1200
 # Where users and policies are kept, for those who ask about them; nobody has to sign anything.
 ACCESS_CONF = {
     f"{subject}MetadataProvider": f"org.apache.rocketmq.auth.{subject}.provider.Local{subject.title()}MetadataProvider"

@@ -25,7 +25,7 @@ import msgspec
 from tests.interop.kit import Unavailable, cache_folder, move_into_place
 
 HERE = Path(__file__).parent
-RUN_SECONDS = 150
+RUN_SECONDS = 400
 FETCH_SECONDS = 300
 
 

@@ -67,6 +67,7 @@ class ApacheKit:
             f"-Drocketmq.client.localOffsetStoreDir={work_dir}",
             # A client looks for its queues every 20 s; who starts between two changes would wait that long.
             "-Drocketmq.client.rebalance.waitInterval=500",
+            "-Dcom.rocketmq.remoting.client.connect.timeout=60000",
             "-cp",
             f"{self.classes}{os.pathsep}{self.lib}/*",
             main,

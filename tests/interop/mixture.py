@@ -15,13 +15,14 @@ from pathlib import Path
 
 from rmqkit import Message, Producer, PullConsumer
 from rmqkit.client.sender import SendStatus
-from rmqkit.client.settings import ProducerSettings, PullConsumerSettings, StartFrom
+from rmqkit.client.settings import StartFrom
 from rmqkit.store.log_view import LogView
 from rmqkit.store.scan import Damage
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB
 from tests.interop.replicas import BROKER, POLL_SECONDS, create_topic, message_count
 from tests.interop.server_process import wait_until
+from tests.patience import TIMEOUT_MS, producing, pulling
 
 BULK_TOPIC = "Bulk"
 INNER_BATCH_TOPIC = "BytesInner"
@@ -55,8 +56,7 @@ SYSTEM_TOPICS = (
 """How the names begin of topics that a client cannot subscribe to."""
 
 SENDERS = 64
-TIMEOUT_MS = 30_000
-SECONDS_MAX = 180
+SECONDS_MAX = 400
 PRIME = 1000003  # as in PlaceReader.java
 
 Places = dict[tuple[str, int], dict[int, int]]
@@ -117,14 +117,13 @@ def message(number: int) -> Message:
 
 async def send_bulk(namesrv: str, count: int) -> Counter[SendStatus]:
     """Three of four in batches; the statuses of all."""
-    settings = ProducerSettings(send_timeout_ms=TIMEOUT_MS)
     statuses: Counter[SendStatus] = Counter()
 
     async def send(producer: Producer, numbers: Iterator[int]) -> None:
         for number in numbers:
             statuses[(await producer.send(message(number))).status] += 1
 
-    async with Producer("bulk", namesrv, settings=settings) as producer:
+    async with Producer("bulk", namesrv, settings=producing()) as producer:
         singles = iter(range(count // 4))
         await asyncio.gather(*(send(producer, singles) for _ in range(SENDERS)))
         for result in await producer.send_many(message(number) for number in range(count // 4, count)):
@@ -156,7 +155,7 @@ def create_topics(broker_addr: str) -> None:
 async def read_with_ours(namesrv: str, group: str, topics: Sequence[str], count: int) -> Places:
     """What a member of a group gets, until it has `count` messages or nothing comes any more."""
     found: Places = defaultdict(dict)
-    settings = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
+    settings = pulling(start_from=StartFrom.FIRST_OFFSET)
     async with PullConsumer(group, namesrv, settings=settings) as consumer:
         for topic in topics:
             consumer.subscribe(topic)

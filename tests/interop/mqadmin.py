@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.interop.kit import ApacheKit
 
 ADMIN_HEAP_MB = 256
-SECONDS_MAX = 180
+SECONDS_MAX = 500
 
 
 def named_outputs(

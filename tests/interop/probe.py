@@ -91,7 +91,7 @@ def run_probe(
     work_dir: Path,
     count: int | None = None,
     consumers: Mapping[str, str] | None = None,
-    timeout_seconds: int = 60,
+    timeout_seconds: int = 200,
     jvm_options: Sequence[str] = (),
 ) -> ProbeRun:
     """Run one command of the probe to its end.
@@ -118,7 +118,7 @@ def run_probe(
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=timeout_seconds + 60,
+        timeout=timeout_seconds + 200,
     )
     events = _event_decoder.decode_lines(out.read_bytes()) if out.exists() else []
     return ProbeRun(

@@ -34,11 +34,13 @@ from tests.interop.standalone import run_broker
 from tests.interop.store_files import files, without_new_blank
 
 BROKER = "replicas"
-READY_SECONDS = 60
-CAUGHT_UP_SECONDS = 60
-OURS_STOP_SECONDS = 30
+READY_SECONDS = 150
+CAUGHT_UP_SECONDS = 150
+OURS_STOP_SECONDS = 150
 POLL_SECONDS, TABLES_POLL_SECONDS = 0.2, 1.0  # asking makes work, too
 QUEUES_MAX = 8
+SLAVE_TIMEOUT_SECONDS = 6
+"""Twice the default: a slave that is awake gets its turn on a busy machine."""
 
 # Several files of everything, but not hundreds; two delay levels stay pending, the others are over soon.
 CONF: Mapping[str, object] = {
@@ -46,6 +48,8 @@ CONF: Mapping[str, object] = {
     "brokerName": BROKER,
     "brokerRole": "SYNC_MASTER",
     "inSyncReplicas": 2,
+    "slaveTimeout": SLAVE_TIMEOUT_SECONDS * 1000,
+    "haHousekeepingInterval": 60_000,
     "mappedFileSizeCommitLog": 16 << 20,
     "mappedFileSizeConsumeQueue": 100_000,
     "maxHashSlotNum": 20_000,

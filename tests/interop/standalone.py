@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.interop.server_process import ServerProcess
 
 RMQ = Path(sys.executable).with_name("rmq")
-READY_SECONDS = 60
-STOP_SECONDS = 60
+READY_SECONDS = 150
+STOP_SECONDS = 150
 READY_LINE = r"^ready namesrv=(?P<namesrv>\S+) broker=(?P<broker>\S+) store=(?P<store>.+)$"
 
 

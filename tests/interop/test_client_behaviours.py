@@ -19,6 +19,7 @@ from tests.interop.conftest import kit_or_skip
 from tests.interop.kit import ApacheKit, default_version
 from tests.interop.standalone import run_standalone
 from tests.interop.static_topics import creation
+from tests.patience import producing
 
 BEHAVIOURS = (
     *(
@@ -36,7 +37,7 @@ BEHAVIOURS = (
     *("push", "pull", "lite-pull", "ordered", "sql", "broadcast", "retry", "rebalance", "offsets"),
 )
 HEAP_MB = 400
-SECONDS_MAX = 300
+SECONDS_MAX = 600
 CONF = {
     "brokerName": BROKER_NAME,
     "brokerClusterName": CLUSTER,
@@ -55,7 +56,8 @@ def told(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     conf = work_dir / "broker.conf"
     conf.write_text("".join(f"{key}={value}\n" for key, value in CONF.items()))
     with run_standalone(work_dir / "store", work_dir, "-c", str(conf)) as ours:
-        with Producer("first", ours.namesrv_addr) as producer:  # a record at offset 0 is one that Java takes for none
+        with Producer("first", ours.namesrv_addr, settings=producing()) as producer:
+            # A record at offset 0 is one that Java takes for none.
             producer.send(Message(topic="First", body=b"first"))
         for address in (apache.broker_addr, ours.broker_addr):
             assert ask(address, creation("Behaviour-static-topic", BROKER_NAME)).code == ResponseCode.SUCCESS

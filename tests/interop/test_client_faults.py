@@ -25,7 +25,6 @@ from tests.interop.kit import ApacheKit
 from tests.interop.server_process import ServerProcess
 
 STORM_SECONDS = 10.0
-RESTART_SECONDS = 12.0
 
 
 class Broker:
@@ -76,7 +75,7 @@ def broker(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.mark.faults
 def test_an_apache_broker_that_is_killed_and_comes_back_costs_no_message(broker: Broker) -> None:
     async def scenario() -> None:
-        async with Trial(broker.namesrv_addr, topic="PyKilled", take_over_seconds=RESTART_SECONDS) as trial:
+        async with Trial(broker.namesrv_addr, topic="PyKilled") as trial:
             await trial.arrivals(200)
             async with trial.outage():
                 broker.kill()

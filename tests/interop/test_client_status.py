@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 from rmqkit.client import sync
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.settings import StartFrom
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.interop.apache import ApachePair
 from tests.interop.kit import ApacheKit
 from tests.interop.mqadmin import named_outputs
+from tests.patience import TIMEOUT_MS, producing, pushing
 
 TOPIC, GROUP = "Watched", "watched"
 
@@ -25,17 +26,17 @@ def test_mqadmin_shows_rates_queues_and_the_reason(apache: ApachePair, apache_ki
 
     def handler(message: ReceivedMessage) -> None:
         if message.body == b"5":
-            gate.wait(120)
+            gate.wait(600)
 
-    settings = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, stall_after_ms=100)
+    settings = pushing(start_from=StartFrom.FIRST_OFFSET, stall_after_ms=100)
     consumer = sync.PushConsumer(GROUP, apache.namesrv_addr, settings=settings)
     consumer.subscribe(TOPIC, "*", handler)
-    with sync.Producer("PG-watched", apache.namesrv_addr) as producer, consumer:
+    with sync.Producer("PG-watched", apache.namesrv_addr, settings=producing()) as producer, consumer:
         try:
             queue = producer.queues(TOPIC)[1]
             for number in range(6):
-                sent = producer.send(Message(topic=TOPIC, body=b"%d" % number), queue=queue, timeout_ms=10_000)
-            deadline = time.monotonic() + 30
+                sent = producer.send(Message(topic=TOPIC, body=b"%d" % number), queue=queue, timeout_ms=TIMEOUT_MS)
+            deadline = time.monotonic() + 100
             while not consumer.status().stalled:
                 assert time.monotonic() < deadline, consumer.status()
                 time.sleep(0.01)

@@ -15,33 +15,43 @@ from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
+from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from tests.interop.apache import ApachePair, ask
+from tests.interop.suite.consuming import SECONDS
+from tests.patience import TIMEOUT_MS, pulling
 
 TOPIC, GROUP, COUNT = "Everyday", "CG-everyday", 600
 
 
 def rmq(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [*map(str, arguments), "--timeout", "20000"])
+    result = CliRunner().invoke(app, [*map(str, arguments), "--timeout", str(TIMEOUT_MS)])
     assert result.exit_code == 0, (result.exception, result.stderr)
     return result.stdout
 
 
 def stored(topic: str, count: int, *options: object) -> list[dict[str, object]]:
-    lines = rmq("tail", topic, "--from", "beginning", "--count", count, "--for", 30, "--json", *options)
+    lines = rmq("tail", topic, "--from", "beginning", "--count", count, "--for", 200, "--json", *options)
     return [json.loads(line) for line in lines.splitlines()]
 
 
-def kept(apache: ApachePair) -> list[bytes]:
-    codes = (RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-    return [bytes(ask(apache.broker_addr, Command(code)).payload) for code in codes]
+def kept(apache: ApachePair) -> list[set[str]]:
+    """Whose offsets of the topic the broker has, and its groups."""
+    offsets, groups = (
+        loads(ask(apache.broker_addr, Command(code)).payload)[part]
+        for code, part in (
+            (RequestCode.GET_ALL_CONSUMER_OFFSET, "offsetTable"),
+            (RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "subscriptionGroupTable"),
+        )
+    )
+    return [{name for name in offsets if name.startswith(f"{TOPIC}@")}, set(groups)]
 
 
 async def give_up(namesrv: str, topic: str, count: int) -> None:
     """Have the broker put the first messages of each queue to the dead letters, as consumers do."""
-    runtime = ClientRuntime(namesrv)
+    runtime = ClientRuntime(namesrv, settings=pulling())
     await runtime.start()
-    async with PullConsumer(GROUP, runtime=runtime) as consumer:
+    async with PullConsumer(GROUP, runtime=runtime, settings=pulling()) as consumer:
         for queue in await consumer.queues(topic):
             for message in (await consumer.pull(queue, 0, max_count=count)).messages:
                 header = ConsumerSendBackRequest(message.physical_offset, GROUP, -1, message.msg_id, topic)
@@ -51,7 +61,7 @@ async def give_up(namesrv: str, topic: str, count: int) -> None:
 
 
 async def known(namesrv: str, topic: str) -> None:
-    async with Admin(namesrv) as admin, asyncio.timeout(30):
+    async with Admin(namesrv) as admin, asyncio.timeout(SECONDS):
         while topic not in await admin.calls.topic_names():
             await asyncio.sleep(0.01)
 

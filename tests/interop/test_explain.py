@@ -54,11 +54,12 @@ from tests.interop.apache import BROKER_NAME, CLUSTER, open_store_with_apache
 from tests.interop.kit import ApacheKit
 from tests.interop.standalone import run_standalone
 from tests.interop.suite.scene import quick_consumer
+from tests.patience import TIMEOUT_MS, producing
 
 HEALTHY_COUNT = 1000
 HEALTHY_QUEUES = 8
 HEALTHY_GROUPS = ("takes_all", "takes_tags", "takes_sql", "takes_in_order")
-SECONDS = 60
+SECONDS = 200
 POLL_SECONDS = 0.05
 PREPARED, HALF = 4, {prop.TRANSACTION_PREPARED: "true", prop.PRODUCER_GROUP: "explain_half"}
 ROLLBACK = 12
@@ -66,7 +67,7 @@ HOUR_MS = 3_600_000
 LOG_FILE_BYTES = 1 << 20
 QUEUE_FILE_BYTES, SLOTS, ENTRIES = 6000, 1000, 20_000
 
-# The first retry comes after a second, level 18 after two hours; transactions are given up after five questions.
+# The first retry comes after a second, level 18 after two hours; transactions are given up after ten questions.
 CONF = {
     "recallMessageEnable": "true",
     "enablePropertyFilter": "true",
@@ -77,7 +78,7 @@ CONF = {
     "maxIndexNum": ENTRIES,
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 1000,
-    "transactionCheckMax": 5,
+    "transactionCheckMax": 10,
     "transactionOpBatchInterval": 200,
     "waitTimeMillsInSendQueue": 60_000,
 }
@@ -585,7 +586,7 @@ class Told:
 
 async def ask_all(peer: Peer) -> Told:
     planted, named = await asyncio.gather(asyncio.gather(*(scene(peer) for scene in SCENES)), healthy(peer))
-    planted.append(await transaction_pending(peer))  # it is given up after five seconds
+    planted.append(await transaction_pending(peer))  # it is given up after ten seconds
     peer.admin.calls.forget()
     causes = [await Explainer(peer.admin, one.topic, one.group).explain(one.message) for one in reversed(planted)]
     permits = asyncio.Semaphore(16)
@@ -604,8 +605,8 @@ async def ask_all(peer: Peer) -> Told:
 @contextlib.asynccontextmanager
 async def connected(name: str, namesrv: str, address: str, folder: Path) -> AsyncIterator[Peer]:
     async with (
-        Admin(namesrv, timeout_ms=20_000) as admin,
-        Producer("explain", namesrv) as sender,
+        Admin(namesrv, timeout_ms=TIMEOUT_MS) as admin,
+        Producer("explain", namesrv, settings=producing()) as sender,
         contextlib.AsyncExitStack() as clients,
     ):
         yield Peer(name, namesrv, address, admin, sender, folder, clients)
@@ -621,7 +622,7 @@ async def store_that_lost_its_beginning(root: Path) -> None:
         index_entry_count=ENTRIES,
     )
     async with Standalone(root, broker=broker, store=store) as servers, contextlib.AsyncExitStack() as clients:
-        producer = await clients.enter_async_context(Producer("expired", servers.namesrv_address))
+        producer = await clients.enter_async_context(Producer("expired", servers.namesrv_address, settings=producing()))
         for _ in range(12):
             await producer.send(Message(topic="Expired", body=random.randbytes(150_000)))
     (root / "commitlog" / f"{0:020}").unlink()

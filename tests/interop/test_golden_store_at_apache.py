@@ -15,13 +15,14 @@ from tests.golden_reading import as_listed, expected_messages, order, simple_que
 from tests.golden_stores import unpack_golden
 from tests.interop.apache import open_store_with_apache
 from tests.interop.kit import ApacheKit
+from tests.patience import pulling
 
 OWN_KEYS = ("listenPort", "haListenPort", "namesrvAddr", "brokerIP1")
 
 
 async def pull_all(namesrv: str, broker_name: str, queues: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    async with PullConsumer("audit", namesrv) as consumer:
+    async with PullConsumer("audit", namesrv, settings=pulling()) as consumer:
         for listed in queues:
             queue = MessageQueue(listed["topic"], broker_name, listed["queueId"])
             offset = await consumer.min_offset(queue)

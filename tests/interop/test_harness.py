@@ -16,7 +16,7 @@ KILLED = """
 import os, pathlib, signal, sys
 from tests.interop.server_process import ServerProcess
 servers = [ServerProcess(["sleep", "1000"], pathlib.Path(sys.argv[1])) for _ in range(3)]
-servers[1].stop(signal.SIGTERM, 10)
+servers[1].stop(signal.SIGTERM, 100)
 print(*(server.pid for server in servers), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from rmqkit import Message, sync
-from rmqkit.client.settings import ProducerSettings
 from tests.interop.admin_rows.consumers import waits_for
 from tests.interop.admin_rows.java import LINES, Line
 from tests.interop.admin_world import World, open_world
@@ -22,6 +21,7 @@ from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
 from tests.interop.kit import ApacheKit
 from tests.interop.mqadmin import run_mqadmin
 from tests.interop.standalone import run_standalone
+from tests.patience import producing
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "java-mqadmin.md"
 COMMAND = re.compile(r"^   (\w+) {2,}\S", re.MULTILINE)
@@ -91,13 +91,13 @@ def run_lines(kit: ApacheKit, world: World, folder: Path) -> Outputs:
 
 def send_traced(world: World) -> bool:
     """Have a producer trace a message, and wait until the trace can be found."""
-    with sync.Producer("mq_traced", world.namesrv, settings=ProducerSettings(enable_trace=True)) as producer:
+    with sync.Producer("mq_traced", world.namesrv, settings=producing(enable_trace=True)) as producer:
         producer.send(Message(topic=world.empty, body=b"traced", msg_id=TRACED))
     return waits_for(lambda: len(world.ask(f"message trace {TRACED}")) == 1)
 
 
 def words(line: Line, names: Mapping[str, str]) -> list[str]:
-    stop = [str(line.stops_ms)] if line.stops_ms else []
+    stop = [str(line.stops_after)] if line.stops_after else []
     name_servers = [] if " -n " in line.command else ["-n", names["namesrv"]]
     return [*stop, *line.command.format(**names).split(), *name_servers]
 
@@ -110,7 +110,7 @@ def outcomes(found: Outputs) -> list[str]:
 
 def outcome(line: Line, output: str, names: Mapping[str, str]) -> str:
     failures = FAILURE.findall(output)
-    if failures and not line.stops_ms:
+    if failures and not line.stops_after:
         refusal = REFUSAL.search(failures[-1])
         said = f"{refusal[1]}: {refusal[2]}" if refusal else failures[-1]
         for name in ("folder", "namesrv", "broker"):

@@ -96,7 +96,7 @@ def max_offset(address: str, topic: str) -> int:
 
 def facts(address: str) -> list[Any]:
     told = [sent(address, number) for number in range(len(SENDS))]
-    wait_until(lambda: max_offset(address, TOPIC) == 7, 30, "everything in its queues")
+    wait_until(lambda: max_offset(address, TOPIC) == 7, 150, "everything in its queues")
     for topic in (A, B, "%LMQ%light-direct", "%LMQ%light-none"):
         told += [pulled(address, topic, offset, tags) for offset in (0, 1, 9) for tags in ("*", "Tag")]
     told += [max_offset(address, topic) for topic in (A, B)]
@@ -129,7 +129,7 @@ def test_messages_in_light_queues_are_stored_read_and_remembered_as_by_apaches(
         files = [store / "config/lmqConsumerOffset.json" for store in stores]
         return all(file.exists() and f"{TOPIC}@{GROUP}" in file.read_text() for file in files)
 
-    wait_until(is_written, 30, "offsets on the disk")
+    wait_until(is_written, 150, "offsets on the disk")
     assert written(stores[1]) == written(stores[0])
 
 

@@ -29,6 +29,7 @@ from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
 from tests.interop.kit import ApacheKit
 from tests.interop.mqadmin import named_outputs
 from tests.interop.standalone import run_standalone
+from tests.patience import TIMEOUT_MS
 
 TOPIC, MESSAGES, ORDERED = "BrokerAdmin", "BrokerAdminMessages", "BrokerAdminOrdered"
 GROUP, TWIN, ONLINE = "broker_admin", "broker_admin_twin", "broker_admin_online"
@@ -153,12 +154,12 @@ class Side:
         await self._ask(client, request(RequestCode.UPDATE_CONSUMER_OFFSET, offset))
         for topic in (MESSAGES, f"%RETRY%{ONLINE}"):
             command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequest(topic))
-            while (await client.call(self.namesrv, command, 5000)).code != ResponseCode.SUCCESS:
+            while (await client.call(self.namesrv, command, TIMEOUT_MS)).code != ResponseCode.SUCCESS:
                 await asyncio.sleep(0.01)
         return message_id
 
     async def _ask(self, client: RemotingClient, command: Command) -> Command:
-        answer = await client.call(self.broker, command, 10_000)
+        answer = await client.call(self.broker, command, TIMEOUT_MS)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         return answer
 
@@ -178,7 +179,7 @@ def sides(
         )
 
         async def run() -> None:
-            await asyncio.wait_for(asyncio.gather(*(side.run(apache_kit) for side in both)), 300)
+            await asyncio.wait_for(asyncio.gather(*(side.run(apache_kit) for side in both)), 1000)
 
         asyncio.run(run())
         yield both

@@ -30,13 +30,14 @@ from tests.interop.kit import ApacheKit
 from tests.interop.probe import ProbeRun, run_probe
 from tests.interop.server_process import ServerProcess, wait_until
 from tests.interop.standalone import run_name_server
+from tests.patience import producing, pulling
 
 COUNT = 200
-READY_SECONDS = 60
-STOP_SECONDS = 60
+READY_SECONDS = 150
+STOP_SECONDS = 150
 REGISTER_INTERVAL_SECONDS = 10
 """The shortest there is (`registerNameServerPeriod=10000`)."""
-MARGIN_SECONDS = 30
+MARGIN_SECONDS = 120
 
 
 @contextmanager
@@ -175,11 +176,11 @@ def test_one_of_two_name_servers_may_die_and_come_back(tmp_path: Path) -> None:
 
 async def send_while_one_dies(name_server: ServerProcess, name_servers: str) -> None:
     """One producer is there before, one comes after; topics that are new need a name server for their route."""
-    async with Producer("old", name_servers) as old:
+    async with Producer("old", name_servers, settings=producing()) as old:
         for _ in range(20):
             await old.send(Message(topic="Before", body=b"before"))
         name_server.kill()
-        async with Producer("new", name_servers) as new:
+        async with Producer("new", name_servers, settings=producing()) as new:
             for producer in (old, new):
                 for topic in ("Before", "After"):
                     await producer.send(Message(topic=topic, body=b"after"))
@@ -188,7 +189,7 @@ async def send_while_one_dies(name_server: ServerProcess, name_servers: str) -> 
 async def read_everything(name_servers: str) -> None:
     """What was sent is found by a client that knows only the name server that came back."""
     bodies: dict[str, list[bytes]] = {"Before": [], "After": []}
-    async with PullConsumer("reader", name_servers) as consumer:
+    async with PullConsumer("reader", name_servers, settings=pulling()) as consumer:
         for topic, found in bodies.items():
             for queue in await consumer.queues(topic):
                 offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
+from tests.interop.apache import free_ports
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB
 from tests.interop.standalone import run_standalone
@@ -19,19 +20,14 @@ KILLED_AFTER = (60, 140)
 
 def test_order_holds_and_nothing_is_left_out_while_the_broker_is_killed(apache_kit: ApacheKit, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    same_ports: list[str] = []
+    name_server, broker, _ = free_ports()
+    same_ports = ("--namesrv-port", str(name_server), "--port", str(broker))
     reader: subprocess.Popen[str] | None = None
     try:
         for until in (*KILLED_AFTER, MESSAGES):
             with run_standalone(tmp_path / "store", tmp_path, *same_ports) as running:
                 if reader is None:
                     reader = start_reader(apache_kit, running.namesrv_addr, tmp_path)
-                    same_ports = [
-                        "--namesrv-port",
-                        port_of(running.namesrv_addr),
-                        "--port",
-                        port_of(running.broker_addr),
-                    ]
                 assert reader.stdout is not None
                 while len(set(seen)) < until:
                     line = reader.stdout.readline()
@@ -63,7 +59,3 @@ def start_reader(kit: ApacheKit, namesrv_addr: str, work_dir: Path) -> subproces
 
 def errors_of(work_dir: Path) -> Path:
     return work_dir / "reader.err"
-
-
-def port_of(address: str) -> str:
-    return address.rpartition(":")[2]

@@ -20,9 +20,10 @@ from tests.interop.conftest import kit_or_skip
 from tests.interop.replicas import create_topic, restarted, run_replica
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import run_name_server
+from tests.patience import producing
 
 TOPIC = "Parted"
-PARTED_SECONDS = 60
+PARTED_SECONDS = 150
 PULL = {
     "consumerGroup": "asker",
     "topic": TOPIC,
@@ -39,7 +40,7 @@ PULL = {
 
 async def send(namesrv: str, mark: str, count: int) -> None:
     """There are no slaves yet to wait for."""
-    async with Producer("parting", namesrv) as producer:
+    async with Producer("parting", namesrv, settings=producing()) as producer:
         each = (Message(topic=TOPIC, body=f"{mark} {i}".encode(), wait_store=False) for i in range(count))
         await asyncio.gather(*map(producer.send, each))
 

@@ -26,7 +26,7 @@ from rmqkit.client.producer import Producer
 from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.settings import StartFrom
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
 from rmqkit.protocol.bodies.pop import MessageRequestMode
@@ -38,10 +38,13 @@ from tests.interop.apache import BROKER_NAME, ApachePair, ask
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB, run_probe
 from tests.interop.standalone import run_standalone
+from tests.interop.suite.consuming import SECONDS
+from tests.patience import producing, pulling, pushing
 
-# Machines that build and test are busy: a request may take longer than the default of 3 s.
-FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, api_timeout_ms=20_000)
-QUICK = msgspec.structs.replace(FIRST, pop_invisible_ms=5000, rebalance_interval_ms=200, suspend_queue_ms=10)
+FIRST = pushing(start_from=StartFrom.FIRST_OFFSET)
+QUICK = msgspec.structs.replace(FIRST, rebalance_interval_ms=200, suspend_queue_ms=10)
+INVISIBLE_MS = 10_000
+"""For tests that see it end: long enough to have everything popped, and acknowledged or renewed, on a busy machine."""
 MIXED_MESSAGES = 2000
 
 
@@ -69,20 +72,17 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def run(scenario: Coroutine[None, None, None]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(600):
             await scenario
 
     asyncio.run(main())
 
 
 async def send(namesrv: str, topic: str, numbers: range) -> None:
-    async with Producer(f"PG-{topic}", namesrv) as producer:
+    async with Producer(f"PG-{topic}", namesrv, settings=producing()) as producer:
         await asyncio.gather(
             *(
-                producer.send(
-                    Message(topic=topic, body=b"%d" % i, tags="AB"[i % 2], properties={"number": str(i)}),
-                    timeout_ms=10_000,
-                )
+                producer.send(Message(topic=topic, body=b"%d" % i, tags="AB"[i % 2], properties={"number": str(i)}))
                 for i in numbers
             )
         )
@@ -91,7 +91,7 @@ async def send(namesrv: str, topic: str, numbers: range) -> None:
 async def popped(consumer: PopConsumer, topic: str, count: int, **options: object) -> dict[int, ReceivedMessage]:
     """So many messages by their number."""
     found: dict[int, ReceivedMessage] = {}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SECONDS):
         while len(found) < count:
             try:
                 messages = await consumer.pop(topic, poll_ms=1000, **options)
@@ -106,7 +106,7 @@ def test_what_is_not_acknowledged_in_time_comes_again(servers: Servers) -> None:
     async def scenario() -> None:
         await send(servers.namesrv_addr, "PopTimes", range(8))
         async with PopConsumer("CG-pop-times", servers.namesrv_addr, settings=FIRST) as consumer:
-            first = await popped(consumer, "PopTimes", 8, invisible_ms=4000)
+            first = await popped(consumer, "PopTimes", 8, invisible_ms=INVISIBLE_MS)
             assert {(one.reconsume_times, one.topic) for one in first.values()} == {(0, "PopTimes")}
             await consumer.ack(first[0])
             await consumer.ack_many([first[1], first[2], first[3]])
@@ -136,7 +136,7 @@ def test_retry_topics_of_the_second_version_are_acknowledged(servers: Servers) -
     async def scenario() -> None:
         await send(servers.namesrv_addr, "PopSecond", range(3))
         async with PopConsumer("CG-pop-second", servers.namesrv_addr, settings=FIRST) as consumer:
-            await popped(consumer, "PopSecond", 3, invisible_ms=500)
+            await popped(consumer, "PopSecond", 3, invisible_ms=INVISIBLE_MS // 2)
             again = await popped(consumer, "PopSecond", 3, invisible_ms=60_000)
             assert {(one.topic, one.reconsume_times) for one in again.values()} == {("PopSecond", 1)}
             assert {one.properties["POP_CK"].split()[4] for one in again.values()} == {"2"}
@@ -155,7 +155,7 @@ def test_a_pop_waits_for_a_message(servers: Servers) -> None:
     async def scenario() -> None:
         async with (
             PopConsumer("CG-pop-waits", servers.namesrv_addr, settings=FIRST) as consumer,
-            Producer("PG-pop-waits", servers.namesrv_addr) as producer,
+            Producer("PG-pop-waits", servers.namesrv_addr, settings=producing()) as producer,
         ):
             await producer.send(Message(topic="PopWaits", body=b"0"))
             await consumer.ack_many((await popped(consumer, "PopWaits", 1)).values())
@@ -189,7 +189,7 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> No
     async def scenario() -> None:
         namesrv, seen = servers.namesrv_addr, defaultdict[int, list[int]](list)
         await send(namesrv, "PopHandled", range(200))
-        settings = msgspec.structs.replace(QUICK, retries_max=1)
+        settings = msgspec.structs.replace(QUICK, retries_max=1, pop_invisible_ms=INVISIBLE_MS)
         consumer = PopConsumer("CG-pop-handled", namesrv, settings=settings)
         long_ones = asyncio.Event()
 
@@ -205,14 +205,14 @@ def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> No
 
         async with (
             consumer,
-            PullConsumer("CG-pop-reader", namesrv) as reader,
+            PullConsumer("CG-pop-reader", namesrv, settings=pulling()) as reader,
             PopConsumer("CG-pop-control", namesrv, settings=FIRST) as control,
         ):
-            await until(lambda: len(seen) == 200, "every message", 30)
-            await popped(control, "PopHandled", 1, max_count=1, invisible_ms=5000)
+            await until(lambda: len(seen) == 200, "every message", SECONDS)
+            await popped(control, "PopHandled", 1, max_count=1, invisible_ms=INVISIBLE_MS)
             await popped(control, "PopHandled", 199, invisible_ms=60_000)
             dead: list[ReceivedMessage] = []
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(SECONDS):
                 while not dead:
                     with contextlib.suppress(NoRoute):
                         (queue,) = await reader.queues("%DLQ%CG-pop-handled")
@@ -240,8 +240,8 @@ def test_closing_gives_back_what_no_handler_began_with(servers: Servers) -> None
             await asyncio.Event().wait()
 
         async with consumer:
-            await asyncio.wait_for(begun.wait(), 30)
-            await until(lambda: consumer.status().queues[0].held_messages == 8, "all are held", 30)
+            await asyncio.wait_for(begun.wait(), SECONDS)
+            await until(lambda: consumer.status().queues[0].held_messages == 8, "all are held", SECONDS)
         async with PopConsumer("CG-pop-back", namesrv, settings=FIRST) as other:
             found = await popped(other, "PopGivenBack", 8)
             assert {one.reconsume_times for one in found.values()} == {1}
@@ -256,7 +256,7 @@ def test_messages_are_iterated(servers: Servers) -> None:
         consumer = PopConsumer("CG-pop-iterated", servers.namesrv_addr, settings=QUICK)
         consumer.subscribe("PopIterated")
         seen: list[int] = []
-        async with consumer, asyncio.timeout(30):
+        async with consumer, asyncio.timeout(SECONDS):
             async for message in consumer.messages():
                 seen.append(int(message.body))
                 if len(seen) == 20:
@@ -288,7 +288,7 @@ def test_members_pop_in_order_one_after_the_other(servers: Servers) -> None:
         for member in members:
             member.subscribe("PopOrdered", "*", handler)
         async with members[0], members[1]:
-            await until(lambda: sum(len(set(offsets)) for offsets in seen.values()) == 600, "everything", 40)
+            await until(lambda: sum(len(set(offsets)) for offsets in seen.values()) == 600, "everything", SECONDS)
         for offsets in seen.values():
             assert offsets == [*range(7), 7, 7, *range(7, len(offsets) - 2)]
 
@@ -314,7 +314,7 @@ def test_an_ordered_pop_is_blocked_until_all_of_it_is_acknowledged(servers: Serv
             again = await waiting  # the one that was not acknowledged, and what follows
             assert [(message.queue_offset, message.reconsume_times) for message in again] == [(2, 1), (3, 0), (4, 0)]
             await two.ack_many(again)
-            (after,) = await one.pop("PopBlocked", queue=queue, max_count=1, poll_ms=5000)
+            (after,) = await one.pop("PopBlocked", queue=queue, max_count=1, poll_ms=20_000)
             assert after.queue_offset == 5
 
     run(scenario())
@@ -334,7 +334,7 @@ def test_a_java_producers_messages_are_popped(servers: Servers, apache_kit: Apac
             seen[one.msg_id] = (len(one.body), one.tags)
 
         async with consumer:
-            await until(lambda: len(seen) >= len(wanted), "every message", 30)
+            await until(lambda: len(seen) >= len(wanted), "every message", SECONDS)
         assert seen == wanted
 
     run(scenario())
@@ -361,12 +361,14 @@ def test_java_and_python_members_share_what_is_popped(servers: Servers, apache_k
         def counted() -> Counter[int]:
             return Counter([*java, *python["push"], *python["pop"]])
 
-        await until(lambda: java == [0], "the Java member pops", 60)
+        await until(lambda: java == [0], "the Java member pops", SECONDS)
         async with members["push"] as push, members["pop"] as pop:
-            await until(lambda: any(one.queue_id == -1 for one in push.held_queues()), "the push consumer pops", 30)
+            await until(
+                lambda: any(one.queue_id == -1 for one in push.held_queues()), "the push consumer pops", SECONDS
+            )
             for end in range(201, MIXED_MESSAGES, 200):
                 await send(servers.namesrv_addr, topic, range(end - 200, end))
-                await until(lambda end=end: len(counted()) == end, "every message", 40)
+                await until(lambda end=end: len(counted()) == end, "every message", SECONDS)
                 if end > 400 and len(java) > 1 and all(python[name] for name in members):
                     break
             assert {one.queue_id for one in pop.held_queues()} == {-1}
@@ -405,17 +407,17 @@ def test_a_group_changes_from_popping_to_pulling(servers: Servers) -> None:
             return {(one.topic, one.queue_id) for one in consumer.held_queues() if one.topic != f"%RETRY%{group}"}
 
         async with consumer:
-            await until(lambda: len(seen) == 8, "every message", 30)
+            await until(lambda: len(seen) == 8, "every message", SECONDS)
             assert held() == {(topic, -1)}
             await set_mode(servers, topic, group, "PULL")
-            await until(lambda: {(topic, i) for i in range(4)} <= held(), "it pulls", 30)
-            await until(lambda: len(seen[3]) == 2, "the one that failed", 40)
+            await until(lambda: {(topic, i) for i in range(4)} <= held(), "it pulls", SECONDS)
+            await until(lambda: len(seen[3]) == 2, "the one that failed", SECONDS)
             await send(namesrv, topic, range(8, 16))
-            await until(lambda: len(seen) == 16, "the new messages", 30)
+            await until(lambda: len(seen) == 16, "the new messages", SECONDS)
             await set_mode(servers, topic, group, "POP")
-            await until(lambda: held() == {(topic, -1)}, "it pops again", 30)
+            await until(lambda: held() == {(topic, -1)}, "it pops again", SECONDS)
             await send(namesrv, topic, range(16, 24))
-            await until(lambda: len(seen) == 24, "the last messages", 30)
+            await until(lambda: len(seen) == 24, "the last messages", SECONDS)
         assert {number: times for number, times in seen.items() if times != [0]} == {3: [0, 1]}
 
     run(scenario())
@@ -435,7 +437,7 @@ def test_the_sync_facade_pops(servers: Servers) -> None:
 
 def test_the_example_shows_how_workers_share(servers: Servers) -> None:
     command = [sys.executable, Path(__file__).parents[2] / "examples" / "pop.py", servers.namesrv_addr]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["popped: by hand", "jobs done: 100", "done again: ['7']"]
 

@@ -19,7 +19,7 @@ from rmqkit.client.consuming import ConsumeLater
 from rmqkit.client.producer import Producer
 from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.settings import StartFrom
 from rmqkit.client.transaction import TransactionProducer, TransactionState
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
@@ -30,11 +30,12 @@ from tests.client.peers import until
 from tests.interop.apache import ApachePair, ask
 from tests.interop.mqadmin import run_mqadmin
 from tests.interop.probe import PROBE_HEAP_MB
+from tests.patience import producing, pulling, pushing
 
-SECONDS = 150.0
-TRACED = ProducerSettings(enable_trace=True, trace_recalls=True, send_timeout_ms=10_000)
-FIRST = PushConsumerSettings(enable_trace=True, start_from=StartFrom.FIRST_OFFSET, suspend_queue_ms=10)
-POLLED = PullConsumerSettings(enable_trace=True, start_from=StartFrom.FIRST_OFFSET)
+SECONDS = 300.0
+TRACED = producing(enable_trace=True, trace_recalls=True)
+FIRST = pushing(enable_trace=True, start_from=StartFrom.FIRST_OFFSET, suspend_queue_ms=10)
+POLLED = pulling(enable_trace=True, start_from=StartFrom.FIRST_OFFSET)
 JAVA_RECALLS = "-Dcom.rocketmq.recall.default.trace.enable=true"
 
 
@@ -64,7 +65,7 @@ def test_namespaces_are_shared_with_java_clients_and_kept_apart(apache, java):
             made = PushConsumer(
                 "Spaced-python",
                 namesrv,
-                settings=PushConsumerSettings(namespace=namespace, start_from=FIRST.start_from),
+                settings=pushing(namespace=namespace, start_from=FIRST.start_from),
             )
 
             @made.on("Spaced-T")
@@ -76,14 +77,14 @@ def test_namespaces_are_shared_with_java_clients_and_kept_apart(apache, java):
             return made
 
         for namespace, body in (("NsA", b"from Python"), ("NsB", b"other")):
-            async with Producer("Spaced-P", namesrv, settings=ProducerSettings(namespace=namespace)) as producer:
+            async with Producer("Spaced-P", namesrv, settings=producing(namespace=namespace)) as producer:
                 sent = await producer.send(Message(topic="Spaced-T", body=body))
             assert sent.queue.topic == "Spaced-T"
         async with consumer("NsA"), consumer("NsB"):
             await until(lambda: seen["NsA"].total() >= 3 and seen["NsB"], "messages of both namespaces", SECONDS)
         assert seen["NsA"] == {("Spaced-T", b"from Python"): 2, ("Spaced-T", b"from Java"): 1}
         assert seen["NsB"] == {("Spaced-T", b"other"): 1}
-        async with PullConsumer("Spaced-reader", namesrv) as reader:
+        async with PullConsumer("Spaced-reader", namesrv, settings=pulling()) as reader:
             assert len(await reader.queues("NsA%Spaced-T")) == 4
             assert len(await reader.queues("%RETRY%NsA%Spaced-python")) == 1
 
@@ -159,7 +160,7 @@ async def transactions(namesrv: str, name: str) -> None:
         return state
 
     async def check(message: ReceivedMessage) -> TransactionState:
-        asyncio.get_running_loop().call_later(0.3, checked.set)
+        asyncio.get_running_loop().call_later(1, checked.set)
         return TransactionState.COMMIT
 
     async with TransactionProducer(f"{name}-X", namesrv, execute=execute, check=check, settings=TRACED) as producer:
@@ -190,7 +191,7 @@ async def consumes(consumer: PushConsumer, topic: str, count: int) -> None:
 async def read_traces(namesrv: str) -> list[ReceivedMessage]:
     """Everything in the trace topic."""
     found: list[ReceivedMessage] = []
-    async with PullConsumer("Trace-reader", namesrv) as reader:
+    async with PullConsumer("Trace-reader", namesrv, settings=pulling()) as reader:
         for queue in await reader.queues(TRACE_TOPIC):
             offset, end = 0, await reader.max_offset(queue)
             while offset < end:

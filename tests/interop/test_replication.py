@@ -27,7 +27,6 @@ import pytest
 
 from rmqkit import Message, Producer, PullConsumer
 from rmqkit.client.sender import SendStatus
-from rmqkit.client.settings import ProducerSettings
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
@@ -55,6 +54,7 @@ from tests.interop.mixture import (
 )
 from tests.interop.replicas import (
     POLL_SECONDS,
+    SLAVE_TIMEOUT_SECONDS,
     Replica,
     derived_differences,
     frozen,
@@ -67,13 +67,12 @@ from tests.interop.replicas import (
 )
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import run_name_server
+from tests.patience import producing, pulling
 
 OURS, NEW, OLD = "rmqkit", "5.4.0", "4.9.4"
 RESUMED_COUNT, ASKING_COUNT = 400, 4
-TABLES_SECONDS = 200
-SEND_SECONDS, GONE_SECONDS, OFFSETS_SECONDS = 120, 60, 60
-SLAVE_TIMEOUT_SECONDS = 3
-TIMEOUT_MS = 15_000
+TABLES_SECONDS = 300
+SEND_SECONDS, GONE_SECONDS, OFFSETS_SECONDS = 300, 150, 150
 OK, LATE = SendStatus.SEND_OK, SendStatus.FLUSH_SLAVE_TIMEOUT
 
 
@@ -299,8 +298,7 @@ def is_in(file: Path, text: bytes) -> bool:
 
 
 async def ask_for_copies(namesrv: str) -> Answers:
-    settings = ProducerSettings(send_timeout_ms=TIMEOUT_MS, retries=0)
-    async with Producer("answers", namesrv, settings=settings) as producer:
+    async with Producer("answers", namesrv, settings=producing(retries=0)) as producer:
         started = time.monotonic()
         results = await asyncio.gather(
             producer.send(Message(topic="Answers", body=b"single")),
@@ -313,7 +311,10 @@ async def ask_for_copies(namesrv: str) -> Answers:
 async def leave_in_the_middle(namesrv: str) -> dict[int, int]:
     """A group reads the first messages of each queue, and says so to the master: its offsets."""
     offsets = {}
-    async with Producer("resumed", namesrv) as producer, PullConsumer("resumed", namesrv) as consumer:
+    async with (
+        Producer("resumed", namesrv, settings=producing()) as producer,
+        PullConsumer("resumed", namesrv, settings=pulling()) as consumer,
+    ):
         queues = await consumer.queues("Resumed")
         for queue in queues:
             each = [Message(topic="Resumed", body=b"%d" % i) for i in range(RESUMED_COUNT // len(queues))]

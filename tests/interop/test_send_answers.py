@@ -23,8 +23,9 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from tests.interop.apache import ApachePair
 from tests.interop.standalone import Standalone
+from tests.patience import TIMEOUT_MS
 
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 BATCH = encode_batch([BatchEntry(b"a", b"", 0), BatchEntry(b"b", b"UNIQ_KEY\x01K\x02", 0)])
 LONG_NAMES = (
     *("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag"),
@@ -185,7 +186,7 @@ async def ask_all(address: str, cluster: str) -> dict[str, object]:
     dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, take)
     client = RemotingClient(dispatch)
     heartbeat = HeartbeatData(clientID="me@1", producerDataSet=[ProducerData("requesters")])
-    await client.call(address, request(RequestCode.HEART_BEAT, body=msgspec.json.encode(heartbeat)), 10_000)
+    await client.call(address, request(RequestCode.HEART_BEAT, body=msgspec.json.encode(heartbeat)), TIMEOUT_MS)
     found: dict[str, object] = {}
     starts = {(topic, queue_id): await _end(client, address, topic, queue_id) for topic, queue_id, _ in STORED}
     base = 0
@@ -194,7 +195,7 @@ async def ask_all(address: str, cluster: str) -> dict[str, object]:
         if probe.code == RequestCode.CONSUMER_SEND_MSG_BACK and fields.get("offset") == "0":
             fields = {**fields, "offset": str(base)}
         command = Command(probe.code, fields=fields, body=probe.body, version=probe.version)
-        answer = await client.call(address, command, 15_000)
+        answer = await client.call(address, command, TIMEOUT_MS)
         if probe.name == "plain":
             base = int(decode_fields(answer)["msgId"][16:], 16)
         found[probe.name] = _comparable(answer, cluster)
@@ -221,7 +222,7 @@ def _comparable(answer: Command, cluster: str) -> tuple[int, str | None, list[tu
 async def _end(client: RemotingClient, address: str, topic: str, queue_id: int) -> int:
     """Where the next message of a queue goes: the broker is shared, and other tests send delayed messages, too."""
     fields = {"topic": topic, "queueId": str(queue_id)}
-    answer = await client.call(address, Command(RequestCode.GET_MAX_OFFSET, fields=fields), 15_000)
+    answer = await client.call(address, Command(RequestCode.GET_MAX_OFFSET, fields=fields), TIMEOUT_MS)
     return int(decode_fields(answer).get("offset", 0))
 
 
@@ -241,7 +242,7 @@ async def _stored(
                 "subVersion": "0",
             }
             fields |= {"suspendTimeoutMillis": "1000", "subscription": "*", "expressionType": "TAG"}
-            answer = await client.call(address, Command(RequestCode.PULL_MESSAGE, fields=fields), 15_000)
+            answer = await client.call(address, Command(RequestCode.PULL_MESSAGE, fields=fields), TIMEOUT_MS)
             found = read_messages(answer.payload) if answer.code == 0 else []
             offset += len(found)
             messages += [m for m in found if topic[0] != "%" or m.properties.get("DELAY") != "3"]

@@ -21,9 +21,10 @@ from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.apache import open_store_with_apache
 from tests.interop.kit import ApacheKit
 from tests.interop.test_golden_store_at_apache import OWN_KEYS, pull_all
+from tests.patience import pulling
 
 KEYED = ("GoldKey", "GoldBatch", "GoldOrder", "GoldUnicode")
-REBUILD_SECONDS = 240
+REBUILD_SECONDS = 600
 
 
 def rebuild_with_spark(golden: GoldenStore, work_dir: Path) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def rebuild_with_spark(golden: GoldenStore, work_dir: Path) -> dict[str, Any]:
 
 async def query_all(namesrv: str, listed: dict[tuple[str, str], set[int]]) -> dict[tuple[str, str], set[int]]:
     """What is found under topics and keys: physical offsets."""
-    async with PullConsumer("audit", namesrv) as consumer:
+    async with PullConsumer("audit", namesrv, settings=pulling()) as consumer:
         return {
             (topic, key): {one.physical_offset for one in await consumer.query_messages(topic, key, max_count=64)}
             for topic, key in listed
@@ -51,7 +52,7 @@ async def query_all(namesrv: str, listed: dict[tuple[str, str], set[int]]) -> di
 
 async def view_all(namesrv: str, messages: list[dict[str, Any]]) -> list[int | None]:
     """Where messages are found by their ids."""
-    async with PullConsumer("audit", namesrv) as consumer:
+    async with PullConsumer("audit", namesrv, settings=pulling()) as consumer:
         found = [await consumer.view_message(one["topic"], one["msgId"]) for one in messages]
     return [None if one is None else one.physical_offset for one in found]
 

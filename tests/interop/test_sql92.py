@@ -98,7 +98,7 @@ def ask_apache(kit: ApacheKit, questions: list[Question], work_dir: Path) -> lis
         for text, properties in questions
     ]
     command = kit.jvm("interop.SqlOracle", [], heap_mb=PROBE_HEAP_MB, work_dir=work_dir)
-    ended = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False, timeout=300)
     answers = [line.removeprefix("value ").partition(" ")[0] for line in ended.stdout.splitlines()]
     assert len(answers) == len(questions), ended.stderr[-2000:]
     return answers
@@ -149,7 +149,7 @@ def run_consumers(kit: ApacheKit, namesrv_addr: str, work_dir: Path) -> list[dic
         for expression in expressions:
             arguments += [name, expression]
     command = kit.jvm("interop.SqlProbe", arguments, heap_mb=PROBE_HEAP_MB, work_dir=work_dir)
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert ended.returncode == 0, f"{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
     return [json.loads(line) for line in out.read_text().splitlines()]
 

@@ -29,11 +29,12 @@ from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
+from tests.patience import TIMEOUT_MS
 
 TOPIC, GROUP, POPPERS = "Counted", "counting", "counting_poppers"
 RETRY, DLQ = f"%RETRY%{GROUP}", f"%DLQ%{GROUP}"
 DELAYED = "SCHEDULE_TOPIC_XXXX"
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 ROUNDS_MAX = 5
 Fields = dict[str, Any]
 
@@ -102,7 +103,7 @@ class Side:
 
     async def ask(self, code: int, body: bytes = b"", **fields: Any) -> Command:
         texts = {name: str(value) for name, value in fields.items()}
-        return await self.client.call(self.address, Command(code, fields=texts or None, body=body), 30_000)
+        return await self.client.call(self.address, Command(code, fields=texts or None, body=body), TIMEOUT_MS)
 
     async def info(self) -> dict[str, str]:
         table: dict[str, str] = json.loads((await self.ask(Code.GET_BROKER_RUNTIME_INFO)).payload)["table"]
@@ -137,7 +138,7 @@ class Side:
         beat = {"clientID": "counting", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": [group]}
         succeeded(await self.ask(Code.HEART_BEAT, json.dumps(beat).encode()))
         passer_by = RemotingClient(Dispatch())
-        await passer_by.call(self.address, Command(Code.GET_BROKER_RUNTIME_INFO), 30_000)
+        await passer_by.call(self.address, Command(Code.GET_BROKER_RUNTIME_INFO), TIMEOUT_MS)
         await passer_by.close()
 
     async def plain_round(self, number: int) -> None:

@@ -37,7 +37,7 @@ from tests.interop.standalone import run_standalone
 from tests.interop.store_files import files, opened_by_apache
 
 BROKER = "bytes"
-SECONDS_MAX = 60
+SECONDS_MAX = 300
 DRIVER_HEAP_MB = 300
 
 SLOTS, ENTRIES = 50, 400

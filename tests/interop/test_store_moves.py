@@ -26,13 +26,13 @@ from pathlib import Path
 import pytest
 
 from rmqkit import Message, Producer, PullConsumer
-from rmqkit.client.settings import ProducerSettings
 from rmqkit.errors import NoRoute, RmqError
 from tests.interop.apache import BROKER_CONF, log_end
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import run_probe
 from tests.interop.standalone import Standalone, run_standalone
 from tests.interop.store_files import DERIVED_AND_LOG, files, log_bytes, opened_by_apache, without_new_blank
+from tests.patience import producing, pulling
 
 TOPIC = "Moving"
 COUNT = 300
@@ -66,7 +66,7 @@ def message(mark: str, i: int) -> Message:
 
 
 async def send(namesrv: str, mark: str) -> None:
-    async with Producer("movers", namesrv) as producer:
+    async with Producer("movers", namesrv, settings=producing()) as producer:
         await producer.send(message(mark, 0))
         await asyncio.gather(*(producer.send(message(mark, i)) for i in range(1, COUNT)))
         await producer.send_batch([message(f"{mark}-batch", i) for i in range(20)])
@@ -89,7 +89,7 @@ async def send_until_killed(running: Standalone) -> set[tuple[int, int]]:
             if len(acknowledged) == 2 * COUNT:
                 running.process.kill()
 
-    async with Producer("movers", running.namesrv_addr, settings=ProducerSettings(retries=0)) as producer:
+    async with Producer("movers", running.namesrv_addr, settings=producing(retries=0)) as producer:
         await producer.send(message("load", 0))
         await asyncio.gather(*(one(producer, number) for number in range(SENDERS)))
     return acknowledged
@@ -103,8 +103,8 @@ async def read(namesrv: str) -> tuple[dict[int, tuple[int, int]], Messages]:
     """The bounds of every queue, and everything in them."""
     bounds: dict[int, tuple[int, int]] = {}
     found: Messages = {}
-    async with PullConsumer("reader", namesrv) as consumer:
-        async with asyncio.timeout(60):
+    async with PullConsumer("reader", namesrv, settings=pulling()) as consumer:
+        async with asyncio.timeout(150):
             while True:
                 try:
                     queues = await consumer.queues(TOPIC)

@@ -26,9 +26,10 @@ from tests.interop.apache import BROKER_CONF, CLUSTER
 from tests.interop.kit import ApacheKit
 from tests.interop.standalone import run_broker, run_name_server
 from tests.interop.store_files import opened_by_apache
+from tests.patience import TIMEOUT_MS
 
 TOPIC = "TimedMoves"
-SECONDS_MAX = 60
+SECONDS_MAX = 150
 CONF: Mapping[str, object] = {
     **BROKER_CONF,
     "brokerClusterName": CLUSTER,
@@ -47,7 +48,7 @@ class Link:
 
     async def ask(self, code: int, body: bytes = b"", **fields: object) -> tuple[dict[str, str], bytes]:
         texts = {name: str(value) for name, value in fields.items()}
-        answer = await self.client.call(self.address, Command(code, fields=texts, body=body), 10_000)
+        answer = await self.client.call(self.address, Command(code, fields=texts, body=body), TIMEOUT_MS)
         assert answer.code in (0, 19, 20), answer.remark
         return decode_fields(answer), bytes(answer.payload) if answer.code == 0 else b""
 
@@ -113,17 +114,17 @@ def test_waiting_messages_and_recalls_move_both_ways(apache_kit: ApacheKit, tmp_
 
     async def first(ours: Link) -> None:
         await ours.send("before", 1.5)
-        await ours.send("waiting", 6)
-        await ours.recall(await ours.send("recalled", 6))
-        await ours.send("last", 8)
+        await ours.send("waiting", 8)
+        await ours.recall(await ours.send("recalled", 8))
+        await ours.send("last", 10)
         assert await ours.delivered("before") == ["before"]
         await noted(store, 5)
 
     async def second(theirs: Link) -> None:
         assert without_repeats(await theirs.delivered("last")) == ["before", "waiting", "last"]
-        await theirs.send("theirs", 5)
-        await theirs.recall(await theirs.send("recalled-there", 5))
-        await theirs.send("last of theirs", 7)
+        await theirs.send("theirs", 8)
+        await theirs.recall(await theirs.send("recalled-there", 8))
+        await theirs.send("last of theirs", 10)
         await noted(store, 9)
 
     async def third(ours: Link) -> None:

@@ -62,7 +62,6 @@ def test_a_plain_java_client_is_refused_by_an_enforcing_port_and_served_by_a_per
                 topic="Plain",
                 work_dir=folder,
                 count=COUNT,
-                timeout_seconds=20,
             )
             outcomes[mode] = run.exit_code
             log = standalone.process.log.read_text()

@@ -29,7 +29,7 @@ HOT = {
 def print_config(tmp_path, text):
     config = tmp_path / "namesrv.conf"
     config.write_text(text)
-    return subprocess.run([RMQ, "namesrv", "-c", config, "-p"], capture_output=True, text=True, timeout=30)
+    return subprocess.run([RMQ, "namesrv", "-c", config, "-p"], capture_output=True, text=True, timeout=200)
 
 
 def test_a_java_file_is_read():

@@ -67,7 +67,8 @@ def test_no_length_word_makes_a_decoder_allocate_what_it_announces(target, data)
 
 
 def test_a_frame_of_2_gib_is_refused_by_its_first_eight_bytes():
-    assert peak_bytes(FrameSplitter().feed, (0x7FFFFFFF).to_bytes(4) + bytes(4)) < 10_000
+    # Other threads of the process allocate, too, now and then.
+    assert min(peak_bytes(FrameSplitter().feed, (0x7FFFFFFF).to_bytes(4) + bytes(4)) for _ in range(3)) < 10_000
 
 
 @pytest.mark.parametrize("compression", list(Compression))

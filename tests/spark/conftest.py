@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-SPARK_SECONDS_MAX = 400  # a test that is interrupted leaves the conversation with the JVM in disorder for all others
+SPARK_SECONDS_MAX = 900  # a test that is interrupted leaves the conversation with the JVM in disorder for all others
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

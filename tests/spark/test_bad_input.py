@@ -25,6 +25,7 @@ from rmqkit.spark.jobs.summary import summary
 from rmqkit.spark.live import DataLost
 from tests.golden_stores import unpack_golden
 from tests.interop.standalone import Standalone, run_standalone
+from tests.patience import producing
 from tests.spark.messages import HOST_V6, MakeRecord, plain_records, plain_rows, record_at, segment_of
 from tests.spark.test_tables import rows
 
@@ -196,7 +197,7 @@ def test_an_unknown_option_or_column_is_told_with_the_nearest(source: str, spark
 def broker(tmp_path: Path) -> Iterator[Standalone]:
     """A broker with 40 messages in the topic ``orders``."""
     with run_standalone(tmp_path / "store", tmp_path) as running:
-        with sync.Producer("bad-input", running.namesrv_addr) as producer:
+        with sync.Producer("bad-input", running.namesrv_addr, settings=producing()) as producer:
             for number in range(40):
                 producer.send(Message(topic="orders", body=b"%d" % number))
         yield running

@@ -91,7 +91,7 @@ def test_a_batch_sends_every_column(spark: SparkSession, broker: Standalone, liv
 def test_a_queue_and_a_delay_can_be_chosen(spark: SparkSession, broker: Standalone, live: Live) -> None:
     frame = numbered(spark, "cast(id % 2 * 3 as int) as queueId", "cast(if(id = 5, 1, 0) as int) as delayLevel")
     save(frame, broker, topic="placed")
-    wait_until(lambda: len(seen(live, "placed")) == ROWS, 30, "the delayed row")
+    wait_until(lambda: len(seen(live, "placed")) == ROWS, 150, "the delayed row")
     found = seen(live, "placed")
     assert {(int(message.body) % 2, message.queue_id) for message in found} == {(0, 0), (1, 3)}
     delayed = next(message for message in found if message.body == b"5")
@@ -211,9 +211,9 @@ def test_a_broker_may_be_killed_while_a_stream_writes(spark: SparkSession, tmp_p
         options = {"deliveryGuarantee": "transactional", "maxRowsPerSecond": 100, "transactionSettleMs": 1000}
         query = stream(rows_of(spark, folder), broker.namesrv_addr, checkpoint, "killed", **options)
 
-        wait_until(lambda: len(seen(live, "killed")) >= ROWS + 20, 120, "rows of the second batch")
+        wait_until(lambda: len(seen(live, "killed")) >= ROWS + 20, 300, "rows of the second batch")
         broker.process.kill()
         again = start()
         run_to_end(query)
         assert Counter(message.body for message in seen(live, "killed")) == wanted(0, 1, 2)
-        again.process.stop(signal.SIGTERM, 20)
+        again.process.stop(signal.SIGTERM, 150)

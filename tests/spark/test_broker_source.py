@@ -21,7 +21,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rmqkit import Message, sync
 from rmqkit.client.calls import BrokerCalls
-from rmqkit.client.settings import ProducerSettings
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.spark.broker_source import BrokerReader, BrokerStreamReader, live_options
@@ -32,6 +31,7 @@ from tests.faults.client.servers import Server, Servers
 from tests.faults.spark.servers import set_queues
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import Standalone, run_standalone
+from tests.patience import producing, pulling
 
 pytestmark = pytest.mark.spark
 
@@ -49,7 +49,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 @pytest.fixture(scope="module")
 def producer(broker: Standalone) -> Iterator[sync.Producer]:
-    with sync.Producer("spark-tests", broker.namesrv_addr) as running:
+    with sync.Producer("spark-tests", broker.namesrv_addr, settings=producing()) as running:
         yield running
 
 
@@ -151,7 +151,7 @@ def test_times_bound_each_queue(broker: Standalone, producer: sync.Producer) -> 
     send(producer, "timed", 0, 8)
     stored = batch(broker, "storeTimestamp", subscribe="timed")["storeTimestamp"].to_pylist()
     last_ms = int(max(stored).timestamp() * 1000)
-    wait_until(lambda: time.time() * 1000 > last_ms + 5, 10, "the next moment")
+    wait_until(lambda: time.time() * 1000 > last_ms + 5, 60, "the next moment")
     send(producer, "timed", 8, 8)
     between = last_ms + 1
     assert numbers(batch(broker, subscribe="timed", startingTimestamp=str(between))) == list(range(8, 16))
@@ -279,7 +279,7 @@ def test_a_queue_that_appears_is_read_from_its_first_message(broker: Standalone,
         ends.append(reader.latestOffset(start, ReadAllAvailable()))
         return ends[-1] != start
 
-    wait_until(appeared, 30, "queues of the new topic")
+    wait_until(appeared, 150, "queues of the new topic")
     end = ends[-1]
     assert read(reader, start, end) == list(range(4, 8))
 
@@ -291,7 +291,7 @@ def test_queues_that_a_topic_is_given_are_read_from_their_first_message(
     reader = stream(broker, subscribe="widened", startingOffsets="earliest", maxOffsetsPerTrigger="100")
     start = reader.initialOffset()
     set_queues(broker.broker_addr, "widened", 6)
-    with sync.Producer("spark-wide", broker.namesrv_addr) as fresh:
+    with sync.Producer("spark-wide", broker.namesrv_addr, settings=producing()) as fresh:
         for queue_id in range(6):
             fresh.send(Message(topic="widened", body=b"%d" % (4 + queue_id)), queue=queue_of("widened", queue_id))
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
@@ -337,7 +337,7 @@ def test_messages_that_are_not_there_any_more_are_data_loss_while_they_are_read(
 def test_a_broker_that_is_away_is_waited_for_and_a_new_one_is_read(tmp_path: Path) -> None:
     async def run() -> None:
         async with Servers(tmp_path) as servers:
-            with sync.Producer("spark-away", servers.namesrv_addr) as producer:
+            with sync.Producer("spark-away", servers.namesrv_addr, settings=producing()) as producer:
                 await asyncio.to_thread(send, producer, "away", 0, 8)
                 given = live_options(
                     {"nameServer": servers.namesrv_addr, "subscribe": "away", "startingOffsets": "earliest"}
@@ -375,7 +375,7 @@ def appears(reader: BrokerStreamReader, start: dict[str, Any], name: str) -> dic
         ends.append(reader.latestOffset(start, ReadAllAvailable()))
         return name in ends[-1]["away"]
 
-    wait_until(is_there, 30, f"queues of {name}")
+    wait_until(is_there, 150, f"queues of {name}")
     return ends[-1]
 
 
@@ -391,7 +391,7 @@ def test_a_user_signs_and_connections_are_encrypted(tmp_path: Path) -> None:
     with run_standalone(tmp_path / "store", tmp_path, "--config", str(config)) as running:
         signed = {"access_key": "anna", "secret_key": "secret12"}
         with sync.Producer(
-            "spark-signed", running.namesrv_addr, settings=ProducerSettings(tls_enable=True, **signed)
+            "spark-signed", running.namesrv_addr, settings=producing(tls_enable=True, **signed)
         ) as producer:
             send(producer, "secret", 0, 4)
         given = {"subscribe": "secret", "useTLS": "true", "accessKey": "anna", "brokerPatienceMs": "1"}
@@ -411,7 +411,7 @@ def test_a_group_follows_when_it_is_told_to(broker: Standalone, orders: str) -> 
     end = reader.latestOffset(start, ReadAllAvailable())
     assert len(read(reader, start, end)) == COUNT
     reader.commit(end)
-    with sync.PullConsumer("spark-lag", broker.namesrv_addr) as consumer:
+    with sync.PullConsumer("spark-lag", broker.namesrv_addr, settings=pulling()) as consumer:
         assert [consumer.committed(queue) for queue in consumer.queues(orders)] == [COUNT // 4] * 4
 
 
@@ -430,7 +430,7 @@ def test_a_group_follows_past_a_broker_that_is_away_for_a_moment_and_a_queue_tha
 
     with mock.patch.object(BrokerCalls, "commit_offset", commit_later):
         reader.commit(end)
-    with sync.PullConsumer("spark-patient", broker.namesrv_addr) as consumer:
+    with sync.PullConsumer("spark-patient", broker.namesrv_addr, settings=pulling()) as consumer:
         assert [consumer.committed(queue) for queue in consumer.queues(orders)] == [COUNT // 4] * 4
 
 

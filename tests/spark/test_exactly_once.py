@@ -325,7 +325,7 @@ def test_one_that_was_taken_for_dead_commits_nothing_more(broker: Standalone, si
     def ending(halves: Sequence[Half], batch: Batch, state: TransactionState, until_ms: float) -> Ended:
         end(halves[:5], batch, state, until_ms)
         is_half_done.set()
-        assert goes_on.wait(60)
+        assert goes_on.wait(200)
         return end(halves[5:], batch, state, until_ms)
 
     def committing() -> None:
@@ -337,11 +337,11 @@ def test_one_that_was_taken_for_dead_commits_nothing_more(broker: Standalone, si
     old.producer.end = ending  # type: ignore[method-assign]
     thread = threading.Thread(target=committing)
     thread.start()
-    assert is_half_done.wait(60)
+    assert is_half_done.wait(200)
     sink.start()
     sink.run(0)
     goes_on.set()
-    thread.join(60)
+    thread.join(200)
     assert (thread.is_alive(), errors) == (False, [])
     sink.check(0)
 
@@ -463,16 +463,16 @@ def test_half_messages_that_nobody_committed_are_rolled_back_when_asked(
     sink.run(0)
     sink.write(1)
     sink.run(1)
-    wait_until(lambda: is_settled(sink), 60, "the half messages to be settled")
+    wait_until(lambda: is_settled(sink), 200, "the half messages to be settled")
     sink.check(0, 1)
 
 
 def test_half_messages_that_were_given_up_can_be_committed(asking: Standalone, sinks: Callable[..., Sink]) -> None:
     sink = sinks(asking, "given-up")
     staged = sink.write(0)
-    wait_until(lambda: is_settled(sink), 60, "the broker to give up")
+    wait_until(lambda: is_settled(sink), 200, "the broker to give up")
     sink.writer.commit(list(staged), 0)
-    wait_until(lambda: is_settled(sink), 60, "the half messages to be settled")
+    wait_until(lambda: is_settled(sink), 200, "the half messages to be settled")
     sink.check(0)
 
 
@@ -481,9 +481,9 @@ def test_half_messages_that_were_rolled_back_can_be_committed(asking: Standalone
     sink = sinks(asking, "taken-back")
     staged = sink.write(0)
     sink.processes[0].roll_back([half for one in staged for piece in one.halves for half in unpack_halves(piece)], Q0)
-    wait_until(lambda: is_settled(sink), 60, "the half messages to be settled")
+    wait_until(lambda: is_settled(sink), 200, "the half messages to be settled")
     sink.writer.commit(list(staged), 0)
-    wait_until(lambda: is_settled(sink), 60, "the half messages to be settled")
+    wait_until(lambda: is_settled(sink), 200, "the half messages to be settled")
     sink.check(0)
 
 
@@ -496,7 +496,7 @@ def test_a_decided_batch_is_finished_by_whoever_is_asked(asking: Standalone, sin
     portal().run(sink.processes.pop().producer.close)
     sink.start()
     sink.write(1)  # keeps the broker asking until the lease has run out
-    wait_until(lambda: len(sink.seen()) >= ROWS, 60, "the decided rows to be seen")
+    wait_until(lambda: len(sink.seen()) >= ROWS, 200, "the decided rows to be seen")
     sink.run(1)
-    wait_until(lambda: is_settled(sink), 60, "the half messages to be settled")
+    wait_until(lambda: is_settled(sink), 200, "the half messages to be settled")
     sink.check(0, 1)

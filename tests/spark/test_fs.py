@@ -140,7 +140,9 @@ def test_the_index_is_read_without_its_slots(golden: tuple[GoldenStore, ObjectSt
 # ---------------------------------------------------------------- where a remote log ends
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     bodies=st.lists(st.tuples(st.sampled_from([0, 9, 3000, 70_000, 300_000]), st.booleans()), max_size=7),
     cut=st.sampled_from([0, 0, 1, 20, 2000]),

@@ -21,6 +21,7 @@ import pytest
 from rmqkit import Message, sync
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone
+from tests.patience import producing
 from tests.spark import cluster_program
 from tests.spark.test_tables import rows, slots
 
@@ -56,7 +57,7 @@ def found(golden: GoldenStore, tmp_path_factory: pytest.TempPathFactory) -> dict
     hiding.mkdir()
     (hiding / "sitecustomize.py").write_text(_HIDE)
     with run_standalone(work_dir / "store", work_dir) as broker:
-        with sync.Producer("cluster-tests", broker.namesrv_addr) as producer:
+        with sync.Producer("cluster-tests", broker.namesrv_addr, settings=producing()) as producer:
             for number in range(COUNT):
                 producer.send(Message(topic="numbers", body=b"%d" % number))
         setup = cluster_program.Setup(

@@ -54,7 +54,7 @@ def test_spark_runs_on_java_17(spark: SparkSession, tmp_path: Path) -> None:
     store = unpack_golden("4.9.4", tmp_path)
     ran = subprocess.run(
         [sys.executable, "-c", _ON_OTHER_JAVA, str(store.root)],
-        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "JAVA_HOME": str(home)},
+        capture_output=True, text=True, check=False, timeout=600, env={**os.environ, "JAVA_HOME": str(home)},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["524", "17"]

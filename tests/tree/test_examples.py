@@ -77,14 +77,14 @@ def test_an_example_prints_what_it_is_for(namesrv, name):
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_the_notebook_runs_from_its_first_cell_to_its_last():
     notebook = nbformat.read(EXAMPLES / "pipeline.ipynb", 4)
     shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in shown), "it is kept with its pictures"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the programs that run notebooks
-        NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+        NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     printed = "".join(output.text for cell in notebook.cells for output in cell.get("outputs", ()) if "text" in output)
     numbers = re.search(r"([\d,]+) of 30,000 orders have no payment; sent without one: ([\d,]+)", printed)
     assert numbers, printed

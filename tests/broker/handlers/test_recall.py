@@ -59,7 +59,7 @@ async def recall(cluster, handle, topic="T"):
 @pytest.mark.parametrize("flush", list(FlushDiskType))
 def test_a_timed_message_comes_later_unless_it_is_called_back(run, flush):
     async def scenario(cluster):
-        at_ms = now_ms() + 600
+        at_ms = now_ms() + 3000
         handles = []
         for number in range(3):
             properties = f"TIMER_DELIVER_MS\x01{at_ms}\x02UNIQ_KEY\x01U{number}\x02"
@@ -132,7 +132,7 @@ def test_a_batch_is_not_for_a_time(run):
 
 def test_a_half_message_waits_for_its_time_once_it_is_committed(run):
     async def scenario(cluster):
-        half = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02TIMER_DELIVER_MS\x01{now_ms() + 300}\x02"
+        half = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02TIMER_DELIVER_MS\x01{now_ms() + 3000}\x02"
         fields = decode_fields(await cluster.send(body=b"committed", properties=half, sys_flag=4))
         store = cluster.standalone._broker.parts.store
         assert (store.max_offset(HALF_TOPIC, 0), store.max_offset(TIMER_TOPIC, 0)) == (1, 0)

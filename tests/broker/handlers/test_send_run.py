@@ -222,7 +222,7 @@ NO_WAIT = "UNIQ_KEY\x01K9\x02WAIT\x01false\x02TAGS\x01t1\x02"
 def test_under_sync_flush_a_run_waits_for_the_disk_as_one(run, runs, monkeypatch):
     may_flush, fdatasync = threading.Event(), os.fdatasync
     may_flush.set()
-    monkeypatch.setattr(os, "fdatasync", lambda fd: may_flush.wait(10) and fdatasync(fd))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: may_flush.wait(60) and fdatasync(fd))
 
     async def scenario(cluster):
         async with warm(cluster) as peer:

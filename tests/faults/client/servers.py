@@ -13,7 +13,7 @@ from rmqkit.remoting.address import split_address
 from tests.interop.apache import free_ports
 from tests.interop.server_process import ServerProcess
 
-READY_SECONDS = 30
+READY_SECONDS = 150
 _RMQ = Path(sys.executable).with_name("rmq")
 HOST = "127.0.0.1"
 PROXIED_HOST = "127.0.0.2"

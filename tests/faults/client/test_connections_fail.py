@@ -57,7 +57,7 @@ async def test_connections_cut_in_the_middle_of_frames_cost_no_message(tmp_path:
 @on_loop
 async def test_a_slow_broker_is_waited_for(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (servers, proxy):
-        async with Trial(servers.namesrv_addr) as trial:
+        async with Trial(servers.namesrv_addr, patient=True) as trial:
             proxy.dials = Dials(delay_seconds=0.1)
             await trial.arrivals(40)
             proxy.dials = Dials(bytes_per_second=20_000)

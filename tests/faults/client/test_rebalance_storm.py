@@ -15,6 +15,7 @@ SECONDS = 10.0
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kills", "is_ordered"), [(2, False), (0, True)], ids=["concurrent", "ordered"])
 def test_a_storm_of_rebalances_loses_nothing_and_stops_no_queue(tmp_path: Path, kills: int, is_ordered: bool) -> None:
     seed = random.randrange(1 << 32)

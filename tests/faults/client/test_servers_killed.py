@@ -11,7 +11,7 @@ from rmqkit.client.producer import Producer
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.message import Message
 from tests.faults.client.servers import Servers
-from tests.faults.client.trial import CONF, SENDING, Trial, on_loop
+from tests.faults.client.trial import CONF, PATIENT, Trial, on_loop
 from tests.waiting import SECONDS
 
 pytestmark = pytest.mark.faults
@@ -35,7 +35,7 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_no_message(tmp_path:
 async def test_known_routes_outlive_the_name_server_and_new_ones_come_back_with_it(tmp_path: Path) -> None:
     async with Servers(tmp_path, conf=CONF + "registerNameServerPeriod=10000") as servers:
         (name_server,) = servers.name_servers
-        async with Trial(servers.namesrv_addr) as trial:
+        async with Trial(servers.namesrv_addr, patient=True) as trial:
             name_server.kill()
             await trial.arrivals(200)
             assert not await is_sent(trial.producer, "Unknown")
@@ -51,11 +51,11 @@ async def test_known_routes_outlive_the_name_server_and_new_ones_come_back_with_
 @on_loop
 async def test_one_of_two_name_servers_is_enough(tmp_path: Path) -> None:
     async with Servers(tmp_path, conf=CONF, name_servers=2) as servers:
-        async with Trial(servers.namesrv_addr) as trial:
+        async with Trial(servers.namesrv_addr, patient=True) as trial:
             servers.name_servers[0].kill()
             await trial.arrivals(100)
             for number in range(4):  # a client begins with either of the two
-                async with Producer("PG-new", servers.namesrv_addr, settings=SENDING) as producer:
+                async with Producer("PG-new", servers.namesrv_addr, settings=PATIENT) as producer:
                     assert await is_sent(producer, f"New{number}")
             await trial.settle()
         trial.judge(in_doubt_max=0)

@@ -24,6 +24,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
+import pytest
+
 from rmqkit.client.producer import Producer
 from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.push_consumer import PushConsumer
@@ -33,11 +36,12 @@ from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.client.peers import until
 from tests.faults.client.ledger import Ledger, Place, arrival_of
+from tests.patience import TIMEOUT_MS, pulling
 
-REBALANCE_SECONDS = 2.0
+REBALANCE_SECONDS = 4.0
 STALL_SECONDS_MAX = 2 * REBALANCE_SECONDS
-SETTLE_SECONDS = 20.0
-TEST_SECONDS_MAX = 100.0
+SETTLE_SECONDS = 100.0
+TEST_SECONDS_MAX = 600.0
 SENDERS = 4
 SEND_TRIES = 3
 GROUPS = ("pushed", "polled", "ordered")
@@ -55,7 +59,7 @@ _QUICK = {
     "error_pause_ms": 200,
     "suspend_ms": 1000,
     "pull_timeout_ms": 2000,
-    "api_timeout_ms": 1000,
+    "api_timeout_ms": 10_000,
     "start_from": StartFrom.FIRST_OFFSET,
 }
 PUSHED = PushConsumerSettings(**_QUICK)
@@ -63,11 +67,13 @@ POLLED = PullConsumerSettings(**_QUICK)
 SENDING = ProducerSettings(
     send_timeout_ms=1500, retries=SEND_TRIES - 1, route_interval_ms=1000, heartbeat_interval_ms=1000
 )
+PATIENT = msgspec.structs.replace(SENDING, send_timeout_ms=TIMEOUT_MS)
 
 
 def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Run a coroutine function as a test; servers start slowly on a machine that has much to do."""
 
+    @pytest.mark.timeout(TEST_SECONDS_MAX + 100)
     @functools.wraps(test)
     def run(*args: object, **kwargs: object) -> None:
         asyncio.run(asyncio.wait_for(test(*args, **kwargs), TEST_SECONDS_MAX))
@@ -79,17 +85,25 @@ class Trial:
     """A producer, two push consumers of a group, a pull consumer, an ordered consumer; `rate` messages a second.
 
     `take_over_seconds` is how long ago a message may have been consumed that comes again because its queue was taken
-    over: what was not saved, and the time that the fault takes.
+    over: what was not saved, besides the time of an outage. `patient`: no send is to fail on a busy machine.
 
     Attributes:
         ledger: what they did.
         outages: when nothing could be consumed, by `outage`.
     """
 
-    def __init__(self, namesrv: str, *, topic: str = "Trial", rate: int = 200, take_over_seconds: float = 6.0) -> None:
+    def __init__(
+        self,
+        namesrv: str,
+        *,
+        topic: str = "Trial",
+        rate: int = 200,
+        take_over_seconds: float = 6.0,
+        patient: bool = False,
+    ) -> None:
         self.ledger = Ledger()
         self.outages: list[tuple[float, float]] = []
-        self.producer = Producer("PG-trial", namesrv, settings=SENDING)
+        self.producer = Producer("PG-trial", namesrv, settings=PATIENT if patient else SENDING)
         self.namesrv = namesrv
         self.topic = topic
         self._take_over_seconds = take_over_seconds
@@ -126,7 +140,7 @@ class Trial:
         self.ledger.undocumented += [error for error in ended if isinstance(error, Exception)]
         await self._stack.aclose()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5):  # threads end by themselves
+            async with asyncio.timeout(60):  # threads end by themselves
                 while self._leftovers():
                     await asyncio.sleep(0.01)
         self._left = self._leftovers()
@@ -148,7 +162,7 @@ class Trial:
         await until(
             lambda: all(len(self.ledger.arrivals[group]) >= least for group, least in wanted.items()),
             f"{count} messages in every group",
-            20,
+            SETTLE_SECONDS,
         )
 
     async def settle(self) -> None:
@@ -169,12 +183,15 @@ class Trial:
             + ", ".join(f"{group} {seconds:.2f} s" for group, seconds in stalls.items())
         )
         assert len(ledger.acknowledged) > 30, "messages were sent"
+        longest_outage = max((up - down for down, up in self.outages), default=0.0)
         assert not ledger.undocumented, f"send raised {ledger.undocumented[0]!r}"
         for group in GROUPS:
             assert not ledger.lost(group), f"{group} never got {sorted(ledger.lost(group))[:10]}"
             assert not ledger.strangers(group), f"{group} got what was never sent: {ledger.strangers(group)}"
             assert not duplicates[group].get("unexplained"), f"{group}: {duplicates[group]}"
-            assert ledger.oldest_taken_over(group) < self._take_over_seconds, "its offset should have been saved"
+            assert ledger.oldest_taken_over(group) < self._take_over_seconds + longest_outage, (
+                "its offset should have been saved"
+            )
             assert stalls[group] <= STALL_SECONDS_MAX, f"{group} stood still: {ledger.stalls(group, self.outages)}"
         assert self._stored is not None, "it is settled"
         ledger.check_stored(self._stored, SEND_TRIES)
@@ -216,7 +233,7 @@ class Trial:
 
     async def _read_stored(self) -> dict[int, list[tuple[Place, str]]]:
         stored: defaultdict[int, list[tuple[Place, str]]] = defaultdict(list)
-        async with PullConsumer("CG-auditor", self.namesrv) as reader:
+        async with PullConsumer("CG-auditor", self.namesrv, settings=pulling()) as reader:
             for queue in await reader.queues(self.topic):
                 for message in await _all_of(reader, queue):
                     stored[arrival_of(message, "").number].append((arrival_of(message, "").place, message.msg_id))

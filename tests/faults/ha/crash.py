@@ -52,7 +52,7 @@ DELAYED_TOPIC, DELAYED_SHARE, DELAY_SECONDS = "Delayed", 0.1, 1.0
 """So that the master writes messages of its own accord, too."""
 
 AGAIN_COUNT = 60
-AGAIN_SECONDS = 60.0
+AGAIN_SECONDS = 200.0
 SHOWN = 20
 SENDING = ProducerSettings(
     retries=0,
@@ -60,7 +60,7 @@ SENDING = ProducerSettings(
     compress_body_bytes=1 << 20,
     route_interval_ms=500,
     heartbeat_interval_ms=1000,
-    api_timeout_ms=1000,
+    api_timeout_ms=3000,
 )
 
 

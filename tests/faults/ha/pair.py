@@ -38,7 +38,7 @@ __all__ = ["BROKER", "MASTER", "QUEUES", "SLAVE", "TOPIC", "Fault", "Pair", "sto
 
 MASTER, SLAVE = "master", "slave"
 BROKER, TOPIC, QUEUES = "broker-a", "Replicated", 4
-CONVERGE_SECONDS = 40.0
+CONVERGE_SECONDS = 150.0
 ASK_TIMEOUT_MS = 10_000
 SLOW_BYTES_PER_SECOND = 200_000
 CUT_BYTES_MAX = 60_000

@@ -25,9 +25,11 @@ from tests.faults.ha.pair import MASTER, QUEUES, SLAVE, TOPIC, Pair
 __all__ = ["SPLITS", "Split", "judge"]
 
 COMMON_COUNT = 8
-SAY_SECONDS = 30.0
+SAY_SECONDS = 120.0
 BODY_BYTES = 100
 READS_AT_END = 5
+COPIED = (ResponseCode.SUCCESS, ResponseCode.FLUSH_SLAVE_TIMEOUT)
+"""Where the copy is waited for anyway, it may take longer than `slaveTimeout` on a busy machine."""
 _POLL_SECONDS = 0.01
 
 
@@ -54,7 +56,7 @@ SPLITS = [
 async def judge(split: Split, folder: Path) -> str:
     """Make it happen; returns the line that the slave logged. Raises AssertionError: it is not as it has to be."""
     async with Pair(folder) as pair:
-        await _put(pair, MASTER, COMMON_COUNT, ResponseCode.SUCCESS)
+        await _put(pair, MASTER, COMMON_COUNT, *COPIED)
         parting = await pair.converge()
         if split.is_old_copy:
             await _put_back(pair, split)
@@ -101,7 +103,7 @@ async def _put_back(pair: Pair, split: Split) -> None:
     shutil.copytree(pair.stores[MASTER], copy)
     await master.start()
     await pair.converge()  # the slave has come back
-    await _put(pair, MASTER, split.slave_count, ResponseCode.SUCCESS)
+    await _put(pair, MASTER, split.slave_count, *COPIED)
     await pair.converge()
     for broker in (master, slave):
         broker.kill()
@@ -111,11 +113,11 @@ async def _put_back(pair: Pair, split: Split) -> None:
     await _put(pair, MASTER, split.master_count, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
 
-async def _put(pair: Pair, role: str, count: int, code: ResponseCode) -> None:
+async def _put(pair: Pair, role: str, count: int, *codes: ResponseCode) -> None:
     """Have a broker take messages, all at a time. Raises AssertionError: it answers otherwise."""
     answers = await asyncio.gather(*(_send(pair, role, number) for number in range(count)))
-    wrong = [answer for answer in answers if answer.code != code]
-    assert not wrong, f"{role} answered {wrong[0].code} {wrong[0].remark}, not {code.name}"
+    wrong = [answer for answer in answers if answer.code not in codes]
+    assert not wrong, f"{role} answered {wrong[0].code} {wrong[0].remark}, not {codes[0].name}"
 
 
 async def _send(pair: Pair, role: str, number: int) -> Command:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.faults
 _BEHIND_BYTES = 512 << 20
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_slave_that_was_stopped_half_a_gib_ago_has_all_of_it_in_the_end(tmp_path: Path) -> None:
     with run_name_server(tmp_path) as (_, namesrv), group(partial(run_ours, tmp_path, namesrv), "ours", ASYNC) as pair:
         figures = catch_up(Load(1024), pair, _BEHIND_BYTES)  # until its queues are the master's, too

@@ -19,7 +19,7 @@ from tests.store.stores import message, opened
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_ten_kills_lose_nothing_acknowledged_and_leave_one_history(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

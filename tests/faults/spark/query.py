@@ -36,7 +36,7 @@ __all__ = ["Plan", "Query", "kill"]
 ROOT = Path(__file__).parents[3]
 PYTHON_PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 RUNNING, FINISH, ENDED = "running", "finish", "ended"
-KILL_SECONDS = 30
+KILL_SECONDS = 150
 WAIT_SECONDS = 900.0
 RESTARTS_MAX = 5
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

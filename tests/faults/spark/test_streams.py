@@ -53,7 +53,7 @@ def test_a_batch_whose_send_failed_may_be_in_the_log_twice() -> None:
 
 @pytest.mark.faults
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("server", [OURS, pytest.param(APACHE, marks=pytest.mark.interop)])
 def test_every_acknowledged_message_is_in_the_result_once(server: str, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rmqkit import Message, sync
-from rmqkit.client.settings import ProducerSettings
 from tests.interop.admin_world import SECONDS_MAX, Row, World
+from tests.patience import producing
 
 TRACED = "7F00000100001234AAAA0000BBBB0001"
 """The unique key of a message that its producer traces."""
@@ -30,7 +30,7 @@ def stored_within(messages: list[dict[str, Any]], world: World, first: int, last
 
 def send_traced(world: World) -> bool:
     """Have a producer trace a message, and wait until the trace can be found."""
-    with sync.Producer("row_traced", world.namesrv, settings=ProducerSettings(enable_trace=True)) as producer:
+    with sync.Producer("row_traced", world.namesrv, settings=producing(enable_trace=True)) as producer:
         producer.send(Message(topic="row_messages", body=b"traced", msg_id=TRACED))
     return waits_for(lambda: len(world.ask(f"message trace {TRACED}")) == 1)
 
@@ -43,7 +43,9 @@ def waits_for(is_so: Callable[[], bool]) -> bool:
             if is_so():
                 return True
         except AssertionError:
-            assert time.monotonic() < deadline
+            if time.monotonic() > deadline:
+                raise
+        assert time.monotonic() < deadline, f"not within {SECONDS_MAX} s"
         time.sleep(0.05)
 
 

@@ -15,13 +15,13 @@ class Line:
     Args:
         command: with its options; ``{name}`` is a member of the world, ``{folder}`` a folder to write to.
         shows: what has to be in the output where it works, a regular expression.
-        stops_ms: a command that never ends is interrupted then.
+        stops_after: a command that never ends is interrupted after so many lines of output.
         reason: why it cannot work at ours, where the refusal does not say it.
     """
 
     command: str
     shows: str
-    stops_ms: int = 0
+    stops_after: int = 0
     reason: str = ""
 
     @property
@@ -83,7 +83,7 @@ LINES = [
     Line("statsAll -t {topic}", "{topic}"),
     Line("allocateMQ -t {topic} -i 192.0.2.1,192.0.2.2", '"queueId":3'),
     Line("checkMsgSendRT -t {empty} -a 2 -s 16", "Avg RT"),
-    Line("clusterRT -a 2 -s 16 -i 1", "{cluster}", stops_ms=4000),
+    Line("clusterRT -a 2 -s 16 -i 1", "{cluster}", stops_after=2),
     Line("getNamesrvConfig", "listenPort"),
     Line("updateNamesrvConfig -k waitSecondsForService -v 44", "update name server config success"),
     Line("getBrokerConfig -b {broker}", "flushIntervalCommitLog"),

@@ -19,7 +19,7 @@ import (
 
 const (
 	queues  = 4
-	patient = 40 * time.Second
+	patient = 100 * time.Second
 )
 
 // Facts is what a scenario found: by name, anything that JSON can tell.

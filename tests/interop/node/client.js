@@ -7,7 +7,7 @@
 const { Consumer, Message, Producer } = require('ali-ons');
 
 const [ nameServer, , prefix, ...wanted ] = process.argv.slice(2);
-const PATIENT_MS = 40000;
+const PATIENT_MS = 100000;
 const silent = { debug() {}, info() {}, warn() {}, error() {} };
 const common = { nameSrv: [ nameServer ], httpclient: {}, logger: silent, clientIP: '127.0.0.1', rebalanceInterval: 300 };
 const consumers = [];

@@ -17,9 +17,7 @@ from rmqkit import (
     Message,
     NoRoute,
     Producer,
-    ProducerSettings,
     PullConsumer,
-    PullConsumerSettings,
     PushConsumer,
     PushConsumerSettings,
     ReceivedMessage,
@@ -39,14 +37,13 @@ from rmqkit.protocol.headers.namesrv import DeleteTopicRequest, RouteRequest
 from rmqkit.protocol.headers.topics import CreateTopicRequest, TopicRequest
 from tests.interop.apache import ask
 from tests.interop.kit import ApacheKit
+from tests.patience import TIMEOUT_MS, producing, pulling
 
 C = TypeVar("C", bound=Client)
 T = TypeVar("T")
 
-SEND_TIMEOUT_MS = 20_000
-"""Longer than the default of 3 s: many behaviours share two cores."""
 JAVA_HEAP_MB = 200
-JAVA_SECONDS_MAX = 120
+JAVA_SECONDS_MAX = 300
 POLL_SECONDS = 0.02
 
 
@@ -115,7 +112,7 @@ class Scene:
 
     async def producer(self, group: str | None = None, **settings: Any) -> Producer:
         """A started producer; `settings` are fields of `ProducerSettings`."""
-        made = self.closing(Producer(group or self.group, self.namesrv, settings=producer_settings(**settings)))
+        made = self.closing(Producer(group or self.group, self.namesrv, settings=producing(**settings)))
         await made.start()
         return made
 
@@ -133,7 +130,7 @@ class Scene:
             TransactionProducer(
                 group or self.group,
                 self.namesrv,
-                settings=producer_settings(**settings),
+                settings=producing(**settings),
                 execute=execute,
                 check=check,
                 hooks=hooks,
@@ -144,9 +141,7 @@ class Scene:
 
     async def pull_consumer(self, group: str | None = None, **settings: Any) -> PullConsumer:
         """A started pull consumer; `settings` are fields of `PullConsumerSettings`."""
-        made = PullConsumer(
-            group or self.group, self.namesrv, settings=PullConsumerSettings(**quick_consumer(settings))
-        )
+        made = PullConsumer(group or self.group, self.namesrv, settings=pulling(**quick_consumer(settings)))
         await self.closing(made).start()
         return made
 
@@ -285,11 +280,6 @@ class Scene:
         return events
 
 
-def producer_settings(**settings: Any) -> ProducerSettings:
-    """Settings of a producer that is patient with a busy machine."""
-    return ProducerSettings(**{"send_timeout_ms": SEND_TIMEOUT_MS, "api_timeout_ms": SEND_TIMEOUT_MS, **settings})
-
-
 def quick_consumer(settings: dict[str, Any]) -> dict[str, Any]:
     """What a consumer does every some seconds by default, it does at once."""
     quick = {
@@ -299,6 +289,6 @@ def quick_consumer(settings: dict[str, Any]) -> dict[str, Any]:
         "route_interval_ms": 1000,
         "heartbeat_interval_ms": 1000,
         "take_over_pause_ms": 100,
-        "api_timeout_ms": SEND_TIMEOUT_MS,
+        "api_timeout_ms": TIMEOUT_MS,
     }
     return quick | settings

@@ -133,10 +133,10 @@ async def test_a_timed_message_is_called_back(scene: Scene) -> None:
     """behaviour.md §3.9."""
     await scene.create_topic()
     producer = await scene.producer()
-    sent = [await producer.send(Message(topic=scene.topic, body=b"%d" % i, delay_ms=4000)) for i in range(3)]
+    sent = [await producer.send(Message(topic=scene.topic, body=b"%d" % i, delay_ms=10_000)) for i in range(3)]
     assert sent[1].recall_handle is not None
     assert await producer.recall(sent[1].recall_handle) == sent[1].msg_id
-    await producer.send(Message(topic=scene.topic, body=b"last", delay_ms=6000))
+    await producer.send(Message(topic=scene.topic, body=b"last", delay_ms=12_000))
     found: list[bytes] = []
     while b"last" not in found:
         found = [one.body for one in await scene.stored(len(found) + 1)]

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rmqkit import Message, NoRoute, Producer, ReceivedMessage, TransactionState
-from tests.interop.suite.scene import POLL_SECONDS, Scene, producer_settings
+from tests.interop.suite.scene import POLL_SECONDS, Scene
+from tests.patience import producing
 
 SPACE = "SpaceA"
 
@@ -100,7 +101,7 @@ async def web_server(text: str) -> AsyncIterator[tuple[str, list[str]]]:
 async def test_name_servers_are_told_by_a_web_server(scene: Scene) -> None:
     """remoting.md §9.2."""
     async with web_server(f"{scene.namesrv}\n") as (address, paths):
-        settings = producer_settings(name_server_domain=address, unit_name="unit")
+        settings = producing(name_server_domain=address, unit_name="unit")
         producer = scene.closing(Producer(scene.group, settings=settings))
         await producer.start()
         await producer.send(Message(topic=scene.topic, body=b"x"))

@@ -11,7 +11,8 @@ import pytest
 from rmqkit import Message, MessageIllegal, PeerRefused, Producer, TransactionState
 from rmqkit.client.hooks import Hook, Sending, SendOutcome, TransactionEnd
 from rmqkit.protocol.trace import EndTransactionTrace, PublishTrace, RecallTrace, Trace, TracedType, decode_traces
-from tests.interop.suite.scene import Scene, producer_settings
+from tests.interop.suite.scene import Scene
+from tests.patience import producing
 
 
 class Noted(Hook):
@@ -37,7 +38,7 @@ class Failing(Hook):
 
 
 async def hooked(scene: Scene, *hooks: Hook) -> Producer:
-    producer = Producer(scene.group, scene.namesrv, settings=producer_settings(), hooks=hooks)
+    producer = Producer(scene.group, scene.namesrv, settings=producing(), hooks=hooks)
     await scene.closing(producer).start()
     return producer
 

@@ -19,6 +19,7 @@ from tests.interop.suite.consuming import (
     until,
 )
 from tests.interop.suite.scene import Scene
+from tests.patience import pulling
 
 
 async def test_the_queues_of_a_topic_are_listed_in_order(scene: Scene) -> None:
@@ -206,7 +207,7 @@ async def test_the_blocking_consumer_reads_by_hand_as_the_other(scene: Scene) ->
     await send(scene, "0", "1")
 
     def read() -> tuple[list[str], int | None]:
-        with sync.PullConsumer(scene.group, scene.namesrv) as consumer:
+        with sync.PullConsumer(scene.group, scene.namesrv, settings=pulling()) as consumer:
             (one,) = consumer.queues(scene.topic)
             result = consumer.pull(one, consumer.min_offset(one))
             consumer.commit(one, result.next_begin_offset)

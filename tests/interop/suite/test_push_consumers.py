@@ -18,6 +18,7 @@ from rmqkit import (
     SettingsError,
 )
 from tests.interop.suite.consuming import (
+    SECONDS,
     Received,
     bodies,
     client_ids,
@@ -129,7 +130,7 @@ async def test_plain_functions_handle_messages_in_threads_side_by_side(scene: Sc
 
     @consumer.on(scene.topic)
     def handler(message: ReceivedMessage) -> None:
-        both.wait(30)
+        both.wait(SECONDS)
         threads.add(threading.current_thread().name)
 
     await consumer.start()
@@ -258,12 +259,12 @@ async def test_a_waiting_consumer_gets_a_new_message_at_once(scene: Scene) -> No
     """behaviour.md §4.4, §8.6: long polling."""
     await scene.create_topic()
     received = Received()
-    consumer = scene.push_consumer(suspend_ms=25_000)
+    consumer = scene.push_consumer(suspend_ms=100_000, pull_timeout_ms=150_000)
     consumer.subscribe(scene.topic, "*", received)
     await consumer.start()
     for i in range(6):
         await send(scene, str(i))
-        await until(lambda: len(received.messages) == i + 1, "the next message", 20)  # noqa: B023
+        await until(lambda: len(received.messages) == i + 1, "the next message", 80)  # noqa: B023
 
 
 async def test_one_client_has_one_consumer_of_a_group(scene: Scene) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import pairwise
 
 import pytest
@@ -73,19 +74,22 @@ async def test_the_delay_grows_from_time_to_time(scene: Scene) -> None:
 async def test_a_handler_chooses_the_delay_by_its_level(scene: Scene) -> None:
     """behaviour.md §8.8: delayLevel from the context."""
     await scene.create_topic()
-    again = []
+    levels, begun, again = {b"long": 7, b"short": 1}, {}, {}
     consumer = scene.push_consumer()
 
     @consumer.on(scene.topic)
     async def handler(message: ReceivedMessage) -> None:
         if message.reconsume_times == 0:
-            raise ConsumeLater(7 if message.body == b"long" else 1)
-        again.append(message)
+            begun[message.body] = time.time() * 1000
+            raise ConsumeLater(levels[message.body])
+        again[message.body] = message
 
     await consumer.start()
     await send(scene, "long", "short")
     await until(lambda: len(again) == 2, "both again")
-    assert bodies(again) == ["short", "long"]
+    assert {body: message.properties["DELAY"] for body, message in again.items()} == {b"long": "7", b"short": "1"}
+    assert again[b"long"].store_timestamp >= int(begun[b"long"]) + 4000
+    assert again[b"short"].store_timestamp >= int(begun[b"short"]) + 1000
 
 
 async def test_a_message_for_the_dead_letters_is_there_with_where_it_came_from(scene: Scene) -> None:

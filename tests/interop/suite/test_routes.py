@@ -31,16 +31,19 @@ from rmqkit.protocol.command import request
 from rmqkit.protocol.headers.namesrv import KVPut
 from rmqkit.protocol.headers.registration import RegisterBrokerRequest
 from rmqkit.remoting.client import RemotingClient
-from tests.interop.suite.scene import POLL_SECONDS, Scene, producer_settings
+from tests.interop.suite.scene import POLL_SECONDS, Scene
+from tests.patience import TIMEOUT_MS, producing
 
 ROUTE_INTERVAL_MS = 100
+_TAKEN: list[socket.socket] = []
 
 
 def closed_port() -> str:
-    """An address nobody listens at."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{unused.getsockname()[1]}"
+    """An address nobody listens at, nor can from now on."""
+    unused = socket.socket()
+    unused.bind(("127.0.0.1", 0))
+    _TAKEN.append(unused)
+    return f"127.0.0.1:{unused.getsockname()[1]}"
 
 
 # -- name servers
@@ -49,7 +52,7 @@ def closed_port() -> str:
 async def test_the_next_name_server_is_asked_when_one_is_gone(scene: Scene) -> None:
     """behaviour.md §7.1; remoting.md §9.2."""
     for addresses in (f"{closed_port()};{scene.namesrv}", f"{scene.namesrv};{closed_port()}"):
-        producer = scene.closing(Producer(scene.group, addresses, settings=producer_settings()))
+        producer = scene.closing(Producer(scene.group, addresses, settings=producing()))
         await producer.start()
         await producer.send(Message(topic=scene.topic, body=b"x"))
     assert len(await scene.stored(2)) == 2
@@ -69,7 +72,7 @@ async def test_when_no_name_server_answers_all_are_named(scene: Scene) -> None:
 async def test_name_servers_come_from_the_environment(scene: Scene) -> None:
     """remoting.md §9.2: NAMESRV_ADDR."""
     with mock.patch.dict(os.environ, NAMESRV_ADDR=scene.namesrv):
-        producer = scene.closing(Producer(scene.group, settings=producer_settings()))
+        producer = scene.closing(Producer(scene.group, settings=producing()))
     await producer.start()
     await producer.send(Message(topic=scene.topic, body=b"x"))
     assert len(await scene.stored(1)) == 1
@@ -316,7 +319,7 @@ async def test_every_producer_has_a_client_id_of_its_own(scene: Scene) -> None:
 
 async def test_producers_may_share_connections_but_not_a_group(scene: Scene) -> None:
     """behaviour.md §7.1: The producer group has been created before."""
-    runtime = ClientRuntime(scene.namesrv)
+    runtime = ClientRuntime(scene.namesrv, settings=producing())
     await runtime.start()
     try:
         async with (
@@ -324,7 +327,7 @@ async def test_producers_may_share_connections_but_not_a_group(scene: Scene) -> 
             Producer(f"{scene.group}-other", runtime=runtime) as second,
         ):
             for producer in (first, second):
-                await producer.send(Message(topic=scene.topic, body=b"x"), timeout_ms=20_000)
+                await producer.send(Message(topic=scene.topic, body=b"x"), timeout_ms=TIMEOUT_MS)
             with pytest.raises(ClientError, match=f"producer group {scene.group} exists in client .*: choose another"):
                 await Producer(scene.group, runtime=runtime).start()
         assert len(await scene.stored(2)) == 2

@@ -18,7 +18,8 @@ from rmqkit.remoting.authentication import Credentials
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.interop.apache import open_store_with_apache
 from tests.interop.standalone import run_standalone
-from tests.interop.suite.scene import Peer, Scene, producer_settings
+from tests.interop.suite.scene import Peer, Scene
+from tests.patience import producing
 
 pytestmark = [pytest.mark.patient, pytest.mark.skipif(OPENSSL is None, reason=REASON)]
 
@@ -73,7 +74,7 @@ def run_secured(peer: Peer) -> Iterator[Secured]:
 async def send(scene: Scene, **settings: Any) -> SendResult:
     """Send one message to the secured servers."""
     servers = await scene.peer.shared(secured)
-    made = producer_settings(**{"retries": 0, **settings})
+    made = producing(**{"retries": 0, **settings})
     async with Producer(scene.group, servers.namesrv, settings=made) as producer:
         return await producer.send(Message(topic=scene.topic, body=b"signed", properties={"a": "ä"}))
 

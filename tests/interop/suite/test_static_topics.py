@@ -11,6 +11,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import loads
 from tests.interop.static_topics import creation
+from tests.interop.suite.consuming import SECONDS
 from tests.interop.suite.scene import POLL_SECONDS, Scene
 
 GLOBAL = "__syslo__global__"
@@ -19,7 +20,7 @@ GLOBAL = "__syslo__global__"
 async def static_topic(scene: Scene) -> list[MessageQueue]:
     """The scene's topic as a static one, when the name server shows its mapping."""
     await scene.ask_broker(creation(scene.topic, scene.broker_name))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(SECONDS):
         while not ((route := await scene.route(scene.topic)) and route.topic_queue_mapping_by_broker):
             await asyncio.sleep(POLL_SECONDS)
     return [MessageQueue(scene.topic, GLOBAL, number) for number in range(8)]
@@ -49,7 +50,7 @@ async def test_messages_are_sent_to_and_read_from_queues_by_their_numbers_in_the
             everything.set()
 
     await consumer.start()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(SECONDS):
         await everything.wait()
     assert sorted(seen) == [(number, i, b"%d" % number) for number, count in ((3, 2), (5, 4)) for i in range(count)]
     reader = await scene.reader()

@@ -21,7 +21,8 @@ from rmqkit import (
     selectors,
     sync,
 )
-from tests.interop.suite.scene import Scene, producer_settings
+from tests.interop.suite.scene import Scene
+from tests.patience import producing
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ async def in_thread(scene: Scene, program: Callable[[sync.Producer], T]) -> T:
     """Run a program with a blocking producer; its loop is another one than the behaviours'."""
 
     def run() -> T:
-        with sync.Producer(scene.group, scene.namesrv, settings=producer_settings()) as producer:
+        with sync.Producer(scene.group, scene.namesrv, settings=producing()) as producer:
             return program(producer)
 
     return await asyncio.to_thread(run)
@@ -133,7 +134,7 @@ async def test_a_program_without_a_loop_asks_and_replies(scene: Scene) -> None:
             producer.reply(message, message.body.upper())
 
         asyncio.run_coroutine_threadsafe(consumer.start(), loop).result()
-        return producer.request(Message(topic=scene.topic, body=b"x"), timeout_ms=40_000).body
+        return producer.request(Message(topic=scene.topic, body=b"x"), timeout_ms=100_000).body
 
     loop = asyncio.get_running_loop()
     assert await in_thread(scene, program) == b"X"
@@ -150,7 +151,7 @@ async def test_a_program_without_a_loop_sends_in_transactions(scene: Scene) -> N
 
     def program() -> list[TransactionState]:
         with sync.TransactionProducer(
-            scene.group, scene.namesrv, settings=producer_settings(), execute=execute, check=lambda message: None
+            scene.group, scene.namesrv, settings=producing(), execute=execute, check=lambda message: None
         ) as producer:
             return [
                 producer.send_in_transaction(Message(topic=scene.topic, body=state.name.encode()), state).state

@@ -24,6 +24,7 @@ from rmqkit.store.fsck import verify
 from rmqkit.store.settings import StoreSettings
 from tests.golden_stores import unpack_golden
 from tests.interop.standalone import run_standalone
+from tests.patience import producing, pulling
 from tests.spark.local_tasks import LOCAL
 from tests.store.stores import copy_store, golden_settings, message, opened, put_all, read_all, small_settings, tree
 from tests.store.test_fsck import damaged
@@ -224,7 +225,7 @@ def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
 
 
 async def send(namesrv: str, count: int) -> None:
-    async with Producer("senders", namesrv) as producer:
+    async with Producer("senders", namesrv, settings=producing()) as producer:
         for i in range(count):
             await producer.send(Message(topic="orders", body=b"%d" % i * (i % 9 + 1), keys=[f"k{i}"], tags="t"))
 
@@ -232,7 +233,7 @@ async def send(namesrv: str, count: int) -> None:
 async def serve(namesrv: str) -> tuple[dict[tuple[int, int], bytes], dict[str, list[bytes]]]:
     """Everything in the queues, by queue and offset, and what is found by key."""
     found: dict[tuple[int, int], bytes] = {}
-    async with PullConsumer("readers", namesrv) as consumer:
+    async with PullConsumer("readers", namesrv, settings=pulling()) as consumer:
         for queue in await consumer.queues("orders"):
             offset = await consumer.min_offset(queue)
             while offset < await consumer.max_offset(queue):

@@ -1,5 +1,7 @@
 package interop;
 
+import java.io.ByteArrayOutputStream;
+import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Paths;
@@ -9,11 +11,14 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
  * Runs several commands of Apache's mqadmin in one virtual machine.
  *
  * <p>The only argument is a file with a command per line, its words separated by tabs; an empty line asks for the list
- * of commands. A number as the first word is the milliseconds after which a command that never ends is interrupted.
+ * of commands. A number as the first word is the lines of output after which a command that never ends is interrupted. One
+ * that had no answer within the tool's seconds is run again: the machine does much else.
  * Before the output of each comes an empty line and a line "#### " with its number from 0, after the last one
  * "#### end".
  */
 public final class AdminCommands {
+    private static final int TRIES = 3;
+
     public static void main(String[] args) throws Exception {
         endClientsAtOnce(Thread.currentThread());
         int number = 0;
@@ -21,9 +26,9 @@ public final class AdminCommands {
             separator(String.valueOf(number++));
             String[] words = line.isEmpty() ? new String[0] : line.split("\t");
             if (words.length > 0 && words[0].matches("\\d+")) {
-                interruptAfter(Long.parseLong(words[0]), java.util.Arrays.copyOfRange(words, 1, words.length));
+                interruptAfter(Integer.parseInt(words[0]), java.util.Arrays.copyOfRange(words, 1, words.length));
             } else {
-                MQAdminStartup.main0(words, null);
+                untilAnswered(words);
             }
         }
         separator("end");
@@ -56,15 +61,47 @@ public final class AdminCommands {
         waker.start();
     }
 
-    private static void interruptAfter(long milliseconds, String[] words) throws InterruptedException {
-        Thread thread = new Thread(() -> MQAdminStartup.main0(words, null));
-        thread.start();
-        thread.join(milliseconds);
-        // A command may take one interruption for a failed send and go on.
-        while (thread.isAlive()) {
-            thread.interrupt();
-            thread.join(200);
+    private static void untilAnswered(String[] words) throws Exception {
+        String text = "";
+        for (int tries = 0; tries < TRIES && (tries == 0 || text.contains("RemotingTimeoutException")); tries++) {
+            text = printed(said -> MQAdminStartup.main0(words, null));
         }
+        System.out.print(text);
+    }
+
+    private static void interruptAfter(int lines, String[] words) throws Exception {
+        System.out.print(printed(said -> {
+            Thread thread = new Thread(() -> MQAdminStartup.main0(words, null));
+            thread.start();
+            for (int i = 0; i < 600 && thread.isAlive() && said.toString().split("\n").length < lines; i++) {
+                thread.join(100);
+            }
+            // A command may take one interruption for a failed send and go on.
+            while (thread.isAlive()) {
+                thread.interrupt();
+                thread.join(200);
+            }
+        }));
+    }
+
+    private interface Printing {
+        void run(ByteArrayOutputStream said) throws Exception;
+    }
+
+    private static String printed(Printing command) throws Exception {
+        PrintStream out = System.out;
+        PrintStream err = System.err;
+        ByteArrayOutputStream said = new ByteArrayOutputStream();
+        PrintStream both = new PrintStream(said, true, "UTF-8");
+        System.setOut(both);
+        System.setErr(both);
+        try {
+            command.run(said);
+        } finally {
+            System.setOut(out);
+            System.setErr(err);
+        }
+        return said.toString("UTF-8");
     }
 
     private static void separator(String text) {

@@ -21,6 +21,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BooleanSupplier;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.exception.MQClientException;
@@ -88,18 +89,23 @@ public final class ClientBehaviours {
         }
 
         <P extends DefaultMQProducer> P producer(P producer) throws Exception {
-            producer.setNamesrvAddr(namesrv);
-            producer.setSendMsgTimeout(10000);
-            producer.setHeartbeatBrokerInterval(1000); // a broker asks the producers that it has heard of
-            producer.start();
+            Patience.with(producer, namesrv).start();
             onClose(producer::shutdown);
-            return producer;
+            return Patience.started(producer);
+        }
+
+        /** A started pull consumer. */
+        @SuppressWarnings("deprecation") // the one that takes explicit offsets, in 4.9 and 5.x alike
+        DefaultMQPullConsumer puller(String suffix) throws Exception {
+            DefaultMQPullConsumer consumer = Patience.with(new DefaultMQPullConsumer(group(suffix)), namesrv);
+            consumer.start();
+            onClose(consumer::shutdown);
+            return Patience.started(consumer);
         }
 
         /** A push consumer that reads from the first message on; the caller subscribes, registers and starts it. */
         DefaultMQPushConsumer consumer(String suffix) throws Exception {
-            DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group(suffix));
-            consumer.setNamesrvAddr(namesrv);
+            DefaultMQPushConsumer consumer = Patience.with(new DefaultMQPushConsumer(group(suffix)), namesrv);
             consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
             onClose(consumer::shutdown);
             return consumer;

@@ -74,11 +74,9 @@ final class ConsumerBehaviours {
     /** Explicit offsets, in range and out of it. */
     private static void pull(Run run) throws Exception {
         fill(run, run.producer(), 1, 40);
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(run.group("all"));
-        consumer.setNamesrvAddr(run.namesrv);
-        consumer.start();
-        run.onClose(consumer::shutdown);
+        DefaultMQPullConsumer consumer = run.puller("all");
         MessageQueue queue = run.queue(run.topic(), 0);
+        run.await("the end of the queue", () -> end(consumer, queue) == 40);
         for (long offset : new long[] {0, 32, 39, 40, 41, 1000, -1}) {
             for (String tags : new String[] {"*", "Tag1", "Nothing"}) {
                 try {
@@ -107,6 +105,14 @@ final class ConsumerBehaviours {
         consumer.getOffsetStore().persist(queue);
         run.await("stored offset", () -> stored(consumer, queue) == 17);
         run.fact("offset after: %d", stored(consumer, queue));
+    }
+
+    private static long end(DefaultMQPullConsumer consumer, MessageQueue queue) {
+        try {
+            return consumer.maxOffset(queue);
+        } catch (Exception error) {
+            return -9;
+        }
     }
 
     private static long stored(DefaultMQPullConsumer consumer, MessageQueue queue) {
@@ -157,8 +163,7 @@ final class ConsumerBehaviours {
     }
 
     private static DefaultLitePullConsumer lite(Run run, String suffix) {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(run.group(suffix));
-        consumer.setNamesrvAddr(run.namesrv);
+        DefaultLitePullConsumer consumer = Patience.with(new DefaultLitePullConsumer(run.group(suffix)), run.namesrv);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         run.onClose(consumer::shutdown);
         return consumer;
@@ -303,10 +308,7 @@ final class ConsumerBehaviours {
         run.await("tries", () -> seen.size() >= 4);
         run.sortedFacts(seen);
         String dead = "%DLQ%" + run.group("all");
-        DefaultMQPullConsumer reader = new DefaultMQPullConsumer(run.group("reader"));
-        reader.setNamesrvAddr(run.namesrv);
-        reader.start();
-        run.onClose(reader::shutdown);
+        DefaultMQPullConsumer reader = run.puller("reader");
         MessageQueue queue = run.queue(dead, 0);
         List<String> buried = new ArrayList<>();
         run.await("dead letter", () -> {

@@ -99,18 +99,13 @@ public final class EveryKind {
     }
 
     private void start(DefaultMQProducer producer) throws Exception {
-        producer.setNamesrvAddr(namesrv);
-        producer.setSendMsgTimeout(20000);
-        producer.setMqClientApiTimeout(20000);
-        producer.start();
+        Patience.with(producer, namesrv).start();
     }
 
     private void start(DefaultMQPushConsumer consumer, MessageListenerConcurrently listener, String... topics)
         throws Exception {
-        consumer.setNamesrvAddr(namesrv);
-        consumer.setMqClientApiTimeout(20000);
+        Patience.with(consumer, namesrv);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.setPollNameServerInterval(1000);
         consumer.setPersistConsumerOffsetInterval(1000);
         for (String topic : topics) {
             consumer.subscribe(topic, "*");
@@ -205,11 +200,9 @@ public final class EveryKind {
      */
     @SuppressWarnings("deprecation")
     private void fallBack(MessageExt message, long deadline) throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("kinds-fallback");
-        consumer.setNamesrvAddr(namesrv);
-        consumer.setMqClientApiTimeout(20000);
-        consumer.setPollNameServerInterval(1000);
+        DefaultMQPullConsumer consumer = Patience.with(new DefaultMQPullConsumer("kinds-fallback"), namesrv);
         consumer.start();
+        Patience.started(consumer);
         consumer.fetchSubscribeMessageQueues("KindRetry");
         for (boolean isSent = false; !isSent; ) {
             try {

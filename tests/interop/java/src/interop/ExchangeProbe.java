@@ -23,7 +23,6 @@ import org.apache.rocketmq.common.message.Message;
 public final class ExchangeProbe {
     private static final String[] COMPRESSIONS = {"ZLIB", "LZ4", "ZSTD"};
     private static final int BATCH_COUNT = 3;
-    private static final int ASK_MS = 30000;
 
     private final DefaultMQProducer producer = new DefaultMQProducer("probe-exchange");
     private final Report report;
@@ -48,10 +47,7 @@ public final class ExchangeProbe {
     }
 
     private void run(Arguments arguments) throws Exception {
-        producer.setNamesrvAddr(arguments.one("namesrv"));
-        producer.setSendMsgTimeout(20000);
-        producer.setMqClientApiTimeout(20000);
-        producer.start();
+        Patience.with(producer, arguments.one("namesrv")).start();
         try {
             send(message("plain"));
             for (String compression : COMPRESSIONS) {
@@ -121,7 +117,7 @@ public final class ExchangeProbe {
 
     private void ask(String askTopic) throws Exception {
         Message question = new Message(askTopic, "asked", "2+3".getBytes(StandardCharsets.UTF_8));
-        Message answer = producer.request(question, ASK_MS);
+        Message answer = producer.request(question, Patience.MS);
         Map<String, Object> event = Report.event("reply");
         event.put("body", new String(answer.getBody(), StandardCharsets.UTF_8));
         event.put("by", answer.getUserProperty("by"));

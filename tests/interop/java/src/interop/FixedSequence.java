@@ -60,9 +60,7 @@ public final class FixedSequence {
     private static int run(String namesrv, String broker, String type, int firstKey) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("fixed-" + type);
         producer.setInstanceName("fixed-" + type + namesrv);
-        producer.setNamesrvAddr(namesrv);
-        producer.setSendMsgTimeout(20000);
-        producer.setMqClientApiTimeout(20000);
+        Patience.with(producer, namesrv);
         if (!type.equals("ZLIB")) {
             compressWith(producer, type);
         }

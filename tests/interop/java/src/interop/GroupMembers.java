@@ -27,8 +27,10 @@ import org.apache.rocketmq.common.message.MessageExt;
  * <pre>
  *   join NAME GROUP TOPIC concurrent|ordered|broadcast|failing AVG|AVG_BY_CIRCLE|CONSISTENT_HASH     joined NAME
  *   leave NAME                                                                                       left NAME
- *                                                             got NAME QUEUE OFFSET RECONSUME-TIMES BODY
+ *                                                       got NAME QUEUE OFFSET RECONSUME-TIMES NANOSECONDS BODY
  * </pre>
+ *
+ * The nanoseconds are those of the machine's steady clock, which other programs read, too.
  */
 public final class GroupMembers {
     private static final Map<String, DefaultMQPushConsumer> MEMBERS = new ConcurrentHashMap<>();
@@ -58,14 +60,10 @@ public final class GroupMembers {
 
     private static void join(String namesrv, String name, String group, String topic, String mode, String strategy)
         throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
-        consumer.setNamesrvAddr(namesrv);
+        DefaultMQPushConsumer consumer = Patience.with(new DefaultMQPushConsumer(group), namesrv);
         consumer.setInstanceName(name);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setAllocateMessageQueueStrategy(strategy(strategy));
-        consumer.setMqClientApiTimeout(20000); // machines that build and test are busy
-        consumer.setPollNameServerInterval(1000);
-        consumer.setHeartbeatBrokerInterval(1000);
         consumer.setPersistConsumerOffsetInterval(200);
         consumer.setConsumeThreadMin(4);
         consumer.setConsumeThreadMax(4);
@@ -105,8 +103,8 @@ public final class GroupMembers {
 
     private static void got(String name, List<MessageExt> messages) {
         for (MessageExt message : messages) {
-            tell(String.format("got %s %d %d %d %s", name, message.getQueueId(), message.getQueueOffset(),
-                message.getReconsumeTimes(), new String(message.getBody(), StandardCharsets.UTF_8)));
+            tell(String.format("got %s %d %d %d %d %s", name, message.getQueueId(), message.getQueueOffset(),
+                message.getReconsumeTimes(), System.nanoTime(), new String(message.getBody(), StandardCharsets.UTF_8)));
         }
     }
 

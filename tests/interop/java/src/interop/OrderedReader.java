@@ -18,9 +18,7 @@ public final class OrderedReader {
     public static void main(String[] args) throws Exception {
         int count = Integer.parseInt(args[2]);
         DefaultMQProducer producer = new DefaultMQProducer("ordered-reader-producer");
-        producer.setNamesrvAddr(args[0]);
-        producer.setSendMsgTimeout(20000);
-        producer.start();
+        Patience.with(producer, args[0]).start();
         for (int i = 0; i < count; i++) {
             int queue = i % 4;
             producer.send(new Message(args[1], "Tag", ("message " + i).getBytes()),
@@ -29,9 +27,8 @@ public final class OrderedReader {
         producer.shutdown();
         Set<String> seen = ConcurrentHashMap.newKeySet();
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("ordered-reader");
-        consumer.setNamesrvAddr(args[0]);
+        Patience.with(consumer, args[0]);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.setPollNameServerInterval(1000);
         consumer.setPersistConsumerOffsetInterval(500);
         consumer.subscribe(args[1], "*");
         consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {

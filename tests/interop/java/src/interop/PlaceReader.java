@@ -39,8 +39,7 @@ public final class PlaceReader {
         Map<MessageQueue, Tally> tallies = new ConcurrentHashMap<>();
         AtomicInteger count = new AtomicInteger();
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(arguments.one("group"));
-        consumer.setNamesrvAddr(arguments.one("namesrv"));
-        consumer.setMqClientApiTimeout(20000);
+        Patience.with(consumer, arguments.one("namesrv"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeMessageBatchMaxSize(32);
         for (String topic : arguments.all("topic")) {

@@ -15,7 +15,7 @@ public final class PopReader {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[2]);
         // Clients of 4.9 do not have it.
         DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
-        consumer.setNamesrvAddr(args[0]);
+        Patience.with(consumer, args[0]);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(args[1], "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {

@@ -37,9 +37,7 @@ final class ProbeConsumer {
         expected = parts.length > 2 ? Long.parseLong(parts[2]) : matching(sent);
         this.topic = topic;
         this.report = report;
-        consumer = new DefaultMQPushConsumer(group);
-        consumer.setNamesrvAddr(namesrv);
-        consumer.setMqClientApiTimeout(20000); // machines that build and test are busy
+        consumer = Patience.with(new DefaultMQPushConsumer(group), namesrv);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeThreadMin(2);
         consumer.setConsumeThreadMax(2);
@@ -59,6 +57,7 @@ final class ProbeConsumer {
                 running.add(one);
                 one.consumer.subscribe(topic, one.expression);
                 one.consumer.start();
+                Patience.started(one.consumer);
             }
             boolean isComplete = awaitAll(running, deadline);
             String text = running.stream()

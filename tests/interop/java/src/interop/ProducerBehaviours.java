@@ -71,7 +71,7 @@ final class ProducerBehaviours {
                 answered.countDown();
             }
         });
-        answered.await(20, TimeUnit.SECONDS);
+        answered.await(Patience.MS, TimeUnit.MILLISECONDS);
         producer.sendOneway(run.message(run.topic(), "", "", "one-way"), run.queue(run.topic(), 1));
         List<String> seen = consumeAll(run, run.topic(), "*", 3, true);
         run.sortedFacts(seen);
@@ -190,7 +190,7 @@ final class ProducerBehaviours {
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {
                 boolean early = System.currentTimeMillis() < due.getOrDefault(body(message), 0L);
-                boolean late = System.currentTimeMillis() > due.getOrDefault(body(message), 0L) + 10000;
+                boolean late = message.getStoreTimestamp() > due.getOrDefault(body(message), 0L) + Patience.MS;
                 seen.add(String.format("%s early=%b late=%b queue=%d %s", body(message), early, late, message.getQueueId(),
                     properties(message)));
             }
@@ -282,7 +282,7 @@ final class ProducerBehaviours {
                 try {
                     run.fact("asked: %s %s", body(message), properties(message).keySet());
                     Message answer = MessageUtil.createReplyMessage(message, ("re: " + body(message)).getBytes());
-                    run.fact("answered: %s", answering.send(answer, 5000).getSendStatus());
+                    run.fact("answered: %s", answering.send(answer).getSendStatus());
                 } catch (Exception error) {
                     run.fact("FAILED %s", error);
                 }
@@ -291,11 +291,11 @@ final class ProducerBehaviours {
         });
         consumer.start();
         run.await("consumer", () -> consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().size() == 2);
-        Message answer = producer.request(run.message(run.topic(), "Ask", "q1", "question"), 20000);
+        Message answer = producer.request(run.message(run.topic(), "Ask", "q1", "question"), Patience.MS);
         run.fact("got: %s", body(answer));
         try {
             run.createTopic(producer, run.topic() + "-silent", 1);
-            producer.request(run.message(run.topic() + "-silent", "Ask", "q2", "nobody hears"), 1000);
+            producer.request(run.message(run.topic() + "-silent", "Ask", "q2", "nobody hears"), 5000);
         } catch (Exception error) {
             run.fact("nobody: %s", error(error, run.brokerName));
         }
@@ -313,7 +313,8 @@ final class ProducerBehaviours {
             results.add(producer.send(run.message(run.topic(), "Q", "common own" + i, "query " + i)));
         }
         run.fact("by offset id: %s", describe(producer.viewMessage(run.topic(), results.get(2).getOffsetMsgId())));
-        run.await("unique key in the index", () -> found(producer, run, results.get(3).getMsgId()) != null);
+        // The index follows the log: what was sent last is in it last.
+        run.await("unique key in the index", () -> found(producer, run, results.get(5).getMsgId()) != null);
         run.fact("by unique key: %s", describe(found(producer, run, results.get(3).getMsgId())));
         long end = System.currentTimeMillis() + 60000;
         for (String key : new String[] {"common", "own4", "missing"}) {
@@ -351,8 +352,7 @@ final class ProducerBehaviours {
         run.createTopic(plain, run.topic(), 1);
         run.createTopic(plain, traceTopic, 1);
         DefaultMQProducer traced = run.producer(new DefaultMQProducer(run.group("traced"), true, traceTopic));
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(run.group("all"), true, traceTopic);
-        consumer.setNamesrvAddr(run.namesrv);
+        DefaultMQPushConsumer consumer = Patience.with(new DefaultMQPushConsumer(run.group("all"), true, traceTopic), run.namesrv);
         run.onClose(consumer::shutdown);
         consumer.subscribe(run.topic(), "*");
         consumer.registerMessageListener(

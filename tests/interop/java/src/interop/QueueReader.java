@@ -13,9 +13,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 final class QueueReader {
     static void read(String namesrv, String topic, Report report) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("probe-reader");
-        consumer.setNamesrvAddr(namesrv);
-        consumer.setMqClientApiTimeout(20000);
-        consumer.start();
+        Patience.with(consumer, namesrv).start();
+        Patience.started(consumer);
         try {
             for (MessageQueue queue : new TreeSet<>(consumer.fetchSubscribeMessageQueues(topic))) {
                 Map<String, Object> event = Report.event("queue");

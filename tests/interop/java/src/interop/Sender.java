@@ -46,8 +46,7 @@ final class Sender {
 
     static List<Sent> send(String namesrv, String topic, int count, long deadline, Report report) throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("probe-producer");
-        producer.setNamesrvAddr(namesrv);
-        producer.start();
+        Patience.with(producer, namesrv).start();
         try {
             Sender sender = new Sender(producer, topic, report);
             int batchCount = Math.min(BATCH_COUNT, count / 2);

@@ -61,10 +61,7 @@ public final class SqlProbe {
     }
 
     private void run(List<String> good, List<String> bad) throws Exception {
-        producer.setNamesrvAddr(namesrv);
-        producer.setSendMsgTimeout(20_000);
-        producer.setMqClientApiTimeout(20_000);
-        producer.start();
+        Patience.with(producer, namesrv).start();
         send(-1);
         queues = awaitQueues();
         for (int index = 0; index < HALF; index++) {
@@ -98,7 +95,7 @@ public final class SqlProbe {
 
     /** The first queues of the topic, as soon as the name server has heard of it. */
     private List<MessageQueue> awaitQueues() throws Exception {
-        long deadline = System.nanoTime() + 40_000_000_000L;
+        long deadline = System.nanoTime() + 100_000_000_000L;
         while (true) {
             try {
                 List<MessageQueue> all = new ArrayList<>(producer.fetchPublishMessageQueues(topic));
@@ -159,8 +156,7 @@ public final class SqlProbe {
 
         Push(String group, String expression) throws Exception {
             this.expression = expression;
-            consumer = new DefaultMQPushConsumer(group);
-            consumer.setNamesrvAddr(namesrv);
+            consumer = Patience.with(new DefaultMQPushConsumer(group), namesrv);
             consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
             consumer.setConsumeThreadMin(1);
             consumer.setConsumeThreadMax(1);
@@ -175,7 +171,7 @@ public final class SqlProbe {
         }
 
         void await(String index) throws Exception {
-            long deadline = System.nanoTime() + 40_000_000_000L;
+            long deadline = System.nanoTime() + 100_000_000_000L;
             while (!seen.contains(index)) {
                 if (System.nanoTime() > deadline) {
                     throw new IllegalStateException(expression + " has not seen " + index + " but " + seen);
@@ -186,10 +182,10 @@ public final class SqlProbe {
     }
 
     private void pullAll(List<String> expressions) throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("sql-pull");
-        consumer.setNamesrvAddr(namesrv);
+        DefaultMQPullConsumer consumer = Patience.with(new DefaultMQPullConsumer("sql-pull"), namesrv);
         consumer.setRegisterTopics(Set.of(topic));
         consumer.start();
+        Patience.started(consumer);
         try {
             for (String expression : expressions) {
                 Set<String> seen = new ConcurrentSkipListSet<>();
@@ -213,7 +209,7 @@ public final class SqlProbe {
     /** Again until the first heartbeat has told the client the broker's version. */
     private static PullResult pull(DefaultMQPullConsumer consumer, MessageQueue queue, String expression, long offset)
         throws Exception {
-        long deadline = System.nanoTime() + 40_000_000_000L;
+        long deadline = System.nanoTime() + 100_000_000_000L;
         while (true) {
             try {
                 return consumer.pull(queue, MessageSelector.bySql(expression), offset, 5);
@@ -227,13 +223,12 @@ public final class SqlProbe {
     }
 
     private String lite(String expression) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("sql-lite");
-        consumer.setNamesrvAddr(namesrv);
+        DefaultLitePullConsumer consumer = Patience.with(new DefaultLitePullConsumer("sql-lite"), namesrv);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, MessageSelector.bySql("(" + expression + ")" + LAST));
         consumer.start();
         Set<String> seen = new ConcurrentSkipListSet<>();
-        long deadline = System.nanoTime() + 40_000_000_000L;
+        long deadline = System.nanoTime() + 100_000_000_000L;
         try {
             while (!(seen.contains("last-0") && seen.contains("last-1"))) {
                 if (System.nanoTime() > deadline) {
@@ -248,8 +243,7 @@ public final class SqlProbe {
     }
 
     private String refused(String expression) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("sql-refused");
-        consumer.setNamesrvAddr(namesrv);
+        DefaultMQPushConsumer consumer = Patience.with(new DefaultMQPushConsumer("sql-refused"), namesrv);
         consumer.subscribe(topic, MessageSelector.bySql(expression));
         consumer.setMessageListener((MessageListenerConcurrently) (messages, context) ->
             ConsumeConcurrentlyStatus.CONSUME_SUCCESS);

@@ -7,6 +7,8 @@ import java.util.List;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -14,11 +16,15 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.hook.SendMessageContext;
+import org.apache.rocketmq.client.hook.SendMessageHook;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.trace.AsyncTraceDispatcher;
+import org.apache.rocketmq.client.trace.TraceDispatcher;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
@@ -36,13 +42,15 @@ import org.apache.rocketmq.common.message.MessageExt;
  */
 public final class TraceProbe {
     private static final long SECONDS_MAX = 100;
-    private static final long TRACE_SENDING_MS = 2000;
+    private static final long QUIET_MS = 2000;
 
     private final Arguments arguments;
     private final String name;
     private final ConcurrentLinkedQueue<String> arrived = new ConcurrentLinkedQueue<>();
     private final Set<String> failed = ConcurrentHashMap.newKeySet();
     private volatile boolean isChecked;
+    private final AtomicInteger tracesUnderWay = new AtomicInteger();
+    private final AtomicLong lastTraceMs = new AtomicLong();
 
     private TraceProbe(Arguments arguments) {
         this.arguments = arguments;
@@ -81,6 +89,7 @@ public final class TraceProbe {
     private void sends() throws Exception {
         DefaultMQProducer producer = configured(new DefaultMQProducer(name + "-P", true, null));
         producer.start();
+        watch(producer.getTraceDispatcher());
         producer.send(message("T", "plain", null));
         producer.send(message("T", "tagged", "A", "k1", "k2"));
         Message delayed = message("T", "delayed", "A");
@@ -121,6 +130,7 @@ public final class TraceProbe {
             }
         });
         producer.start();
+        watch(producer.getTraceDispatcher());
         producer.sendMessageInTransaction(message("X", "c", "A", "k4"), LocalTransactionState.COMMIT_MESSAGE);
         producer.sendMessageInTransaction(message("X", "r", null), LocalTransactionState.ROLLBACK_MESSAGE);
         producer.sendMessageInTransaction(message("X", "u", null), LocalTransactionState.UNKNOW);
@@ -144,6 +154,7 @@ public final class TraceProbe {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
+        watch(consumer.getTraceDispatcher());
         await(() -> arrived.size() >= count, count + " messages");
         end(consumer::shutdown);
     }
@@ -161,6 +172,7 @@ public final class TraceProbe {
                 ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
         });
         consumer.start();
+        watch(consumer.getTraceDispatcher());
         await(() -> arrived.size() >= 3, "three ordered messages");
         end(consumer::shutdown);
     }
@@ -171,13 +183,38 @@ public final class TraceProbe {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(name + "-Large", "*");
         consumer.start();
+        watch(consumer.getTraceDispatcher());
         List<MessageExt> polled = new ArrayList<>();
         await(() -> polled.addAll(consumer.poll(100)) & polled.size() >= 2, "two polled messages");
         end(consumer::shutdown);
     }
 
-    private static void end(Runnable shutdown) throws InterruptedException {
-        Thread.sleep(TRACE_SENDING_MS);
+    /** Note when traces are sent and answered. */
+    private void watch(TraceDispatcher dispatcher) {
+        ((AsyncTraceDispatcher) dispatcher).getTraceProducer().getDefaultMQProducerImpl().registerSendMessageHook(new SendMessageHook() {
+            @Override
+            public String hookName() {
+                return "watch";
+            }
+
+            @Override
+            public void sendMessageBefore(SendMessageContext context) {
+                tracesUnderWay.incrementAndGet();
+            }
+
+            @Override
+            public void sendMessageAfter(SendMessageContext context) {
+                lastTraceMs.set(System.currentTimeMillis());
+                tracesUnderWay.decrementAndGet();
+            }
+        });
+    }
+
+    /** A shutdown loses the traces that are under way: when there are none, and there were none for a while. */
+    private void end(Runnable shutdown) throws Exception {
+        lastTraceMs.set(System.currentTimeMillis());
+        await(() -> tracesUnderWay.get() <= 0 && System.currentTimeMillis() - lastTraceMs.get() > QUIET_MS, "an end of traces");
+        tracesUnderWay.set(0);
         shutdown.run();
     }
 
@@ -189,10 +226,7 @@ public final class TraceProbe {
     }
 
     private <C extends ClientConfig> C configured(C client) {
-        client.setNamesrvAddr(arguments.one("namesrv"));
-        if (client instanceof DefaultMQProducer) {
-            ((DefaultMQProducer) client).setSendMsgTimeout(20_000);
-        }
+        Patience.with(client, arguments.one("namesrv"));
         if (arguments.one("namespace", null) != null) {
             client.setNamespace(arguments.one("namespace"));
         }

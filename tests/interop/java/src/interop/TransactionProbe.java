@@ -58,9 +58,7 @@ public final class TransactionProbe implements TransactionListener {
         long deadline = System.nanoTime() + Long.parseLong(arguments.one("timeout-seconds", "60")) * 1_000_000_000L;
         int checksMax = Integer.parseInt(arguments.one("checks-max"));
         TransactionMQProducer producer = new TransactionMQProducer(GROUP);
-        producer.setNamesrvAddr(arguments.one("namesrv"));
-        producer.setSendMsgTimeout(20000);
-        producer.setMqClientApiTimeout(20000);
+        Patience.with(producer, arguments.one("namesrv"));
         producer.setTransactionListener(this);
         DefaultMQPushConsumer consumer = consumer(arguments);
         producer.start();
@@ -155,8 +153,7 @@ public final class TransactionProbe implements TransactionListener {
 
     private DefaultMQPushConsumer consumer(Arguments arguments) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(GROUP + "-consumer");
-        consumer.setNamesrvAddr(arguments.one("namesrv"));
-        consumer.setMqClientApiTimeout(20000);
+        Patience.with(consumer, arguments.one("namesrv"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(arguments.one("topic"), "*");
         consumer.setMessageListener((MessageListenerConcurrently) (messages, context) -> {
