@@ -252,6 +252,18 @@ def test_the_timer_is_set_again_for_those_that_came_later():
     run(scenario, flushes=False)
 
 
+def test_a_time_that_is_made_shorter_counts_for_answers_that_wait():
+    async def scenario(it):
+        times_ms = [1_000_000]
+        it.durability._copies_timeout_ms = lambda: times_ms[-1]
+        waiting = it.durability.wait(100)
+        times_ms.append(20)
+        it.clock.ms += 20
+        assert (await asyncio.wait_for(waiting, SECONDS))[0] is Outcome.REPLICA_TIMED_OUT
+
+    run(scenario, flushes=False)
+
+
 def test_one_look_at_the_copies_releases_many():
     async def scenario(it):
         it.hold(*range(1, 1001))

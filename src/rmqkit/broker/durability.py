@@ -33,6 +33,9 @@ __all__ = ["WAITING_MAX", "Copies", "Durability", "Outcome", "Release"]
 WAITING_MAX = 10_000
 """Answers that may wait at a time; beyond it sends are refused as busy (the send queue of behaviour.md §2.4)."""
 
+_LOOK_MS = 1000.0
+"""At the latest so long after a change of one of the two times it counts for answers that wait already."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -195,4 +198,4 @@ class Durability:
         flush_ms = 0 if self._flush_timeout_ms is None else self._flush_timeout_ms()
         times_ms = [flush_ms, 0 if self._copies is None else self._copies_timeout_ms()]
         next_ms = min((ms for ms in times_ms if ms > waited_ms), default=waited_ms)
-        self._expiry = self._loop.call_later((next_ms - waited_ms) / 1000, self._expire)
+        self._expiry = self._loop.call_later(min(next_ms - waited_ms, _LOOK_MS) / 1000, self._expire)
