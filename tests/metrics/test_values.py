@@ -52,6 +52,17 @@ def test_buckets_count_what_is_at_most_their_bound(values, count):
     assert found.sum == pytest.approx(count * sum(values))
 
 
+@given(st.lists(st.tuples(st.sampled_from((0.0, 0.5, 1.0, 1.5, 10.0, 99.0, 1000.0)), st.integers(1, 5))))
+def test_many_at_once_count_as_one_by_one(observed):
+    each, once, alone = (Histogram((1.0, 10.0, 100.0)) for _ in range(3))
+    for value, count in observed:
+        alone.observe(value, count)
+    each.observe_each([value for value, _ in observed], [count for _, count in observed])
+    once.observe_all([value for value, count in observed for _ in range(count)])
+    assert each.counts == once.counts == alone.counts
+    assert each.sum == once.sum == alone.sum
+
+
 def test_answers_have_names_and_only_held_pulls_are_long_polls():
     latency = RpcLatency()
     for code, is_held in ((RequestCode.PULL_MESSAGE, True), (RequestCode.SEND_MESSAGE_V2, True), (99_999, False)):

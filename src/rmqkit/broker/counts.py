@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat
-from operator import attrgetter, itemgetter
 from typing import Any
 
 from rmqkit.clock import Clock
@@ -30,7 +28,7 @@ from rmqkit.protocol.send_shapes import SendShape
 from rmqkit.remoting.metering import Meter, MeteredConnection
 from rmqkit.store.message_store import Arrival, PutMessage, PutResult, PutStatus
 
-__all__ = ["NOT_COUNTED", "Counts", "PlainSend", "text"]
+__all__ = ["NOT_COUNTED", "Counts", "Noted", "PlainSend", "text"]
 
 NOT_COUNTED = (names.RETRY_PREFIX, names.DLQ_PREFIX)
 """How topics begin whose messages count neither as coming nor as given away."""
@@ -41,11 +39,9 @@ handle of one for a time."""
 
 _Key = tuple[str, ...]
 _SCHEDULE = (names.SCHEDULE_TOPIC, "SCHEDULE_CONSUMER")
-_SHAPES_MAX = 2048
-_FOLDED_AT = 512
+_SHAPES_MAX = 1024
+_NOTED_MAX = 256
 _PUTS_MAX = 128
-_shape_of, _size_of = itemgetter(4), attrgetter("size")
-_UNANSWERED = -1.0
 _DELAYS = ("DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "__STARTDELIVERTIME")
 _DELAY_ENTRIES = tuple(f"\x02{name}\x01".encode() for name in _DELAYS)
 
@@ -72,22 +68,33 @@ class _Came:
         self.sizes.observe_all(sizes)
 
 
-class _Noted:
-    """Bytes of messages of one shape, and ms until their answers: entered many at once, which costs a fraction."""
+class Noted:
+    """Messages of one shape, which are entered many at once: that costs a fraction.
 
-    __slots__ = ("_came", "_latency", "ms", "sizes")
+    Attributes:
+        stored: their records.
+        alone_ms: until the answers of those that came alone.
+        runs_ms, counts: until the answers of runs, and how many messages were in each.
+    """
+
+    __slots__ = ("_came", "_latency", "alone_ms", "counts", "runs_ms", "stored")
 
     def __init__(self, came: _Came, latency: Histogram) -> None:
         self._came = came
         self._latency = latency
-        self.sizes: list[int] = []
-        self.ms: list[float] = []
+        self.stored: list[Arrival] = []
+        self.alone_ms: list[float] = []
+        self.runs_ms: list[float] = []
+        self.counts: list[int] = []
 
     def fold(self) -> None:
-        self._came.add_all(self.sizes)
-        self._latency.observe_all(self.ms)
-        self.sizes.clear()
-        self.ms.clear()
+        """Enter them."""
+        if self.stored:
+            self._came.add_all([one.size for one in self.stored])
+            self._latency.observe_all(self.alone_ms)
+            self._latency.observe_each(self.runs_ms, self.counts)
+            for noted in (self.stored, self.alone_ms, self.runs_ms, self.counts):
+                noted.clear()
 
 
 class Counts:
@@ -95,6 +102,7 @@ class Counts:
 
     Attributes:
         connection: makes connections whose answers are timed.
+        by_shape: what is noted of each shape; `Noted.fold` is due when those are ``noted_max`` messages.
         came: by topic and kind.
         totals, times: by metric and label values; those of a topic and a group lack ``is_system``.
     """
@@ -103,7 +111,7 @@ class Counts:
         self._clock = clock
         self._monotonic_ms = clock.monotonic_ms
         self._puts: list[tuple[str, bytes, int, int]] = []
-        self._by_shape: dict[SendShape, _Noted] = {}
+        self.by_shape: dict[SendShape, Noted] = {}
         self.meter = Meter(
             also={
                 RequestCode.UPDATE_AND_CREATE_TOPIC: self._topic_created,
@@ -115,27 +123,22 @@ class Counts:
         self.dispatch_ms = histogram("rmqkit_dispatch_latency")
         self.lag_ms = histogram("rmqkit_event_loop_lag")
         self.came: dict[tuple[str, str], _Came] = defaultdict(_Came)
+        self.noted_max = _NOTED_MAX
         self.totals: dict[str, Counter[_Key]] = defaultdict(Counter)
         self.times: dict[str, dict[_Key, Histogram]] = defaultdict(dict)
 
     # ---- messages that come
 
-    def run(self, run: list[PlainSend], stored: list[Arrival], ms: float = _UNANSWERED) -> None:
-        """Count plain sends that were stored with one write, and the ms until they were answered, if they are."""
-        shape = run[0][4]
-        noted = self._by_shape.get(shape) or self._of(shape)
-        if len(run) == 1 and ms != _UNANSWERED:
-            noted.sizes.append(stored[0].size)
-            noted.ms.append(ms)
-        elif len(run) == 1 or len(set(map(_shape_of, run))) == 1:
-            noted.sizes += map(_size_of, stored)
-            if ms != _UNANSWERED:
-                noted.ms += repeat(ms, len(run))
-        else:
-            for plain, one in zip(run, stored, strict=True):
-                self.run([plain], [one], ms)
-        if len(noted.sizes) >= _FOLDED_AT:
-            noted.fold()
+    def run(self, run: list[PlainSend], stored: list[Arrival], ms: float | None) -> None:
+        """Count plain sends of any shapes that were stored with one write, and the ms until they were answered, if
+        they are. What comes all day, runs of one shape, is noted in `by_shape` without a call."""
+        for plain, one in zip(run, stored, strict=True):
+            noted = self.by_shape.get(plain[4]) or self._of(plain[4])
+            if len(noted.stored) >= _NOTED_MAX:
+                noted.fold()
+            noted.stored.append(one)
+            if ms is not None:
+                noted.alone_ms.append(ms)
 
     def answered_late(self, shapes: list[SendShape], response_code: int, since_ms: float) -> None:
         """Count the answers to plain sends that waited."""
@@ -161,7 +164,7 @@ class Counts:
 
     def fold(self) -> None:
         """Enter what was noted since the last time."""
-        for noted in self._by_shape.values():
+        for noted in self.by_shape.values():
             noted.fold()
         puts, self._puts = self._puts, []
         for topic, properties, size, count in puts:
@@ -178,21 +181,21 @@ class Counts:
         if len(self._puts) >= _PUTS_MAX:
             self.fold()
 
-    def _of(self, shape: SendShape) -> _Noted:
+    def _of(self, shape: SendShape) -> Noted:
         """What was noted of a shape."""
-        found = self._by_shape.get(shape)
+        found = self.by_shape.get(shape)
         if found is None:
-            if len(self._by_shape) >= _SHAPES_MAX:
+            if len(self.by_shape) >= _SHAPES_MAX:
                 self._forget_shapes()
             topic = shape.header.topic if shape.asks is None else names.TIMER_TOPIC
             came = _Came() if topic.startswith(NOT_COUNTED) else self.came[topic, kind_of(shape.properties)]
             latency = self.meter.latency[_code_of(shape), ResponseCode.SUCCESS, False, "success"]
-            found = self._by_shape[shape] = _Noted(came, latency)
+            found = self.by_shape[shape] = Noted(came, latency)
         return found
 
     def _forget_shapes(self) -> None:
         self.fold()
-        self._by_shape.clear()
+        self.by_shape.clear()
 
     # ---- what becomes of them
 
@@ -226,7 +229,7 @@ class Counts:
         for table in tables:
             for key in [key for key in table if is_gone(key[0])]:
                 del table[key]
-                self._by_shape.clear()
+                self._forget_shapes()
 
     # ---- inside
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from operator import mul
 
 from rmqkit.metrics.table import TABLE
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -40,6 +41,18 @@ class Histogram:
             counts[bucket] += until - counted
             counted = until
         self.sum += sum(values)
+
+    def observe_each(self, values: Sequence[float], counts: Sequence[int]) -> None:
+        """Count values that occurred so many times each: at once where they are of one bucket, as they mostly are."""
+        if not values:
+            return
+        bucket = bisect_left(self.bounds, min(values))
+        if bucket == len(self.bounds) or max(values) <= self.bounds[bucket]:
+            self.counts[bucket] += sum(counts)
+            self.sum += sum(map(mul, values, counts))
+        else:
+            for value, count in zip(values, counts, strict=True):
+                self.observe(value, count)
 
 
 Gathered = dict[str, Mapping[tuple[str, ...], "float | Histogram"]]

@@ -62,6 +62,9 @@ class Meter:
 class MeteredConnection(Connection):
     """A connection whose answers are timed."""
 
+    __slots__ = ("_answered", "_held", "_meter", "_noted", "_request")
+    # As attributes of its dictionary they would be more than CPython keeps inline, and all of them slow to find.
+
     def __init__(self, *arguments: Any, meter: Meter, **others: Any) -> None:
         super().__init__(*arguments, **others)
         self._meter = meter
@@ -77,6 +80,8 @@ class MeteredConnection(Connection):
             self._request = None
             noted = self._noted.get(request.code << _CODE_BITS | command.code)
             if noted is not None and self._unsent:  # it was taken, so the connection is open
+                if not self._answered:
+                    self._loop.call_soon(self._count_answered, self.active_ms)
                 self._answered.append(noted)
             else:
                 self._tell(request, command, self.active_ms, is_held=False)
@@ -89,16 +94,14 @@ class MeteredConnection(Connection):
         result = "success" if self.is_open else "write_channel_failed"
         self._meter.answered(request, answer, self._clock.monotonic_ms() - since_ms, is_held, result)
 
-    def _flush(self) -> None:
-        answered, since_ms = self._answered, self.active_ms
-        Connection._flush(self)
-        if answered:
-            ms = self.active_ms - since_ms
-            for noted in answered:
-                noted.append(ms)
-            if len(answered[0]) >= _FOLDED_AT:
-                self._meter.fold()
-            answered.clear()
+    def _count_answered(self, since_ms: float) -> None:
+        """Count what was answered at once, when it is written: a look after each write would make sends slower."""
+        ms = self.active_ms - since_ms
+        for noted in self._answered:
+            noted.append(ms)
+        if len(self._answered[0]) >= _FOLDED_AT:
+            self._meter.fold()
+        self._answered.clear()
 
     def keep_back(self, request: Command, answer: Command) -> None:
         self._meter.answered(request, answer, self._clock.monotonic_ms() - self.active_ms, False, "oneway")

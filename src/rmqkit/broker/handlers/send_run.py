@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import countOf, itemgetter
 from typing import TYPE_CHECKING
 
 from rmqkit.broker.durability import Durability, Outcome, Release
@@ -41,6 +42,7 @@ __all__ = ["NO_WAIT", "SendRun"]
 
 _log = logging.getLogger(__name__)
 
+_shape_of = itemgetter(4)
 _NOT_PLAIN = (
     property_names.INNER_NUM,
     property_names.DELAY,
@@ -183,14 +185,27 @@ class SendRun:
                 self._statistics.sent(one.topic, one.size, ms)
         if durability is None or durability.has(end_offset):
             connection.send_frame(self._answers[ResponseCode.SUCCESS].frames(answers))
-            if self._counts is not None:
-                self._counts.run(run, stored, ms)
+            counts = self._counts
+            if counts is not None:  # spelled out: a call would cost as much as what it does
+                noted, count = counts.by_shape.get(run[0][4]), len(run)
+                if count == 1 and noted is not None:
+                    noted.alone_ms.append(ms)
+                    noted.stored.append(stored[0])
+                elif noted is not None and countOf(map(_shape_of, run), run[0][4]) == count:
+                    noted.runs_ms.append(ms)
+                    noted.counts.append(count)
+                    noted.stored += stored
+                else:
+                    counts.run(run, stored, ms)
+                    return True
+                if len(noted.stored) >= counts.noted_max:
+                    noted.fold()
         else:
             release = partial(self._answer_late, connection, answers)
             if self._counts is not None:
                 shapes = [plain[4] for plain in run]
                 release = partial(self._count_late, self._counts, shapes, connection.active_ms, release)
-                self._counts.run(run, stored)
+                self._counts.run(run, stored, None)
             durability.hold(end_offset, release, answers=len(answers))
         return True
 
