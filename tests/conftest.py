@@ -4,8 +4,10 @@ Set-up and tear-down count, so a session-wide fixture shows up in the file that 
 tests of a file stay in one process, and so do all that share what is dear to start: Apache's servers, a Spark session.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Generator
+from logging.handlers import RotatingFileHandler
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -71,6 +73,15 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.getplugin("terminalreporter")
     if terminal is not None:
         config.pluginmanager.register(Failures(terminal))
+
+
+def pytest_runtest_teardown() -> None:
+    """Take away where a command had the log sent: to a stderr that was this test's alone, or a file that is gone."""
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if type(handler) in (logging.StreamHandler, RotatingFileHandler):  # those of pytest are kinds of them
+            root.removeHandler(handler)
+            handler.close()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
