@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import mmap
+import os
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
@@ -630,6 +632,52 @@ def test_refused_queue_entry_blocks_until_it_is_taken(
         append_all(other, origin)
         dispatch_all(other)
         assert everything(other) == ours
+
+
+def test_far_behind_the_page_cache_drops_what_is_durable_and_dispatched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only whole steps, only so far behind what is dispatched, and none twice."""
+    step, kept = mmap.PAGESIZE, 4 * mmap.PAGESIZE
+    for name, value in {"RELEASED": step, "CACHED": kept, "FAR_BEHIND": 5000, "BULK_FROM": 1}.items():
+        monkeypatch.setattr(replication, f"_{name}_BYTES", value)
+    dropped: list[tuple[int, int]] = []
+    advise = os.posix_fadvise
+
+    def noted(fd: int, position: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        start = int(Path(f"/proc/self/fd/{fd}").readlink().name) + position
+        assert start + size <= min(slave.durable_offset, slave.dispatched_offset - kept)
+        dropped.append((start, start + size))
+        advise(fd, position, size, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    files = {"commit_log_file_bytes": 32 * step}
+    with opened(tmp_path / "master", small_settings(**files)) as master:
+        put_all(master, *(message(queue_id=i % 2, body=bytes([i]) * 1000) for i in range(250)))
+        parts, entries = parts_of(master, 10_000), everything(master)
+    rounds = Rounds()
+    with opened(tmp_path / "slave", quiet(**files), is_replica=True, on_durable=rounds) as slave:
+        cut = next(i for i, (at, _) in enumerate(parts) if at >= 40 * step)
+        append_all(slave, parts[:4], dispatching=True)
+        assert slave.dispatched_offset - step > kept and not dropped, "nothing is on the disk"
+        slave.request_flush()
+        rounds.wait(lambda told: told == (parts[4][0], None))
+        append_all(slave, parts[4:cut], dispatching=True)
+        assert dropped and parts[4][0] < slave.dispatched_offset - kept, "the rest is not on the disk"
+        count = len(dropped)
+        slave.request_flush()
+        rounds.wait(lambda told: told == (parts[cut][0], None))
+        append_all(slave, split(parts[cut : cut + 2], itertools.repeat(2000)), dispatching=True)
+        assert len(dropped) == count, "few bytes wait"
+        slave.request_flush()
+        rounds.wait(lambda told: told == (parts[cut + 2][0], None))
+        append_all(slave, parts[cut + 2 :], dispatching=True)
+        assert len(dropped) > count
+        dispatch_all(slave)
+        assert everything(slave) == entries
+    assert all(start % step == 0 == end % step for start, end in dropped)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(dropped))
 
 
 # ---- what others are told

@@ -62,7 +62,7 @@ class CatchUp:
             deleted_end = self._queues.deleted_ends.get(topic, -1)
             missing = rows[ends[rows] > (deleted_end if queue is None else queue.max_physical_offset)]
             cuts = np.flatnonzero(np.diff(arrivals.queue_offsets[missing]) != 1) + 1
-            for part in np.split(missing, cuts) if len(missing) else ():
+            for part in np.split(missing, cuts) if len(cuts) else (missing,) if len(missing) else ():
                 self._append(topic, queue_id, arrivals, part, tags_codes)
         newest: dict[tuple[str, int], Arrival] = {}
         for row in arrivals.in_light_queues().tolist() if self._has_light else ():

@@ -41,6 +41,7 @@ class PropertyColumns:
         self._octets = np.frombuffer(self.joined, "u1")
         bytes_each = np.fromiter(map(len, strings), "i8", len(strings)) + 1
         self._starts: Ints = np.cumsum(bytes_each) - bytes_each + len(_PAD)
+        self._found: dict[bytes, _Values] = {}
 
     @functools.cached_property
     def _separators(self) -> tuple[Ints, Ints, Ints]:
@@ -57,6 +58,8 @@ class PropertyColumns:
     def values(self, name: bytes) -> _Values:
         """The value of a property in the records that have it; the last one that is not empty.
         Of the name the last eight bytes and its length are compared."""
+        if name in self._found:
+            return self._found[name]
         octets = self._octets
         name_ends, entry_ends, before = self._separators
         tail = (b"\x02" + name)[-8:]
@@ -68,7 +71,8 @@ class PropertyColumns:
         at, end = at[end > at], end[end > at]
         rows = np.searchsorted(self._starts, at, "right") - 1
         is_last = np.append(np.diff(rows) > 0, True)[: len(rows)]
-        return rows[is_last], at[is_last], end[is_last]
+        self._found[name] = found = rows[is_last], at[is_last], end[is_last]
+        return found
 
     def keys(self, topics: Sequence[str | None], topic: Ints, *, with_tags: bool) -> tuple[Ints, Ints]:
         """The index entries of the run in their order: row and hash of each.
@@ -84,13 +88,14 @@ class PropertyColumns:
     def hashes(self, at: Ints, end: Ints, heads: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Java's hashes of texts that follow texts whose hashes are known."""
         lengths = end - at
-        hashes, is_plain = heads.copy(), lengths <= _TEXT_BYTES_MAX
+        hashes, is_plain, is_ascii = heads.copy(), lengths <= _TEXT_BYTES_MAX, self.joined.isascii()
         for length in sorted({*lengths[is_plain].tolist()}):
             rows = np.flatnonzero(lengths == length)
             texts = self._windows(length)[at[rows]]
             powers = _POWERS[_TEXT_BYTES_MAX - length :]
             hashes[rows] = hashes[rows] * powers[0] + texts @ powers[1:]
-            is_plain[rows] = texts.max(1, initial=0) < 128
+            if not is_ascii:
+                is_plain[rows] = texts.max(1, initial=0) < 128
         for row in np.flatnonzero(~is_plain).tolist():
             text = self.joined[at[row] : end[row]].decode("utf-8", "replace")
             units = len(text.encode("utf-16-be", "surrogatepass")) // 2

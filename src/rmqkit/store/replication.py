@@ -16,7 +16,8 @@ anything else        `LogDiverged`: the master's history is another one. The log
 
 `Replica.dispatch` then walks over whole records (under SYNC_FLUSH durable ones) into queues and index: one by one while
 few wait, in runs with numpy when many do. Where a record's parts do not add up, which is found out here, the log parts
-from its master's, too. Of a run only the newest records are told (`Arrivals.newest`).
+from its master's, too. Of a run only the newest records are told (`Arrivals.newest`). While much waits, the page cache
+drops what was dispatched and is on the disk: the same pages again cost a quarter of ever new ones.
 
 Invariants: every head before ``whole_end`` was looked at once; nothing at or behind it is dispatched; the log is never
 cut before what was dispatched. An append costs one ``pwrite`` and 0.4 µs for each record. A crash may leave a torn last
@@ -27,6 +28,7 @@ Owner thread only. Not handled here: frames, reports and reconnecting (the broke
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -62,6 +64,10 @@ _BULK_FROM_BYTES = 512 << 10
 _ONE_BY_ONE_MAX = 512
 """Records of one call of `Replica.dispatch`, about 5 ms."""
 _RELEASED_BYTES = 16 << 20
+_FAR_BEHIND_BYTES = 2 << 20
+"""Waiting bytes that say that a slave catches up: of a log that grows by 200 MB/s fewer wait."""
+_CACHED_BYTES = 512 << 20
+"""End of the log that stays in the page cache meanwhile: more than comes between two flushes."""
 _OTHER_SIZE = "open a new store with the mappedFileSizeCommitLog of the master"
 
 assert _HEAD_BYTES < RECORD_BYTES_MIN, "a head lies in its record"
@@ -291,8 +297,17 @@ class Replica:
             newest_light = self._enter_run(run)
             return run.newest(self._delays_ms) + newest_light
 
-        self._dispatcher.submit_run(enter, file.start + run.records.end)
+        run_end = file.start + run.records.end
+        self._dispatcher.submit_run(enter, run_end)
+        if end - position >= _FAR_BEHIND_BYTES:
+            self._drop_cached(*(at // _RELEASED_BYTES * _RELEASED_BYTES - _CACHED_BYTES for at in (position, run_end)))
         return True
+
+    def _drop_cached(self, start: int, end: int) -> None:
+        """Let the page cache forget a part of the log, if it is on the disk; what somebody has mapped stays."""
+        file = self._log.queue.find(start) if start < end <= self._flusher.durable_offset else None
+        if file is not None:
+            os.posix_fadvise(file.fd, start - file.start, end - start, os.POSIX_FADV_DONTNEED)
 
     def _dispatch_few(self, file: MappedFile, position: int, end: int) -> None:
         """Dispatch records of one file one by one, and the blank behind them."""
