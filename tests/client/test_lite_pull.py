@@ -296,6 +296,25 @@ async def test_a_queue_that_was_sought_and_is_somebody_elses_now_is_not_committe
 
 
 @on_loop
+async def test_where_the_program_sought_before_it_held_a_queue_does_not_come_back():
+    async with Cluster() as cluster:
+        cluster.topic("T", queues=2)
+        for code, value in (RequestCode.GET_MIN_OFFSET, 0), (RequestCode.GET_MAX_OFFSET, 100):
+            cluster.broker.answer(code, functools.partial(offset, value=value))
+        consumer = PullConsumer("CG", cluster.namesrv, settings=BY_HAND)
+        async with consumer:
+            one, other = await consumer.queues("T")
+            consumer.assign([one])
+            consumer._polling.seek(one, None, 5)  # as `seek` does while the queue is not held
+            await until(consumer.held_queues, "the queue")
+            await consumer.seek(one, 7)
+            consumer.assign([other])
+            await until(lambda: list(consumer.held_queues()) == [other], "the other queue")
+            await consumer.commit()
+            assert cluster.broker.asked(RequestCode.UPDATE_CONSUMER_OFFSET) == []
+
+
+@on_loop
 async def test_a_group_that_the_runtime_has_already_is_refused_also_later():
     async with Cluster() as cluster:
         cluster.topic("T")

@@ -157,7 +157,7 @@ FREE = [
     Asked(Code.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6"),
     Asked(Code.UPDATE_AND_CREATE_TOPIC_LIST, body={"topicConfigList": [{"topicName": "GrantedMore"}]}),
     Asked(Code.VIEW_MESSAGE_BY_ID, {"offset": 1 << 40}),
-    Asked(Code.SEND_REPLY_MESSAGE, LONG_NAMES, b"1"),
+    Asked(Code.SEND_REPLY_MESSAGE, {**LONG_NAMES, "topic": f"{CLUSTER}_REPLY_TOPIC"}, b"1"),
 ]
 """What any user may."""
 
@@ -326,9 +326,15 @@ def test_changes_hold_at_once(brokers: tuple[str, str]) -> None:
 def test_what_apache_lets_everybody_do_and_ours_does_not(brokers: tuple[str, str]) -> None:
     apache, ours = brokers
     acks = {"acks": [{"c": GROUP, "t": TOPIC, "so": 0, "q": 0, "rq": 0, "pt": 0, "it": 0, "b": ""}]}
-    for asked in (Asked(Code.LITE_PULL_MESSAGE, PULL), Asked(Code.BATCH_ACK_MESSAGE, {}, acks)):
-        assert answer(apache, asked, of("none"))[0] != ResponseCode.NO_PERMISSION
-        assert answer(ours, asked, of("none"))[0] == ResponseCode.NO_PERMISSION
+    for name, asked in (
+        ("none", Asked(Code.LITE_PULL_MESSAGE, PULL)),
+        ("none", Asked(Code.BATCH_ACK_MESSAGE, {}, acks)),
+        ("none", Asked(Code.SEND_REPLY_MESSAGE, LONG_NAMES, b"1")),
+        ("none", Asked(Code.SEND_REPLY_MESSAGE_V2, SEND, b"1")),
+        ("literal", Asked(Code.PULL_MESSAGE, {**PULL, "topic": "%RETRY%other"})),
+    ):
+        assert answer(apache, asked, of(name))[0] != ResponseCode.NO_PERMISSION, asked
+        assert answer(ours, asked, of(name))[0] == ResponseCode.NO_PERMISSION, asked
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["apache", "ours"])

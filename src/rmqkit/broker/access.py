@@ -28,7 +28,6 @@ SUPER = "Super"
 _OWNER_ALONE = 0o600
 _USER = "User"
 _USER_TYPES = (SUPER, "Normal")
-_SUPER_ALONE = "The super user can only be {} by super user"
 _USER_STATES = ("enable", "disable")
 _POLICY_TYPES = ("Custom", "Default")
 _DECISIONS = ("Allow", "Deny")
@@ -71,7 +70,7 @@ class AccessTable:
     def create_user(self, name: str, user: UserInfo, asker: str = "") -> None:
         """Create a user, who is ``Normal`` and ``enable`` unless told otherwise. Refused: no secret, or it exists.
         Here and below ``asker`` is who signed the request: only super users look after super users."""
-        self._refuse_super(user, asker, "create")
+        self._refuse_super(user.user_type, asker, "create", ResponseCode.SYSTEM_ERROR)
         self._refuse(not user.password, "password can not be blank")
         self._refuse(name in self.users, "The user is existed")
         made = UserInfo(
@@ -84,11 +83,11 @@ class AccessTable:
 
     def update_user(self, name: str, user: UserInfo, asker: str = "") -> None:
         """Change what is given of a user. Refused: there is none."""
-        self._refuse_super(user, asker, "update")
+        self._refuse_super(user.user_type, asker, "update", ResponseCode.SYSTEM_ERROR)
         former = self.users.get(name)
         self._refuse(former is None, "The user is not exist")
         assert former is not None, "just looked at"
-        self._refuse(former.user_type == SUPER and self._is_normal(asker), _SUPER_ALONE.format("update"))
+        self._refuse_super(former.user_type, asker, "update")
         changed = UserInfo(
             username=name,
             password=user.password or former.password,
@@ -101,8 +100,7 @@ class AccessTable:
         """Forget a user and its policies; an unknown one is fine. Refused: no name."""
         self._refuse(not name, "username can not be blank")
         if name in self.users:
-            is_super = self.users[name].user_type == SUPER
-            self._refuse(is_super and self._is_normal(asker), _SUPER_ALONE.format("update"))
+            self._refuse_super(self.users[name].user_type, asker, "update")
             subject = f"{_USER}:{name}"
             users = {key: user for key, user in self.users.items() if key != name}
             self._save(users, {key: acl for key, acl in self._stored.acls.items() if key != subject})
@@ -163,12 +161,12 @@ class AccessTable:
 
     # -- inside
 
-    def _is_normal(self, asker: str) -> bool:
-        return asker in self.users and self.users[asker].user_type != SUPER
-
-    def _refuse_super(self, wanted: UserInfo, asker: str, verb: str) -> None:
-        if _known(wanted.user_type, _USER_TYPES) == SUPER and self._is_normal(asker):
-            raise PeerRefused(ResponseCode.SYSTEM_ERROR, _SUPER_ALONE.format(verb), self._address)
+    def _refuse_super(
+        self, user_type: str | None, asker: str, verb: str, code: int = ResponseCode.NO_PERMISSION
+    ) -> None:
+        is_normal = asker in self.users and self.users[asker].user_type != SUPER
+        if is_normal and _known(user_type, _USER_TYPES) == SUPER:
+            raise PeerRefused(code, f"The super user can only be {verb} by super user", self._address)
 
     def _subject(self, subject: str, unknown: str, policies: Sequence[AclPolicy] | None = None) -> str:
         """The key of a subject whose user exists."""

@@ -19,6 +19,7 @@ from rmqkit.protocol.command import Command
 __all__ = ["Authorization", "objection"]
 
 _JUDGED_MAX = 10_000
+_NAME_CHARACTERS_MAX = 300  # more than any real one: senders of others could fill the memory
 _ALL = frozenset(["All"])
 
 
@@ -63,12 +64,14 @@ class Authorization:
         if self._judged_by is not self._access.acls or len(self._judged) >= _JUDGED_MAX:
             self._judged, self._judged_by = {}, self._access.acls
         key = user, resource, actions, ip
-        if key not in self._judged:
-            subject = f"User:{user}"
-            why = objection(self._judged_by.get(subject), resource, actions, ip)
-            remark = f"{subject} has no permission to access {resource} from {ip}, {why}"
-            self._judged[key] = None if why is None else remark
-        return self._judged[key]
+        if key in self._judged:
+            return self._judged[key]
+        subject = f"User:{user}"
+        why = objection(self._judged_by.get(subject), resource, actions, ip)
+        remark = None if why is None else f"{subject} has no permission to access {resource} from {ip}, {why}"
+        if len(resource) <= _NAME_CHARACTERS_MAX:
+            self._judged[key] = remark
+        return remark
 
 
 def objection(acl: AclInfo | None, resource: str, actions: Actions, ip: str) -> str | None:

@@ -13,8 +13,10 @@ whose name says group holds a group, all others a topic. A row without fields is
 ``topic=`` the same, and a retry topic is a topic like others
 ========== ===========================================================================================
 
-A code that is not here needs no right: Apache's brokers ask for none, either. Two they leave open are closed, as they
-would let everybody read and acknowledge everything: LITE_PULL_MESSAGE is taken as a pull, BATCH_ACK_MESSAGE as acks.
+A code that is not here needs no right: Apache's brokers ask for none, either. Some that they leave open are closed, as
+everybody could read, write and acknowledge everything: LITE_PULL_MESSAGE is taken as a pull, BATCH_ACK_MESSAGE as acks,
+SEND_REPLY_MESSAGE as a send unless it is to the cluster's reply topic, and a pull needs Sub on a retry topic's group,
+too.
 Source: behaviour.md §9.8.
 """
 
@@ -45,7 +47,7 @@ _ROWS: tuple[tuple[Actions, str, tuple[Code, ...]], ...] = (
     (_PUB, "topic=", (Code.RECALL_MESSAGE,)),
     (_PUB, "topic-", (Code.END_TRANSACTION,)),
     (_SUB, "group!", (Code.CONSUMER_SEND_MSG_BACK,)),
-    (_SUB, "topic~ consumerGroup!", (Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)),
+    (_SUB, "topic! consumerGroup!", (Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)),
     (_SUB, "consumerGroup-", (Code.UNREGISTER_CLIENT,)),
     (_SUB, "consumerGroup topic", (Code.POP_MESSAGE, Code.ACK_MESSAGE)),
     (_SUB, "consumerGroup topic", (Code.CHANGE_MESSAGE_INVISIBLETIME, Code.NOTIFICATION)),
@@ -85,8 +87,15 @@ _BY_CODE = {
     for actions, names, codes in _ROWS
     for code in codes
 }
-_SENDS = {Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE}
-"""Pub on the topic; who sends to a retry topic needs Sub on its group."""
+_SENDS = {
+    Code.SEND_MESSAGE: "topic",
+    Code.SEND_MESSAGE_V2: "b",
+    Code.SEND_BATCH_MESSAGE: "b",
+    Code.SEND_REPLY_MESSAGE: "topic",
+    Code.SEND_REPLY_MESSAGE_V2: "b",
+}
+"""Pub on the topic, which this field holds; who sends to a retry topic needs Sub on its group."""
+_REPLIES = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 
 _IN_BODIES = {Code.HEART_BEAT, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ, Code.BATCH_ACK_MESSAGE}
 """What consumers say in a body: Sub on the groups, and on topics that are no retry topics."""
@@ -108,8 +117,9 @@ def needed(command: Command, fields: Mapping[str, str], cluster: str) -> Iterato
             for resource in _resources(field, flag, fields.get(field)):
                 yield resource, actions
     elif code in _SENDS:
-        topic = fields.get("topic" if code == Code.SEND_MESSAGE else "b", _NULL)
-        yield (_group(topic), _SUB) if topic.startswith(RETRY_PREFIX) else (f"Topic:{topic}", _PUB)
+        topic = fields.get(_SENDS[Code(code)], _NULL)
+        if code not in _REPLIES or not topic.endswith(f"{cluster}_REPLY_TOPIC"):
+            yield (_group(topic), _SUB) if topic.startswith(RETRY_PREFIX) else (f"Topic:{topic}", _PUB)
     elif code in _IN_BODIES:
         for group, topics in _said(command):
             yield _group(group), _SUB

@@ -84,6 +84,7 @@ class Polling:
         if process_queue is None:
             self._sought[queue] = offset
         else:
+            self._sought.pop(queue, None)
             self._positions[process_queue] = offset
         if self._auto_commit:
             self._offsets.set_to(queue, offset)
