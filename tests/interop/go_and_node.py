@@ -1,10 +1,11 @@
-"""What peers in Go and Node need: their tools, their modules; found, fetched and built once, as `kit` does for Java.
+"""What peers in Go, Node and C++ need: tools and modules; found, fetched and built once, as `kit` does for Java.
 
 | Part | Where it comes from |
 |---|---|
 | go, node, npm | the path |
 | the modules of `go/go.sum`, of `node/package-lock.json` | go, npm, once, into the cache |
 | `go/*.go`, the program | go, once per content, into the cache |
+| the package `rocketmq`, which holds the C++ client, as `requirements/peers.txt` pins it | pip, once, into the cache |
 
 What is missing raises `Unavailable` with the reason. Each folder's ``outcome.json`` is what its program tells of
 Apache's servers 5.4.0.
@@ -12,8 +13,10 @@ Apache's servers 5.4.0.
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +95,28 @@ def prepare_node() -> Program:
             _fetch([npm, "ci", *options], fetched, {})
             move_into_place(Path(fetched, "node_modules"), modules)
     return Program([node, folder / "client.js"], _outcome(folder), {"NODE_PATH": str(modules)})
+
+
+def prepare_cpp() -> Program:
+    """Apache's C++ client in the package `rocketmq`, beside no other packages of ours. Raises Unavailable."""
+    folder = HERE / "cpp"
+    pins = HERE.parents[1] / "requirements" / "peers.txt"
+    packages = _cached("cpp-client", [pins])
+    if not packages.is_dir():
+        pinned = re.search(r"^rocketmq==(?:.*\\\n)*.*", pins.read_text(), re.MULTILINE)
+        assert pinned is not None, f"{pins} does not name rocketmq"
+        with tempfile.TemporaryDirectory(dir=packages.parent, prefix="fetching-") as fetched:
+            requirement = Path(fetched, "requirement.txt")
+            requirement.write_text(pinned[0])
+            options = ["--quiet", "--disable-pip-version-check", "--retries=1", "--require-hashes"]
+            command = [sys.executable, "-m", "pip", "install", *options, f"--target={fetched}/packages"]
+            _fetch([*command, f"--requirement={requirement}"], fetched, {})
+            move_into_place(Path(fetched, "packages"), packages)
+    python, env = [sys.executable, "-S"], {"PYTHONPATH": str(packages)}
+    loaded = _done([*python, "-c", "import rocketmq.client"], packages, env)
+    if loaded.returncode != 0:
+        raise Unavailable(f"the C++ client cannot be loaded: {loaded.stderr.strip().splitlines()[-1]}")
+    return Program([*python, folder / "client.py"], _outcome(folder), env)
 
 
 def _outcome(folder: Path) -> dict[str, Any]:

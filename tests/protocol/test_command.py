@@ -208,6 +208,8 @@ BACK = {"offset": "7", "group": "g", "delayLevel": "1"}
     [
         (BACK, ConsumerSendBackRequest(7, "g", 1)),
         (BACK | {"unitMode": "maybe"}, ConsumerSendBackRequest(7, "g", 1, unit_mode=False)),
+        (BACK | {"unitMode": "1"}, ConsumerSendBackRequest(7, "g", 1, unit_mode=False)),
+        (BACK | {"unitMode": "True"}, ConsumerSendBackRequest(7, "g", 1, unit_mode=True)),
         (BACK | {"unitMode": "", "maxReconsumeTimes": "x"}, ConsumerSendBackRequest(7, "g", 1, unit_mode=False)),
         (BACK | {"maxReconsumeTimes": "9" * 20}, ConsumerSendBackRequest(7, "g", 1)),
         ({"offset": "7", "group": "g"}, ConsumerSendBackRequest(7, "g", 0)),

@@ -183,19 +183,24 @@ def decode_header_leniently(
     ``missing``: values of required fields that a peer may leave out.
     ``drops_unreadable``: whether a number that is none counts as left out, as in headers without a codec of their own.
     """
+    flags, missing = _flag_names(header_type), missing or {}
     try:
-        return decode_header(command, header_type)
+        header = decode_header(command, header_type)
+        raised = [name for attribute, name in flags.items() if getattr(header, attribute)]
+        # msgspec takes 1 for true, too, which Apache's C++ client says of a batch.
+        if not raised or all(decode_fields(command)[name].lower() == "true" for name in raised):
+            return header
     except HeaderError:
-        missing = missing or {}
-        values = {**missing, **decode_fields(command)}
+        pass
+    values = {**missing, **decode_fields(command)}
+    for name in flags.values() & values.keys():
+        values[name] = "true" if values[name].lower() == "true" else "false"
     for info in msgspec.structs.fields(header_type):
         name = info.encode_name
         try:
             msgspec.convert(values.get(name), info.type | None, strict=False)
         except msgspec.ValidationError:
-            if info.type is bool or bool in get_args(info.type):
-                values[name] = "false"
-            elif drops_unreadable and name in missing:
+            if drops_unreadable and name in missing:
                 values[name] = missing[name]
             elif drops_unreadable and not info.required:
                 del values[name]
@@ -234,6 +239,13 @@ def header_fields(header: Struct) -> dict[str, str]:
 @functools.cache
 def _wire_names(header_type: type[Struct]) -> tuple[tuple[str, str], ...]:
     return tuple((info.name, info.encode_name) for info in msgspec.structs.fields(header_type))
+
+
+@functools.cache
+def _flag_names(header_type: type[Struct]) -> dict[str, str]:
+    """The booleans of a header: attributes and their wire names."""
+    fields = msgspec.structs.fields(header_type)
+    return {info.name: info.encode_name for info in fields if info.type is bool or bool in get_args(info.type)}
 
 
 @functools.cache
