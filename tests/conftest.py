@@ -75,13 +75,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Failures(terminal))
 
 
-def pytest_runtest_teardown() -> None:
-    """Take away where a command had the log sent: to a stderr that was this test's alone, or a file that is gone."""
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Leave the log to the next test as it was.
+
+    What a command set up goes to a stderr that was this test's alone, or to a file that is gone. To loggers that keep
+    what they have to themselves pytest adds its own handlers; those of Spark give them a format that nothing expects.
+    """
     root = logging.getLogger()
     for handler in list(root.handlers):
         if type(handler) in (logging.StreamHandler, RotatingFileHandler):  # those of pytest are kinds of them
             root.removeHandler(handler)
             handler.close()
+    for logger in root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
+    capture = item.config.pluginmanager.getplugin("logging-plugin")
+    for handler in (capture.caplog_handler, capture.report_handler):
+        handler.setFormatter(capture.formatter)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
