@@ -154,8 +154,14 @@ final class ConsumerBehaviours {
             Collections.sort(seen);
             run.fact("round %d: %s", round, seen);
             subscribed.commitSync();
-            subscribed.shutdown();
             DefaultMQProducer producer = run.producer(new DefaultMQProducer(run.group("producer" + round)));
+            for (int id = 0; id < 2; id++) { // it does not wait for an answer, and the next round asks on another connection
+                MessageQueue each = run.queue(run.topic(), id);
+                long end = producer.maxOffset(each);
+                subscribed.getOffsetStore().persist(each);
+                run.await("commit", () -> subscribed.getOffsetStore().readOffset(each, ReadOffsetType.READ_FROM_STORE) == end);
+            }
+            subscribed.shutdown();
             for (int i = 0; i < 4; i++) {
                 producer.send(run.message(run.topic(), "Late", "late", "late " + round + i), run.queue(run.topic(), i % 2));
             }
