@@ -23,6 +23,8 @@ from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 FIRST = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=10, take_over_pause_ms=0)
 BY_HAND = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET, auto_commit=False, persist_interval_ms=10)
+STARTS = {("0", "0"), ("1", "0")}
+"""Where two queues begin, which may be saved before anything is committed, 10 ms after they are taken."""
 
 
 class Topic:
@@ -293,7 +295,7 @@ async def test_a_queue_that_was_sought_and_is_somebody_elses_now_is_not_committe
             await consumer.commit()
             committed = cluster.broker.asked(RequestCode.UPDATE_CONSUMER_OFFSET)
             places = [(one["queueId"], one["commitOffset"]) for one in committed]
-            assert ("1", "5") not in places
+            assert set(places) - STARTS == {("0", "5")}
             assert [place for place in places if place[0] == "0"][-1] == ("0", "5")
 
 
@@ -314,7 +316,7 @@ async def test_where_the_program_sought_before_it_held_a_queue_does_not_come_bac
             await until(lambda: list(consumer.held_queues()) == [other], "the other queue")
             await consumer.commit()
             committed = cluster.broker.asked(RequestCode.UPDATE_CONSUMER_OFFSET)
-            assert "5" not in [request["commitOffset"] for request in committed]
+            assert {(request["queueId"], request["commitOffset"]) for request in committed} <= STARTS
 
 
 @on_loop
