@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,14 @@ def read_all(store: MessageStore, topic: str, queue_id: int = 0) -> list[Record]
 
 
 def copy_store(root: Path, to: Path) -> Path:
-    """What a crash leaves: the directory as it is now."""
-    shutil.copytree(root, to)
+    """What a crash leaves: the directory as it is now, also of a store that puts new files in place of old ones."""
+    shutil.copytree(root, to, copy_function=_copy_what_is_there)
     return to
+
+
+def _copy_what_is_there(file: str, to: str) -> None:
+    with suppress(FileNotFoundError):
+        shutil.copy2(file, to)
 
 
 def tree(root: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ const problems = [];
 async function waitFor(what, condition) {
   const deadline = Date.now() + PATIENT_MS;
   while (!condition()) {
-    if (Date.now() > deadline) throw new Error(`no ${what} within ${PATIENT_MS} ms: ${problems.slice(-3).join('; ')}`);
+    if (Date.now() > deadline) throw new Error(`no ${what} within ${PATIENT_MS} ms: ${[ ...new Set(problems) ].join('; ')}`);
     await new Promise(resolve => setTimeout(resolve, 20));
     // Version 3.12.0 may miss its own event for a message that it pulled while it started, and then leaves it lying.
     for (const consumer of consumers) {
