@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("rmqkit", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
 settings.load_profile("rmqkit")
 
+pytest_plugins = ["tests.second_try"]
+
 TOGETHER = ("tests/interop/", "tests/spark/")
 
 CAPTURED_LINES = 20

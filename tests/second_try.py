@@ -1,0 +1,53 @@
+"""A second, lone try for tests that failed beside others while they drove other people's programs.
+
+Java, Go, Node and C++ clients bring time-outs of 3 s and races of their own to a busy machine. With ``--second-try``
+at most `MOST` of their tests run again at the end, in a fresh process with nothing beside them; the run fails unless
+they pass. What failed first stays on the screen. Any other failure is final.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+FOLDER = "tests/interop/"
+MOST = 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--second-try", action="store_true", help="run a few failed tests of other programs again, alone")
+
+
+class SecondTry:
+    """Collects what failed, and tries it again when everything else is done."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+        self._failed: dict[str, None] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed[report.nodeid] = None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        names = list(self._failed)
+        if exitstatus != pytest.ExitCode.TESTS_FAILED or not may_try_again(names):
+            return
+        self._terminal.section(f"a second try, alone, of {len(names)} failed tests")
+        self._terminal.line("\n".join(names))
+        if subprocess.run([sys.executable, "-m", "pytest", *names], check=False).returncode == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.OK
+            self._terminal.line(f"FAILED BESIDE OTHERS, PASSED ALONE: {' '.join(names)}", yellow=True)
+
+
+def may_try_again(names: list[str]) -> bool:
+    """Whether these are few, and all of other people's programs."""
+    return 0 < len(names) <= MOST and all(name.startswith(FOLDER) for name in names)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None and config.getoption("second_try"):
+        config.pluginmanager.register(SecondTry(terminal))

@@ -1,0 +1,52 @@
+"""A second try is for a few tests of other people's programs, and decides whether the run fails."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import second_try
+
+pytest_plugins = ["pytester"]
+
+PEER, OURS = "tests/interop/test_a.py::test_one", "tests/broker/test_b.py::test_two"
+CODE = """
+from pathlib import Path
+
+def test_one():
+    tries = Path({tries!r})
+    tries.write_text(tries.read_text() + "." if tries.exists() else ".")
+    assert len(tries.read_text()) >= {passes_at}
+
+def test_other():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "may"),
+    [([PEER], True), ([PEER] * 3, True), ([], False), ([PEER] * 4, False), ([PEER, OURS], False), ([OURS], False)],
+)
+def test_only_few_failures_of_peers_are_tried_again(names: list[str], may: bool) -> None:
+    assert second_try.may_try_again(names) == may
+
+
+@pytest.mark.parametrize(
+    ("folder", "passes_at", "options", "tries", "code"),
+    [
+        ("interop", 2, ["--second-try"], 2, 0),
+        ("interop", 3, ["--second-try"], 2, 1),
+        ("interop", 2, [], 1, 1),
+        ("broker", 2, ["--second-try"], 1, 1),
+    ],
+)
+def test_what_passes_alone_passes(
+    pytester: pytest.Pytester, folder: str, passes_at: int, options: list[str], tries: int, code: int
+) -> None:
+    counted = Path(pytester.path, "tries")
+    tests = pytester.mkdir("tests")
+    (tests / folder).mkdir()
+    (tests / folder / "test_it.py").write_text(CODE.format(tries=str(counted), passes_at=passes_at))
+    ran = pytester.runpytest_inprocess("-p", "tests.second_try", *options)
+    assert (ran.ret, counted.read_text()) == (code, "." * tries)
+    if (tries, code) == (2, 0):
+        ran.stdout.fnmatch_lines(["FAILED BESIDE OTHERS, PASSED ALONE: tests/interop/test_it.py::test_one"])
