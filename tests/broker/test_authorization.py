@@ -182,7 +182,7 @@ async def ask(address, credentials, code, body=None, **fields):
     client = RemotingClient(credentials=credentials)
     try:
         command = Command(code, fields=fields or None, body=b"" if body is None else json.dumps(body).encode())
-        answer = await client.call(address, command, 3000)
+        answer = await client.call(address, command, 60_000)
         return answer.code, answer.remark
     finally:
         await client.close()

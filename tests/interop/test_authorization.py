@@ -10,6 +10,8 @@ import pytest
 from rmqkit import Message, ReceivedMessage, StartFrom, sync
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.command import decode_fields
+from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.remoting.authentication import Credentials
 from tests.interop.apache import BROKER_NAME, CLUSTER, ask, open_store_with_apache
 from tests.interop.asking import EXCEPTION, PULL_ALL, Asked
@@ -76,7 +78,7 @@ USED = [
     Asked(Code.SEND_MESSAGE, {**LONG_NAMES, "topic": RETRY}, b"1"),
     Asked(Code.SEND_MESSAGE_V2, {**SEND, "a": GROUP, "b": RETRY}, b"1"),
     Asked(Code.SEND_MESSAGE_V2, {**SEND, "a": "other", "b": RETRY}, b"1"),
-    Asked(Code.CONSUMER_SEND_MSG_BACK, {"offset": 0, "group": GROUP, "delayLevel": 1, "originTopic": "Other"}),
+    Asked(Code.CONSUMER_SEND_MSG_BACK, {"offset": 1 << 40, "group": GROUP, "delayLevel": 1, "originTopic": "Other"}),
     Asked(Code.RECALL_MESSAGE, {"topic": TOPIC, "recallHandle": "x"}),
     Asked(Code.PULL_MESSAGE, PULL),
     Asked(Code.PULL_MESSAGE, {**PULL, "topic": RETRY}),
@@ -101,7 +103,7 @@ USED = [
     Asked(Code.CHANGE_MESSAGE_INVISIBLETIME, {**ACK, "invisibleTime": 1000}),
     *(Asked(code, QUEUE) for code in (Code.GET_MAX_OFFSET, Code.GET_MIN_OFFSET, Code.GET_EARLIEST_MSG_STORETIME)),
     Asked(Code.SEARCH_OFFSET_BY_TIMESTAMP, {**QUEUE, "timestamp": 0}),
-    Asked(Code.VIEW_MESSAGE_BY_ID, {"topic": TOPIC, "offset": 0}),
+    Asked(Code.VIEW_MESSAGE_BY_ID, {"topic": TOPIC, "offset": 1 << 40}),
 ]
 """What producers and consumers ask."""
 
@@ -335,6 +337,31 @@ def test_what_apache_lets_everybody_do_and_ours_does_not(brokers: tuple[str, str
     ):
         assert answer(apache, asked, of(name))[0] != ResponseCode.NO_PERMISSION, asked
         assert answer(ours, asked, of(name))[0] == ResponseCode.NO_PERMISSION, asked
+
+
+def sent(address: str, properties: str) -> int:
+    """Where in the log a message lies, sent by a user who may that."""
+    command = Asked(Code.SEND_MESSAGE_V2, {**SEND, "i": properties}, b"1").command({})
+    of("literal").sign(command)
+    answered = ask(address, command)
+    assert answered.code == ResponseCode.SUCCESS, answered.remark
+    return decode_offset_id(decode_fields(answered)["msgId"])[2]
+
+
+def test_apache_lets_everybody_reach_messages_by_their_place_and_ours_does_not(brokers: tuple[str, str]) -> None:
+    """At ours who has the rights may still."""
+    codes: list[int] = []
+    for address in brokers:
+        plain, half = sent(address, ""), sent(address, "TRAN_MSG\x01true\x02PGROUP\x01p\x02")
+        stored = {"producerGroup": "p", "tranStateTableOffset": 0, "commitLogOffset": half}
+        asked = (
+            Asked(Code.VIEW_MESSAGE_BY_ID, {"offset": plain}),
+            Asked(Code.VIEW_MESSAGE_BY_ID, {"offset": half}),
+            Asked(Code.CONSUMER_SEND_MSG_BACK, {"offset": plain, "group": GROUP, "delayLevel": 1}),
+            Asked(Code.END_TRANSACTION, {**stored, "commitOrRollback": 8}),
+        )
+        codes += [answer(address, one, of(name))[0] for name in ("group", "literal") for one in asked]
+    assert codes == [0] * 8 + [ResponseCode.NO_PERMISSION] * 4 + [0] * 4
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["apache", "ours"])

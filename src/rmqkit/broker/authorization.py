@@ -3,20 +3,24 @@ that it needs (`rmqkit.broker.rights`). Super users and the broker's own request
 
 Of the entries that match resource, action and address the most special one decides: a whole name before a prefix, a
 longer prefix before a shorter one. Entries of ``Default`` policies are looked at when none of ``Custom`` matches.
-Who asks for the same once more is answered from memory until policies change. Loop only. Source: behaviour.md §9.8.
+Who asks for the same once more is answered from memory until policies change. What lies at a physical offset is taken
+for a message only when its queue says so, as a body may look like a record. Loop only. Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rmqkit.broker.access import SUPER, AccessTable
 from rmqkit.broker.rights import Actions, NotReadable, needed
+from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.bodies.access import AclEntry, AclInfo
 from rmqkit.protocol.command import Command
+from rmqkit.protocol.record import Record, decode_record
+from rmqkit.store.message_store import MessageStore
 
-__all__ = ["Authorization", "objection"]
+__all__ = ["Authorization", "message_at", "objection"]
 
 _JUDGED_MAX = 10_000
 _NAME_CHARACTERS_MAX = 300  # more than any real one: senders of others could fill the memory
@@ -26,13 +30,21 @@ _ALL = frozenset(["All"])
 class Authorization:
     """Judges requests by the policies of an `AccessTable`.
     ``cluster``: whose resource the broker is; ``inner``: the name in brokers' own requests, if they are signed;
-    ``white_list``: codes of requests that need no right."""
+    ``white_list``: codes of requests that need no right; ``message_at``: of the broker's store."""
 
-    def __init__(self, access: AccessTable, cluster: str, inner: str | None, white_list: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        access: AccessTable,
+        cluster: str,
+        inner: str | None,
+        white_list: Collection[int] = (),
+        message_at: Callable[[int], Record | None] = lambda physical_offset: None,
+    ) -> None:
         self._access = access
         self._cluster = cluster
         self._inner = inner
         self._white_list = frozenset(white_list)
+        self._message_at = message_at
         self._judged: dict[tuple[str, str, Actions, str], str | None] = {}
         self._judged_by = access.acls
 
@@ -42,7 +54,7 @@ class Authorization:
         if command.code in self._white_list or not fields or self._is_free(user):
             return None
         try:
-            for resource, actions in needed(command, fields, self._cluster):
+            for resource, actions in needed(command, fields, self._cluster, self._message_at):
                 if user is None:
                     return "Authorization failed. Please verify your access rights and try again."
                 if user not in self._access.users:
@@ -72,6 +84,21 @@ class Authorization:
         if len(resource) <= _NAME_CHARACTERS_MAX:
             self._judged[key] = remark
         return remark
+
+
+def message_at(store: MessageStore, physical_offset: int) -> Record | None:
+    """The message at a physical offset, None where none begins.
+    Raises NotReadable: it is none, or its queue knows another one of that number."""
+    raw = store.record_at(physical_offset) if physical_offset >= 0 else None
+    try:
+        record = None if raw is None else decode_record(raw)
+    except RecordCorrupt:
+        raise NotReadable from None
+    if record is not None and physical_offset < store.dispatched_offset:
+        found = store.entries(record.topic, record.queue_id, record.queue_offset, count_max=1)
+        if [(at, size) for _, at, size, _ in found] != [(physical_offset, record.size)]:
+            raise NotReadable
+    return record
 
 
 def objection(acl: AclInfo | None, resource: str, actions: Actions, ip: str) -> str | None:

@@ -16,13 +16,15 @@ whose name says group holds a group, all others a topic. A row without fields is
 A code that is not here needs no right: Apache's brokers ask for none, either. Some that they leave open are closed, as
 everybody could read, write and acknowledge everything: LITE_PULL_MESSAGE is taken as a pull, BATCH_ACK_MESSAGE as acks,
 SEND_REPLY_MESSAGE as a send unless it is to the cluster's reply topic, and a pull needs Sub on a retry topic's group,
-too.
+too. What names a message by its physical offset needs a right on the topic that lies there (`_PLACES`).
 Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
 
 from rmqkit.errors import ProtocolError
 from rmqkit.protocol.bodies.clients import HeartbeatData
@@ -31,7 +33,10 @@ from rmqkit.protocol.bodies.queues import LockBody
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+from rmqkit.protocol.numbers import Int64
+from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_property
+from rmqkit.protocol.record import Record
 
 __all__ = ["Actions", "NotReadable", "needed"]
 
@@ -100,14 +105,29 @@ _REPLIES = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 _IN_BODIES = {Code.HEART_BEAT, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ, Code.BATCH_ACK_MESSAGE}
 """What consumers say in a body: Sub on the groups, and on topics that are no retry topics."""
 
+_PLACES = {
+    Code.END_TRANSACTION: ("commitLogOffset", _PUB),
+    Code.CONSUMER_SEND_MSG_BACK: ("offset", _SUB),
+    Code.VIEW_MESSAGE_BY_ID: ("offset", _SUB | _GET),
+}
+"""The field with a physical offset, and what is needed on the topic of the message there, besides the row. Not for a
+message in light queues that is sent back: its consumer may read one of these, which the request does not name."""
+
+_KEPT_ELSEWHERE = {HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC}
+
 
 class NotReadable(Exception):
     """A request does not say what it is about."""
 
 
-def needed(command: Command, fields: Mapping[str, str], cluster: str) -> Iterator[tuple[str, Actions]]:
+def needed(
+    command: Command,
+    fields: Mapping[str, str],
+    cluster: str,
+    message_at: Callable[[int], Record | None] = lambda physical_offset: None,
+) -> Iterator[tuple[str, Actions]]:
     """Resources (``Topic:orders``) and the actions of which one has to be allowed on each, in the reference's order.
-    Raises NotReadable."""
+    ``message_at``: what lies at a physical offset. Raises NotReadable."""
     code = command.code
     if (row := _BY_CODE.get(code)) is not None:
         actions, named = row
@@ -116,6 +136,8 @@ def needed(command: Command, fields: Mapping[str, str], cluster: str) -> Iterato
         for field, flag in named:
             for resource in _resources(field, flag, fields.get(field)):
                 yield resource, actions
+        if code in _PLACES:
+            yield from _of_place(code, fields, message_at)
     elif code in _SENDS:
         topic = fields.get(_SENDS[Code(code)], _NULL)
         if code not in _REPLIES or not topic.endswith(f"{cluster}_REPLY_TOPIC"):
@@ -140,6 +162,26 @@ def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
             yield f"Topic:{name}"
         elif flag != "~":
             yield _group(name)
+
+
+def _of_place(
+    code: int, fields: Mapping[str, str], message_at: Callable[[int], Record | None]
+) -> Iterator[tuple[str, Actions]]:
+    field, actions = _PLACES[Code(code)]
+    if field not in fields:
+        return
+    try:
+        record = message_at(msgspec.convert(fields[field], Int64, strict=False))
+    except msgspec.ValidationError:
+        raise NotReadable from None
+    if record is None or (
+        code == Code.CONSUMER_SEND_MSG_BACK and find_property(record.properties, INNER_MULTI_DISPATCH.encode())
+    ):
+        return
+    topic = record.topic
+    if topic in _KEPT_ELSEWHERE:
+        topic = (find_property(record.properties, REAL_TOPIC.encode()) or topic.encode()).decode("utf-8", "replace")
+    yield (_group(topic) if topic.startswith(RETRY_PREFIX) else f"Topic:{topic}"), actions
 
 
 def _group(name: str) -> str:

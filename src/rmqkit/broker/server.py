@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmqkit.broker.access import AccessTable
-from rmqkit.broker.authorization import Authorization
+from rmqkit.broker.authorization import Authorization, message_at
 from rmqkit.broker.check_back import CheckBack
 from rmqkit.broker.clients import ClientTable
 from rmqkit.broker.durability import Durability
@@ -224,7 +224,8 @@ class Broker:
             authentication.users = lambda: parts.access.users
             if self._authentication.authorization_enabled:
                 free = codes_of(self._authentication.authorization_white_list)
-                authorization = Authorization(parts.access, settings.cluster_name, authentication.inner_name, free)
+                inner, lies_at = authentication.inner_name, partial(message_at, parts.store)
+                authorization = Authorization(parts.access, settings.cluster_name, inner, free, lies_at)
                 authentication.authorize = authorization.refusal
         parts.persist()
         parts.statistics.sample()
