@@ -107,6 +107,37 @@ def test_pops_of_one_turn_share_a_queue_out(run):
     run(scenario)
 
 
+class Peer:
+    """A connection that writes what it gathered, or cannot."""
+
+    def __init__(self, fault=None):
+        self.peer, self.fault = "peer", fault
+        self.gathered, self.written = None, []
+
+    def gather(self):
+        self.gathered = []
+
+    def flush(self):
+        if self.fault is not None:
+            raise self.fault
+        self.written, self.gathered = self.gathered, None
+
+
+def test_a_turn_writes_its_answers_whichever_connection_fails(run):
+    def answer(key, put, waiting):
+        for connection, command in waiting:
+            connection.gathered.append((command, put))
+
+    async def scenario(cluster):
+        turn, peers = parts(cluster).pops.turn, [Peer(), Peer(OSError("gone")), Peer()]
+        for number, peer in enumerate(peers):
+            turn.ack(("T", "x", 0, 0, number % 2), 0, peer, number, answer)
+        turn.end()
+        assert [peer.written for peer in peers] == [[(0, None)], [], [(2, None)]]
+
+    run(scenario)
+
+
 def test_messages_of_one_answer_have_one_pop_time(run, monkeypatch):
     """One queue of two has a pop of this millisecond already, as after a reset."""
 

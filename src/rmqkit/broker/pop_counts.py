@@ -12,7 +12,7 @@ Loop only. Source: behaviour.md §9.10.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 from rmqkit.metrics.values import histogram
@@ -21,6 +21,7 @@ from rmqkit.store.message_store import PutStatus
 __all__ = ["ACK", "CHECK_POINT", "PopCounts"]
 
 CHECK_POINT, ACK = "CK", "ACK"
+_OK = PutStatus.OK  # asking an enumeration for a member costs a call, and so does a Counter's ``+=``
 
 
 class PopCounts:
@@ -34,14 +35,14 @@ class PopCounts:
     """
 
     def __init__(self) -> None:
-        self.put: Counter[tuple[str, ...]] = Counter()
-        self.done: Counter[tuple[str, ...]] = Counter()
-        self.revived: Counter[tuple[str, ...]] = Counter()
+        self.put: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self.done: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self.revived: defaultdict[tuple[str, ...], int] = defaultdict(int)
         self.scan_ms = histogram("rocketmq_pop_buffer_scan_time_consume")
 
     def has_put(self, topic: str, group: str, kind: str, status: PutStatus, count: int = 1) -> None:
         """Count check points, or messages that were acknowledged, by how their put ended."""
-        ended = "PUT_OK" if status is PutStatus.OK else status.value  # a member's value costs a call
+        ended = "PUT_OK" if status is _OK else status.value
         self.put[topic, group, kind, ended] += count
 
     def forget(self, is_gone: Callable[[str], bool]) -> None:

@@ -49,6 +49,7 @@ REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 _CHECK_POINT, _ACK, _ACKS = "ck", "ack", "bAck"
 _READ_COUNT = 32
 _NEVER_MS = 1 << 63
+_OK = PutStatus.OK  # asking an enumeration for a member costs a call
 
 _TAGS_CODES = {tag: encoded_tags_code(tag.encode()) for tag in (_CHECK_POINT, _ACK, _ACKS)}
 _read_check_point = msgspec.json.Decoder(CheckPoint).decode
@@ -191,11 +192,11 @@ class PopLog:
         puts: list[PutResult] = []
         refused: dict[Place, PutResult] = {}
         for number, mark in enumerate(marks):
-            put = refused.get(mark.pending.place) if run is None else run[number]
-            puts.append(put or self._put(mark.message))
-            self._marked(mark, puts[-1])
-            if puts[-1].status is not PutStatus.OK:
-                refused[mark.pending.place] = puts[-1]
+            put = run[number] if run is not None else refused.get(mark.pending.place) or self._put(mark.message)
+            puts.append(put)
+            self._marked(mark, put)
+            if put.status is not _OK:
+                refused[mark.pending.place] = put
         following = iter(run[len(marks) :]) if run is not None else map(self._put, messages[len(marks) :])
         results: list[PutResult | None] = []
         for pending, offsets in left:
@@ -205,7 +206,7 @@ class PopLog:
             elif pending is not None:
                 ended = next(following)
                 self._count_acks(pending, len(offsets), ended.status)
-                if ended.status is PutStatus.OK:
+                if ended.status is _OK:
                     self._done(pending, offsets)
             results.append(ended)
         return puts, results
@@ -272,7 +273,7 @@ class PopLog:
         several = list(self._unwritten)
         puts = self._put_all([self._ack_message(pending, pending.unwritten) for pending in several])
         for pending, put in zip(several, puts, strict=True):
-            if put.status is PutStatus.OK:
+            if put.status is _OK:
                 del self._unwritten[pending]
                 pending.unwritten = []
         self.counts.scan_ms.observe(self._clock.monotonic_ms() - started_ms)
@@ -300,7 +301,7 @@ class PopLog:
         pending = mark.pending
         topic, group, queue_id = pending.place
         self.counts.has_put(topic, group, CHECK_POINT, put.status)
-        if put.status is not PutStatus.OK:
+        if put.status is not _OK:
             return self._count_out(pending, len(pending.left))
         pending.revive_offset = put.queue_offset
         self._wait_for(pending)
@@ -310,14 +311,14 @@ class PopLog:
 
     def _put_off(self, pending: Pending, offsets: list[int]) -> None:
         self._done(pending, offsets)
-        self._count_acks(pending, len(offsets), PutStatus.OK)
+        self._count_acks(pending, len(offsets), _OK)
         pending.unwritten += offsets
         self._unwritten[pending] = None
 
     def _count_acks(self, pending: Pending, count: int, status: PutStatus) -> None:
         topic, group, *_ = pending.key
         self.counts.has_put(topic, group, ACK, status, count)
-        if status is PutStatus.OK:
+        if status is _OK:
             self.counts.done[topic, group, ACK, str(pending.revive_queue_id)] += count
 
     def _ack_message(self, pending: Pending, offsets: list[int]) -> PutMessage:
@@ -347,7 +348,7 @@ class PopLog:
 
     def _put(self, message: PutMessage) -> PutResult:
         put = self._store.put(message)
-        if put.status is PutStatus.OK:
+        if put.status is _OK:
             self._know(message.queue_id, put.queue_offset)
         return put
 
@@ -361,12 +362,12 @@ class PopLog:
         run = self._store.put_run(messages)
         if run is None:
             return None
-        ok, read, results = PutStatus.OK, self._read, list[PutResult]()
+        read, results = self._read, list[PutResult]()
         for one in run:
             queue_offset = one.queue_offset
             if read.get(one.queue_id) == queue_offset:  # as `_know`
                 read[one.queue_id] = queue_offset + 1
-            results.append(PutResult(ok, one.physical_offset, one.physical_offset + one.size, queue_offset))
+            results.append(PutResult(_OK, one.physical_offset, one.physical_offset + one.size, queue_offset))
         return results
 
     def _know(self, queue_id: int, queue_offset: int) -> None:

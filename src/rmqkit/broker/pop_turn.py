@@ -25,6 +25,7 @@ Waiting = list[tuple[Connection, Command]]
 AnswerAcks = Callable[[AckKey, PutResult | None, Waiting], None]
 """Told what became of the acks of a pop: None when there was nothing to store."""
 
+_OK = PutStatus.OK  # asking an enumeration for a member costs a call
 _log = logging.getLogger(__name__)
 
 
@@ -39,30 +40,32 @@ class PopTurn:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self.ends: dict[Place, int] = {}
-        self._pops: list[tuple[list[Mark], Callable[[PutResult], None]]] = []
+        self._connections: dict[Connection, None] = {}
+        self._marks: list[Mark] = []
+        self._pops: list[tuple[int, Callable[[PutResult], None]]] = []
         self._acks: dict[AckKey, tuple[list[int], Waiting, AnswerAcks]] = {}
 
-    def pop(self, marks: list[Mark], answer: Callable[[PutResult], None]) -> None:
+    def pop(self, connection: Connection, marks: list[Mark], answer: Callable[[PutResult], None]) -> None:
         """Store check points and answer with the last one's put, or with one that was refused."""
-        self._begin()
-        self._pops.append((marks, answer))
+        self._begin(connection)
+        self._marks += marks
+        self._pops.append((len(marks), answer))
         for mark in marks:
             self.ends[mark.pending.place] = mark.after
 
     def ack(self, key: AckKey, offset: int, connection: Connection, command: Command, answer: AnswerAcks) -> None:
         """Store that a message is consumed; acks of one pop are answered together."""
+        self._begin(connection)
         gathered = self._acks.get(key)
         if gathered is None:
-            self._begin()
             gathered = self._acks[key] = [], [], answer
         gathered[0].append(offset)
         gathered[1].append((connection, command))
 
     def end(self) -> None:
-        """Store and answer what came in this turn."""
-        pops, acks = self._pops, self._acks
-        self._pops, self._acks = [], {}
-        marks = [mark for those, _ in pops for mark in those]
+        """Store and answer what came in this turn; what can be said now is written at once."""
+        connections, marks, pops, acks = self._connections, self._marks, self._pops, self._acks
+        self._connections, self._marks, self._pops, self._acks = {}, [], [], {}
         try:
             puts, acked = self._log.store(marks, {key: offsets for key, (offsets, _, _) in acks.items()})
         except Exception as error:  # noqa: BLE001 - the outer edge of these requests: answered and logged once
@@ -71,11 +74,16 @@ class PopTurn:
             puts, acked = [failed] * len(marks), [failed] * len(acks)
             self._log.withdraw(marks)
         self.ends.clear()
-        stored = iter(puts)
-        for those, answer in pops:
-            own = [next(stored) for _ in those]
+        for connection in connections:
+            connection.gather()
+        at = 0
+        for count, answer in pops:
+            for put in puts[at : at + count]:
+                if put.status is not _OK:
+                    break
+            at += count
             try:
-                answer(next((put for put in own if put.status is not PutStatus.OK), own[-1]))
+                answer(put)
             except Exception:  # noqa: BLE001 - a fault of one request must not reach another
                 _log.exception("a pop cannot be answered")
         for ended, (key, (_, waiting, answer_acks)) in zip(acked, acks.items(), strict=True):
@@ -83,7 +91,13 @@ class PopTurn:
                 answer_acks(key, ended, waiting)
             except Exception:  # noqa: BLE001 - a fault of one request must not reach another
                 _log.exception("acks of %s cannot be answered", key)
+        for connection in connections:
+            try:
+                connection.flush()
+            except Exception:  # noqa: BLE001 - a fault of one connection must not reach another
+                _log.exception("answers to %s cannot be written", connection.peer)
 
-    def _begin(self) -> None:
-        if not self._pops and not self._acks:
+    def _begin(self, connection: Connection) -> None:
+        if not self._connections:
             self._loop.call_soon(self.end)
+        self._connections[connection] = None

@@ -28,7 +28,7 @@ Source: behaviour.md §9.10; remoting.md §6.7.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from datetime import date
 
@@ -99,7 +99,7 @@ class Statistics:
         self._inner: Counter[tuple[str, int]] = Counter()
         self._dead: Counter[tuple[str, int]] = Counter()
         self._given: dict[tuple[str, int, str], list[float]] = {}
-        self._popped: Counter[tuple[str, str, str]] = Counter()
+        self._popped: defaultdict[tuple[str, str, str], int] = defaultdict(int)  # twice as fast as a Counter
         self._counters: dict[tuple[str, str], _Counter] = {}
         self._changed: list[set[_Counter]] = [set() for _ in _SPANS]
         self._rounds = 0

@@ -186,9 +186,11 @@ def decode_header_leniently(
     flags, missing = _flag_names(header_type), missing or {}
     try:
         header = decode_header(command, header_type)
-        raised = [name for attribute, name in flags.items() if getattr(header, attribute)]
-        # msgspec takes 1 for true, too, which Apache's C++ client says of a batch.
-        if not raised or all(decode_fields(command)[name].lower() == "true" for name in raised):
+        for attribute, name in flags.items():
+            # msgspec takes 1 for true, too, which Apache's C++ client says of a batch.
+            if getattr(header, attribute) and decode_fields(command)[name].lower() != "true":
+                break
+        else:
             return header
     except HeaderError:
         pass

@@ -43,20 +43,16 @@ class Frame(Struct, gc=False):
 
 
 class FrameSplitter:
-    """Cuts a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused."""
+    """Cuts a byte stream into frames, one call per read; a frame over ``frame_bytes_max`` is refused.
+    ``buffered_bytes``: how much of an incomplete frame is held."""
 
-    __slots__ = ("_buffered_bytes", "_frame_bytes_max", "_held", "_wanted_bytes")
+    __slots__ = ("_frame_bytes_max", "_held", "_wanted_bytes", "buffered_bytes")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._held: list[bytes] = []
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0
         self._wanted_bytes = 0
         self._frame_bytes_max = frame_bytes_max
-
-    @property
-    def buffered_bytes(self) -> int:
-        """How much of an incomplete frame is held."""
-        return self._buffered_bytes
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """Take what one read delivered and return the frames it completes, in order.
@@ -64,8 +60,8 @@ class FrameSplitter:
         the broken one in the same chunk are lost with the connection, as the reference does."""
         if self._held:
             self._held.append(chunk)
-            self._buffered_bytes += len(chunk)
-            if self._buffered_bytes < self._wanted_bytes:
+            self.buffered_bytes += len(chunk)
+            if self.buffered_bytes < self._wanted_bytes:
                 return []  # joined only once, when the frame is whole: a large one must not be copied per read
             chunk = b"".join(self._held)
         frames: list[Frame] = []
@@ -83,7 +79,7 @@ class FrameSplitter:
             frames.append(Frame(word >> 24, chunk[position + 8 : body_at], chunk[body_at:end]))
             position = end
         self._held = [chunk[position:]] if position < available else []
-        self._buffered_bytes = available - position
+        self.buffered_bytes = available - position
         self._wanted_bytes = wanted
         return frames
 

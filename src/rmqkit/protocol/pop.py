@@ -140,7 +140,7 @@ def encode_pop_handle(handle: PopHandle) -> str:
 def decode_pop_handle(text: str) -> PopHandle:
     """What a POP_CK names."""
     match = _HANDLE(text)
-    numbers = [] if match is None else [int(word) for word in match.group(1, 2, 3, 4, 7, 8) if word]
+    numbers = [] if match is None else list(map(int, filter(None, match.group(1, 2, 3, 4, 7, 8))))
     if match is None or max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX - 1:
         rules = "must have 7 or 8 words: the fifth is 0, 1 or 2, the sixth a broker's name, all others 64-bit integers"
         raise HeaderError(f"POP handle {text[:80]!r} {rules}")

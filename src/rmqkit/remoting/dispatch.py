@@ -58,7 +58,7 @@ class Dispatch:
     ``refusal``: looks at every request first.
     ``together``: wraps the handling of several requests that one read brought.
     ``rest``: answers what it can of them all at once, and gives the others in their order; each one has to be handled
-    before it is asked for the next."""
+    before it is asked for the next. It is not asked about a single one without a body, which is no send."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         self.together: Callable[[], AbstractContextManager[None]] | None = None
@@ -95,6 +95,8 @@ class Dispatch:
     def unanswered(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
         """The requests of one read that have to be handled one by one, after `rest` has answered those before."""
         if self.rest is None or self._refusal is not None or self._is_going_away:
+            return frames
+        if len(frames) == 1 and not frames[0].body:
             return frames
         return self.rest(connection, frames)
 

@@ -39,7 +39,8 @@ from rmqkit.store.message_store import Arrival, PutResult, PutStatus
 __all__ = ["NO_REMARK", "PopAnswers", "PopHandlers"]
 
 _COUNT_MAX = 32
-_READ = int(Permission.READ)  # an operation with the member itself costs two calls
+_READ = int(Permission.READ)  # an operation with the member itself costs two calls, asking for it one
+_OK = PutStatus.OK
 _LATE_MS = 500
 _COPIED_BYTES_MAX = 4096
 NO_REMARK = "not set any response code"
@@ -190,7 +191,8 @@ class PopHandlers(PopAnswers):
                 self._pops.waiting.wake(topic, group, header.queue_id)
             if not read.marks:
                 return reply(command, remark="FOUND", header=read.answer(header), body=read.records)
-            self._pops.turn.pop(read.marks, partial(self._answer_popped, connection, command, header, read))
+            answer = partial(self._answer_popped, connection, command, header, read)
+            self._pops.turn.pop(connection, read.marks, answer)
             return None
         if not may_hold or header.poll_time <= 0:
             return reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=read.answer(header))
@@ -214,7 +216,7 @@ class PopHandlers(PopAnswers):
         """Answer a pop whose check points were stored, or not."""
         if command.is_one_way:
             return None
-        if put.status is not PutStatus.OK:
+        if put.status is not _OK:
             refusal = ResponseCode.SYSTEM_ERROR, put.reason or put.status.value
             connection.send(reply(command, *refusal, header=PopMessageResponse()))
             return None

@@ -32,6 +32,8 @@ from rmqkit.store.message_store import PutResult, PutStatus
 
 __all__ = ["PopAckHandlers"]
 
+_OK = PutStatus.OK  # asking an enumeration for a member costs a call
+
 
 class PopAckHandlers(PopAnswers):
     """Takes note of what became of popped messages."""
@@ -144,7 +146,7 @@ class PopAckHandlers(PopAnswers):
         put = log.add(
             topic, group, queue_id, [offset], pop_time=pop_time, invisible_ms=header.invisible_time, queue=queue
         )
-        if put.status is not PutStatus.OK:
+        if put.status is not _OK:
             return reply(command, ResponseCode.SYSTEM_ERROR, put.reason or put.status.value)
         acked = log.ack({(topic, group, queue_id, handle.check_point_offset, handle.pop_time): [offset]})
         answer = ChangeInvisibleTimeResponse(pop_time=pop_time, invisible_time=header.invisible_time, revive_qid=queue)
@@ -181,7 +183,7 @@ class PopAckHandlers(PopAnswers):
     def _answer_acks(self, key: AckKey, put: PutResult | None, waiting: Waiting) -> None:
         """Answer the acks of a pop."""
         self._statistics.popped(key[0], key[1], "ACK", len(waiting))
-        is_stored = put is None or put.status is PutStatus.OK
+        is_stored = put is None or put.status is _OK
         if not is_stored or not self._is_plain:
             return self._answer_stored([put], waiting)
         for connection, command in waiting:
@@ -197,7 +199,7 @@ class PopAckHandlers(PopAnswers):
         for put in puts:
             if put is None:  # it is in the log already, unless acks are put off
                 end_offset = end_offset if self._settings.pop_buffer_merge else self._store.max_physical_offset
-            elif put.status is PutStatus.OK:
+            elif put.status is _OK:
                 end_offset = max(end_offset, put.end_offset)
             else:
                 refusal = ResponseCode.SYSTEM_ERROR, put.reason or put.status.value

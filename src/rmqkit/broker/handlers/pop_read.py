@@ -199,7 +199,8 @@ class PopRead:
             self._take(header, PopQueue(mark, queue_id), topic, found, offsets)
         elif following != offset:
             self._move(topic, queue_id, before, following)
-        return self._add_rest(topic, queue_id, following)
+        self.rest += max(0, found.max_offset - following)
+        return None
 
     def _pop_in_order(self, header: PopMessageRequest, topic: str, queue_id: int) -> None:
         offset = self._start(header, topic, queue_id)
@@ -288,8 +289,8 @@ class PopRead:
         settings, log = self._parts.settings, self._pops.log
         if len(log) >= settings.pop_check_points_max:
             return True
-        in_flight = log.in_flight.get((topic, self._group, queue_id), 0)
-        return settings.pop_in_flight_limited and in_flight >= settings.pop_in_flight_max
+        place = topic, self._group, queue_id
+        return settings.pop_in_flight_limited and log.in_flight.get(place, 0) >= settings.pop_in_flight_max
 
     def _start(self, header: PopMessageRequest, topic: str, queue_id: int) -> int:
         """Where a pop begins; from now on that is the group's offset."""
@@ -348,7 +349,9 @@ class PopRead:
         """Count what queues have that are not asked any more; a group that is new there begins here, too."""
         group, ends, committed = self._group, self._pops.turn.ends, self._offsets.queues(self._group, topic)
         for queue_id, high in zip(queue_ids, self._store.max_offsets(topic, queue_ids), strict=True):
-            offset = ends.get((topic, group, queue_id), committed.get(queue_id, -1))
+            offset = committed.get(queue_id, -1)
+            if ends:
+                offset = ends.get((topic, group, queue_id), offset)
             if offset < 0:
                 offset = self._start(header, topic, queue_id)
             if high > offset:
