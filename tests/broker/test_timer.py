@@ -382,6 +382,28 @@ async def test_what_the_store_refuses_is_tried_again(tmp_path, monkeypatch, capl
         await one.until(lambda: one.bodies() == [b"a", b"b"])
 
 
+@in_a_loop
+async def test_a_refusal_that_lasts_is_told_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("rmqkit.broker.timer._RETRY_MS", 1)
+    async with timed(tmp_path) as one:
+        put, refused = one.store.put, []
+
+        def refuse(message):
+            refused.append(message)
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="full")
+
+        for count in (1, 2):
+            one.at(20, b"a")
+            await one.on_wheel(count)
+            refused.clear()
+            monkeypatch.setattr(one.store, "put", refuse)
+            one.clock.ms += 20
+            await one.until(lambda: len(refused) > 2)
+            monkeypatch.setattr(one.store, "put", put)
+            await one.until(lambda count=count: one.bodies() == [b"a"] * count)
+            assert caplog.text.count("timed messages wait") == count
+
+
 @pytest.mark.parametrize("properties", [{}, {"TIMER_OUT_MS": "x", "REAL_TOPIC": "T"}, {"TIMER_OUT_MS": "5"}])
 @in_a_loop
 async def test_what_says_no_time_or_topic_is_dropped(tmp_path, properties, caplog):

@@ -13,7 +13,7 @@ import pytest
 from rmqkit.errors import ConnectFailed, ConnectionLost, PeerRefused, RequestTimedOut, SettingsError
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, reply, request
-from rmqkit.protocol.frame import ROCKETMQ, FrameSplitter
+from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
 from rmqkit.remoting.address import advertised_ip, join_address, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection
@@ -62,7 +62,7 @@ class Peers:
         return reply(command, remark="slow")
 
     async def call_back(self, connection, command):
-        answer = await connection.call(request(7, body=b"from the server"), 5000)
+        answer = await connection.call(request(7, body=b"from the server"), 60_000)
         return reply(command, remark=answer.remark)
 
     def refusing(self, connection, command):
@@ -79,7 +79,7 @@ class Peers:
         await self.client.close()
         await self.server.close()
 
-    async def call(self, code, body=b"", timeout_ms=5000):
+    async def call(self, code, body=b"", timeout_ms=60_000):
         return await self.client.call(self.address, request(code, body=body), timeout_ms)
 
 
@@ -165,6 +165,7 @@ def test_the_server_calls_the_client_over_the_same_connection():
 
 def test_a_call_without_answer_times_out_and_drops_its_connection():
     async def scenario(peers):
+        await peers.client.connection(peers.address)
         with pytest.raises(RequestTimedOut, match=r"did not answer request 1002 within 1000 ms"):
             await peers.call(SILENT, timeout_ms=1000)
         await peers.connections[0].closed
@@ -419,7 +420,7 @@ def test_a_draining_server_sends_new_requests_away_and_the_client_tries_once_mor
         assert (answer.code, answer.remark) == (ResponseCode.GO_AWAY, "this process is shutting down")
         old = request(ECHO)
         old.version = 475
-        assert (await peers.client.call(peers.address, old, 5000)).remark == "echo"
+        assert (await peers.client.call(peers.address, old, 60_000)).remark == "echo"
         peers.gate.set()
         assert (await slow).remark == "slow"
         await peers.client.close()
@@ -583,3 +584,26 @@ def test_requests_that_have_to_be_looked_at_are_not_answered_at_once():
     for dispatch in (refusing, leaving):
         dispatch.rest = rest
         assert dispatch.unanswered(None, []) == []
+    plain = Dispatch()
+    plain.rest = lambda connection, frames: ()
+    alone, with_body = Frame(JSON, b"{}", b""), Frame(JSON, b"{}", b"body")
+    asked = [list(plain.unanswered(None, frames)) for frames in ([alone], [with_body], [alone, alone])]
+    assert asked == [[alone], [], []]
+
+
+def test_what_is_gathered_is_written_by_the_flush():
+    async def main():
+        transport, connection = Written(), Connection(Dispatch())
+        connection.connection_made(transport)
+        connection.gather()
+        connection.send_frame(b"a")
+        connection.send_frame(b"b")
+        await asyncio.sleep(0)
+        assert transport.data == b""
+        connection.flush()
+        assert transport.data == b"ab"
+        connection.send_frame(b"c")
+        await asyncio.sleep(0)
+        assert transport.data == b"abc"
+
+    asyncio.run(main())

@@ -53,6 +53,23 @@ async def test_periodic_work_goes_on_after_a_failure_until_it_is_ended(caplog):
 
 
 @on_loop
+async def test_periodic_work_that_fails_on_and_on_is_told_once_a_reason(caplog):
+    """A full disk lasts for days, and some work is done every second."""
+    end, reasons = asyncio.Event(), iter(["full", "full", "full", "", "full", "broken", "broken"])
+
+    def work() -> None:
+        reason = next(reasons, None)
+        if reason is None:
+            end.set()
+        elif reason:
+            raise OSError(reason)
+
+    await repeat(work, name="test", seconds=0.001, end=end, first_seconds=0)
+    told = [str(one.exc_info[1]) for one in caplog.records if one.levelname == "ERROR"]
+    assert told == ["full", "full", "broken"]
+
+
+@on_loop
 async def test_a_task_that_fails_is_logged_with_its_name(caplog):
     async def fail() -> None:
         raise ValueError("broken")

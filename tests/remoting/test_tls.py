@@ -62,7 +62,7 @@ def talk(tls: ServerTls | None, *clients: ClientTls | None, body: bytes = b"hell
                 between()
             client = RemotingClient(tls=client_tls)
             try:
-                answer = await client.call(f"127.0.0.1:{port}", request(1, body=body), 5000)
+                answer = await client.call(f"127.0.0.1:{port}", request(1, body=body), 60_000)
                 heard.append(answer.payload)
             except RemotingError as error:
                 heard.append(error)

@@ -120,6 +120,7 @@ class Timer:
         self._is_away = False
         self._handle: asyncio.TimerHandle | None = None
         self._wake_ms = 0.0
+        self._refusal = ""
         self._flushed_ms = self._dropped_ms = 0.0
         self._sampled: tuple[float, list[int]] = (clock.monotonic_ms(), [0, 0])
         self.rates = [0.0, 0.0]
@@ -349,9 +350,10 @@ class Timer:
                 if not self.is_follower and self._elsewhere is None:
                     has_more |= self._dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX)
             wait_ms = 0.0 if has_more else min(wait_ms, 1000.0)
+            if self._elsewhere is None:
+                self._refusal = ""
         except Refused as refused:
-            _log.warning("timed messages wait: %s", refused)
-            wait_ms = _RETRY_MS
+            wait_ms = self._refused(refused)
         except Exception:  # noqa: BLE001 - the outer edge of the timer's work: told, and tried again later
             _log.exception("timed messages cannot be dealt with from queue offset %d on", state.queue_offset)
             wait_ms = _BROKEN_MS
@@ -395,14 +397,21 @@ class Timer:
         try:
             if await self._dequeue.run_elsewhere(self._clock.monotonic_ms() + _DELIVER_MS_MAX, put):
                 wait_ms = 0.0
+            self._refusal = ""
         except Refused as refused:
-            _log.warning("timed messages wait: %s", refused)
-            wait_ms = _RETRY_MS
+            wait_ms = self._refused(refused)
         except Exception:  # noqa: BLE001 - as in a round
             _log.exception("timed messages cannot be put at other brokers")
             wait_ms = _BROKEN_MS
         self._is_away = False
         self._look_in(wait_ms)
+
+    def _refused(self, why: Refused) -> float:
+        """Tell why messages wait, once while it lasts; how long until the next try."""
+        if str(why) != self._refusal:
+            self._refusal = str(why)
+            _log.warning("timed messages wait: %s", why)
+        return _RETRY_MS
 
     def _fill(self, until_ms: float) -> bool:
         """Put the next messages of the timer topic on the wheel; whether there may be more."""

@@ -117,7 +117,7 @@ class Producer(Client):
     ) -> None:
         """Write a message to a broker's connection and not wait: it may be lost without a word.
         Raises MessageIllegal, NoRoute, ClientError: as `send`.
-        Raises ConnectFailed: the broker cannot be reached."""
+        Raises ConnectFailed: the broker cannot be reached, or takes nothing more for ``timeout_ms``."""
         prepared = self._prepare(message)
         with telling(prepared):
             queue = await self._chosen(message, queue, selector)

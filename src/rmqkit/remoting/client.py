@@ -96,13 +96,16 @@ class RemotingClient:
 
     async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
         """Send a request nobody answers (its one-way bit must be set); wait while too many are unwritten.
-        Raises ConnectFailed: the address cannot be reached."""
+        Raises ConnectFailed: the address cannot be reached, or takes nothing for so long."""
         assert command.is_one_way, "a request with an answer goes through call()"
         if self._credentials is not None:
             self._credentials.sign(command)
         connection = await self.connection(address, timeout_ms)
         connection.send(command)
-        await connection.keep_up()
+        try:
+            await connection.keep_up(timeout_ms)
+        except TimeoutError:
+            raise ConnectFailed(address, f"connected, and it takes nothing more for {timeout_ms:.0f} ms") from None
 
     async def connection(self, address: str, timeout_ms: float = CONNECT_TIMEOUT_MS) -> Connection:
         """The open connection to an address, made if need be.

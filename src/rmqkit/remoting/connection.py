@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
         self._unsent.extend(encode_command(command))
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     def send_frame(self, frame: bytes) -> None:
         """`send` for a reply that is encoded already, with a JSON header."""
@@ -136,17 +136,44 @@ class Connection(asyncio.Protocol):
             self._unsent.append(frame)
             if not self._flush_due:
                 self._flush_due = True
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(self.flush)
+
+    def gather(self) -> None:
+        """Keep what is sent from now on; the next thing is to `flush` it, which saves the tick until it is written."""
+        self._flush_due = True
+
+    def flush(self) -> None:
+        """Write what was sent; done at the end of each tick without being asked for."""
+        self._flush_due = False
+        unsent = self._unsent
+        if self._transport is None:
+            return
+        if self._tls is not None:
+            if unsent:
+                self._tls.send(unsent)
+                self._unsent = []
+            encrypted = self._tls.outgoing()
+            unsent = [encrypted] if encrypted else []
+        if unsent:
+            self._unsent = []
+            self.active_ms = self._clock.monotonic_ms()
+            if len(unsent) == 1:
+                self._transport.write(unsent[0])
+            elif self._is_plain_asyncio:
+                self._transport.write(b"".join(unsent))
+            else:
+                self._transport.writelines(unsent)
 
     def keep_back(self, request: Command, answer: Command) -> None:
         """Told of the answer to a one-way request: nobody waits for it."""
 
-    async def keep_up(self) -> None:
-        """Wait while the peer does not take what is sent; for senders that wait for nothing else."""
+    async def keep_up(self, timeout_ms: float) -> None:
+        """Wait while the peer does not take what is sent; for senders that wait for nothing else.
+        Raises TimeoutError."""
         if len(self._unsent) >= _UNSENT_MAX:
             await asyncio.sleep(0)
         if self._taken is not None:
-            await asyncio.shield(self._taken)
+            await asyncio.wait_for(asyncio.shield(self._taken), timeout_ms / 1000.0)
 
     def call(self, command: Command, timeout_ms: float) -> asyncio.Future[Command]:
         """Send a request; the future holds the response.
@@ -169,7 +196,7 @@ class Connection(asyncio.Protocol):
             if reason:
                 _log.info("closing connection of %s: %s", self.peer, reason)
             self._closed_because = reason or "it was closed here"
-            self._flush()
+            self.flush()
             self._transport.close()
 
     def abort(self) -> None:
@@ -184,7 +211,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
         self._name_peer(transport.get_extra_info("peername"))
         if self._tls is not None:
-            self._flush()  # the handshake begins
+            self.flush()  # the handshake begins
         if self._on_open is not None:
             self._on_open(self)
 
@@ -210,7 +237,10 @@ class Connection(asyncio.Protocol):
             self.close()
             self._closed_because = str(error)
         finally:
-            self._flush()
+            if self._unsent or self._tls is not None:
+                self.flush()
+            else:
+                self._flush_due = False
         if not self._splitter.buffered_bytes:
             self.frame_since_ms = None
         elif self.frame_since_ms is None:
@@ -255,27 +285,6 @@ class Connection(asyncio.Protocol):
             self._settle(command)
         else:
             self._dispatch.handle(self, command)
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        unsent = self._unsent
-        if self._transport is None:
-            return
-        if self._tls is not None:
-            if unsent:
-                self._tls.send(unsent)
-                self._unsent = []
-            encrypted = self._tls.outgoing()
-            unsent = [encrypted] if encrypted else []
-        if unsent:
-            self._unsent = []
-            self.active_ms = self._clock.monotonic_ms()
-            if len(unsent) == 1:
-                self._transport.write(unsent[0])
-            elif self._is_plain_asyncio:
-                self._transport.write(b"".join(unsent))
-            else:
-                self._transport.writelines(unsent)
 
     def _open(self, opening: Opening, data: bytes) -> bytes:
         """The frames' bytes in what an accepted connection begins with; empty while that cannot be told."""

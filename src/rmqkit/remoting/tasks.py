@@ -93,8 +93,10 @@ async def repeat(
     work: Callable[[], object], *, name: str, seconds: float, end: asyncio.Event, first_seconds: float | None = None
 ) -> None:
     """Call a function or coroutine function regularly, first after ``first_seconds``; ``end`` lets a round under way
-    end. A round that fails is logged, and tried again next time."""
+    end. A round that fails is logged, and tried again next time; the same error again only when it worked in between.
+    """
     pause_seconds = seconds if first_seconds is None else first_seconds
+    told = ""
     while not end.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(end.wait(), pause_seconds)
@@ -104,5 +106,8 @@ async def repeat(
             done = work()
             if inspect.isawaitable(done):
                 await done
-        except Exception:  # noqa: BLE001 - the outer edge of a periodic task: told once, tried again next time
-            _log.exception("%s: a round failed", name)
+            told = ""
+        except Exception as error:  # noqa: BLE001 - the outer edge of a periodic task: told once, tried again next time
+            level = logging.DEBUG if told == repr(error) else logging.ERROR
+            _log.log(level, "%s: a round failed", name, exc_info=error)
+            told = repr(error)
