@@ -6,6 +6,7 @@ import asyncio
 
 from rmqkit.namesrv.routes import Departure, MemberChange
 from rmqkit.namesrv.unregistration import Unregistration
+from tests.waiting import until
 
 FIRST, SECOND, THIRD = (Departure("C", f"10.0.0.{number}:1", "a") for number in (1, 2, 3))
 
@@ -49,3 +50,25 @@ def test_a_queue_that_never_started_stops(caplog):
 
     asyncio.run(scenario())
     assert "a at 10.0.0.2:1 is not unregistered: the queue is full" in caplog.text
+
+
+def test_a_batch_that_fails_keeps_no_other_from_being_taken(caplog):
+    """Else no broker would ever be forgotten again."""
+
+    async def scenario():
+        def fail_once(change):
+            told.append(change)
+            if len(told) == 1:
+                raise ValueError("broken")
+
+        table, told = Table(), []
+        queue = Unregistration(table, capacity=1, on_change=fail_once)
+        queue.start()
+        for departure in (FIRST, SECOND):
+            assert queue.submit(departure)
+            await until(lambda left=departure: [left] in table.batches)
+        await queue.stop()
+        assert len(told) == 2
+        assert "brokers are not unregistered" in caplog.text
+
+    asyncio.run(scenario())

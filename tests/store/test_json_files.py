@@ -1,4 +1,5 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,9 @@ def test_failing_disk_is_reported_and_the_former_value_stays(file: JsonFile, mon
     with pytest.raises(StoreUnavailable, match=r"consumerOffset\.json: errno 5 Input/output error"):
         file.save(TWO)
     assert file.load(Offsets) == ONE
+
+
+def test_two_threads_that_save_do_not_take_each_others_file(file: JsonFile) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(file.save, [ONE, TWO] * 20))
+    assert file.load(Offsets) in (ONE, TWO)

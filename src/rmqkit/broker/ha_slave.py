@@ -192,6 +192,8 @@ class HaSlave:
     async def _follow(self, master: _Master) -> object:
         """Connect and append what comes until the link ends; returns why it ended, or raises that."""
         self._dispatch()  # queues that the disk refused are tried again
+        if self._divergence is not None:
+            raise self._divergence
         self._check_disk()
         end = self._store.cut_torn_tail()
         link = await self._connect(master.ha_address)
@@ -204,6 +206,8 @@ class HaSlave:
                 self._is_marked = False
             self._was_compared = True
             await self._flushed_to(end)
+            if self._master != master:
+                return "the master is another one by now"
             self._link = link
             link.begin(end)
             _log.info("following %s from physical offset %d on", master.ha_address, end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,8 @@ class Parts:
                 self.timer.persist()
 
     def persist(self) -> None:
-        if self.pops is not None:
-            self.pops.persist()
-        for table in (self.topics, self.groups, self.offsets, self.filters):
-            table.persist()
+        """Write all tables; one that the disk refuses keeps no other from it. Raises StoreUnavailable."""
+        with ExitStack() as stack:
+            for table in (self.filters, self.offsets, self.groups, self.topics, self.pops):
+                if table is not None:
+                    stack.callback(table.persist)

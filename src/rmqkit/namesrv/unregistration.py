@@ -49,7 +49,10 @@ class Unregistration:
     async def _run(self) -> None:
         while True:
             first = await self._waiting.get()
-            self._take([first, *self._drained()])
+            try:
+                self._take([first, *self._drained()])
+            except Exception:  # noqa: BLE001 - the task's outer edge: the next scan finds them again
+                _log.exception("brokers are not unregistered")
 
     def _drained(self) -> list[Departure]:
         return [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ class JsonFile:
         self.path = path
         self._mode = mode
         self.backup = path.with_name(path.name + ".bak")
+        self._saving = threading.Lock()
 
     def load(self, value_type: type[T]) -> T | None:
         """The stored value, or None when neither file holds one.
@@ -59,9 +61,13 @@ class JsonFile:
         return value
 
     def save(self, value: Any) -> None:
-        """Replace the file; when this returns the value is on the disk.
+        """Replace the file; when this returns the value is on the disk. Any thread, one after the other.
         Raises StoreUnavailable: the disk refused; the former value is still in one of the files."""
         content = fastjson.dumps(value, indent=_INDENT)
+        with self._saving:
+            self._replace(content)
+
+    def _replace(self, content: bytes) -> None:
         try:
             make_directory(self.path.parent)
             # Its name needs no wait: whichever of the renames a power cut leaves out, one of the two files is whole.
