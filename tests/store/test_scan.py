@@ -113,6 +113,17 @@ def test_runs_are_bounded_by_rows_and_by_bytes() -> None:
     assert [len(_records(part)) for part in walk(_FIVE, 0, bytes_max=1)] == [1] * 5
 
 
+@pytest.mark.parametrize("rows_max", [1, 300, 4096])
+def test_short_and_long_records_in_any_order_are_walked(rows_max: int) -> None:
+    sizes = [100] * 1500 + [300_000, 100, 100, 3000] + [262_144 - 200, 0] * 3 + [5000] * 100 + [1000] * 600
+    makers = [lambda at, size=size: record_at(at, body=bytes(size)) for size in sizes]
+    segment = segment_of(makers)
+    starts = [0, *itertools.accumulate(record.size for record in plain_records(segment))]
+    assert _positions(list(walk(segment, 0, rows_max=rows_max))) == starts[:-1]
+    torn = list(walk(segment[:-1], 0, rows_max=rows_max))
+    assert (_positions(torn), len(_damages(torn))) == (starts[:-2], 1)
+
+
 def test_a_part_of_a_segment_can_be_walked() -> None:
     assert _positions(list(walk(_FIVE, 0, _STARTS[1], _STARTS[3]))) == _STARTS[1:3]
     assert list(walk(_FIVE, 0, _STARTS[2], _STARTS[2])) == []

@@ -84,6 +84,8 @@ Buffer = bytes | bytearray | mmap.mmap
 BATCH_ROWS = 4096
 BATCH_BYTES = 8 << 20
 """Runs of about this size stay in the CPU's caches; larger ones were up to 45 % slower."""
+_AHEAD_BYTES = 256 << 10
+_SHORT_BYTES = 2048
 
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
@@ -239,13 +241,7 @@ def walk(
 
 
 def runs(
-    buffer: Buffer,
-    base_offset: int,
-    low: int,
-    high: int,
-    *,
-    rows_max: int = BATCH_ROWS,
-    bytes_max: int = BATCH_BYTES,
+    buffer: Buffer, base_offset: int, low: int, high: int, *, rows_max: int = BATCH_ROWS, bytes_max: int = BATCH_BYTES
 ) -> Iterator[Records]:
     """`walk` up to the first bytes that are no record, whatever they are."""
     while (chain := _chain(buffer, low, high, rows_max, bytes_max)) and len(
@@ -359,17 +355,15 @@ def log_end(buffer: Buffer, base_offset: int, high: int | None = None) -> int:
         if isinstance(part, Damage):
             damaged = True
             continue
-        if damaged and last is not None and part.take(slice(1)).field("store_timestamp")[0] < _last_stored(last):
-            break
+        if damaged and last is not None:
+            first, before = part.take(slice(1)), last.take(slice(-1, None))
+            if first.field("store_timestamp")[0] < before.field("store_timestamp")[0]:
+                break
         damaged = False
         last = part
     if last is None:
         return 0
     return last.end if _is_complete(last) else int(last.positions[-1])
-
-
-def _last_stored(records: Records) -> int:
-    return int(records.take(slice(-1, None)).field("store_timestamp")[0])
 
 
 def _is_complete(records: Records) -> bool:
@@ -382,19 +376,28 @@ def _is_complete(records: Records) -> bool:
 
 
 def _chain(buffer: Buffer, position: int, high: int, rows_max: int, bytes_max: int) -> list[int]:
-    """Positions reached by following the sizes alone; `_run` decides how many of them are records."""
+    """Positions reached by following the sizes alone; `_run` decides how many of them are records.
+    Each step would wait for memory; so, while records are short, the bytes ahead are looked at all at once before."""
+    import numpy as np
+
     unpack = _I32.unpack_from
     positions: list[int] = []
     append = positions.append
     last = min(high - RECORD_BYTES_MIN, position + bytes_max - 1)
-    for _ in range(rows_max):
-        if position > last:
-            break
-        (size,) = unpack(buffer, position)
-        if size < RECORD_BYTES_MIN:
-            break
-        append(position)
-        position += size
+    are_short = True
+    while position <= last and (room := rows_max - len(positions)):
+        stop = min(last, position + _AHEAD_BYTES)
+        if are_short:
+            np.frombuffer(buffer, "u1", stop - position + 1, position).max()
+        for _ in range(room):
+            if position > stop:
+                break
+            (size,) = unpack(buffer, position)
+            if size < RECORD_BYTES_MIN:
+                return positions
+            append(position)
+            position += size
+        are_short = (len(positions) - rows_max + room) * _SHORT_BYTES > _AHEAD_BYTES
     if position > high:  # only the last one can be too long, as none begins behind it
         positions.pop()
     return positions
