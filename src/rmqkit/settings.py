@@ -180,11 +180,7 @@ class Configuration:
     """
 
     def __init__(
-        self,
-        settings: Sequence[msgspec.Struct],
-        given: Mapping[str, Given] | None = None,
-        *,
-        file: Path | None = None,
+        self, settings: Sequence[msgspec.Struct], given: Mapping[str, Given] | None = None, *, file: Path | None = None
     ) -> None:
         self._objects = tuple(settings)
         self.listeners: list[Callable[[Sequence[str]], object]] = []

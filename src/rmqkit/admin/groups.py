@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -157,9 +158,10 @@ class Groups:
         if not any(place.consumer_offset for one in stats for place in one.offset_table.values()):
             await self.configs(group, cluster=cluster)  # asked for a topic, brokers answer for unknown groups, too
         owners = await self._owners(group) if clients else {}
+        found = (item for one in stats for item in one.offset_table.items())
         queues = [
             _queue_progress(queue, offsets, owners.get(queue) or owners.get(replace(queue, queue_id=_ANY_QUEUE)))
-            for queue, offsets in sorted((item for one in stats for item in one.offset_table.items()), key=_by_queue)
+            for queue, offsets in sorted(found, key=itemgetter(0))
         ]
         return GroupProgress(
             group=group,
@@ -251,10 +253,6 @@ class Groups:
             self._calls.name_servers,
             lambda address: self._calls.ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicRequest(topic)),
         )
-
-
-def _by_queue(item: tuple[MessageQueue, ConsumeOffsets]) -> MessageQueue:
-    return item[0]
 
 
 def _queue_progress(queue: MessageQueue, offsets: ConsumeOffsets, client: str | None) -> QueueProgress:

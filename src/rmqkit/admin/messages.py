@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -125,7 +126,7 @@ class Messages:
         if failures and not wanted:
             raise failures[0]
         places = {(one.broker_name, one.queue_id, one.queue_offset): one for one in wanted}
-        return sorted(places.values(), key=_age)[:count_max]
+        return sorted(places.values(), key=attrgetter("store_timestamp", "physical_offset"))[:count_max]
 
     async def at(self, topic: str, broker: str, queue_id: int, offset: int) -> ReceivedMessage:
         """The message at an offset of a queue, also where its topic may not be read.
@@ -295,7 +296,7 @@ class Messages:
             return None
         for message in await self.at_place(address, physical_offset) if physical_offset >= 0 else ():
             if message.offset_msg_id == msg_id.upper():
-                message.broker_name = await self._name_of(address)
+                (message.broker_name,) = await self._calls.masters(broker=address)
                 return message
         misses.append(f"as an offset message id it is of {address}, which has no message at {physical_offset}")
         return None
@@ -311,15 +312,8 @@ class Messages:
         """The master that has a message; who stored it may be another one, of before a slave took over."""
         return (await self._calls.masters()).get(message.broker_name or "", message.store_host)
 
-    async def _name_of(self, address: str) -> str:
-        return next(iter(await self._calls.masters(broker=address)))
-
     def _next_key(self) -> str:
         if self._keys is None:
             host = pack_host("127.0.0.1", 0)[:4]
             self._keys = UniqueKeys(host, os.getpid(), random.getrandbits(32))
         return self._keys.next(self._calls.clock.now_ms())
-
-
-def _age(message: ReceivedMessage) -> tuple[int, int]:
-    return message.store_timestamp, message.physical_offset

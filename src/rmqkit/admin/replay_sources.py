@@ -148,7 +148,6 @@ class StoreSource:
         self._on_damage = on_damage
 
     async def lanes(self) -> Lanes:
-        """The one lane."""
         return {LOG: (0, SYSTEM_CLOCK.now_ms() if fsck.is_held(self._root, read_only=True) else _FOREVER_MS)}
 
     async def read(self, lanes: Lanes) -> AsyncIterator[Picked]:

@@ -294,17 +294,9 @@ class Topics:
 
 def _creation(config: TopicConfig, attributes: str | None) -> CreateTopicRequest:
     """The request that makes a topic so."""
-    return CreateTopicRequest(
-        config.topic_name,
-        AUTO_CREATE_TOPIC,
-        config.read_queue_nums,
-        config.write_queue_nums,
-        config.perm,
-        config.topic_filter_type,
-        config.topic_sys_flag,
-        config.order,
-        attributes,
-    )
+    facts = config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_filter_type
+    rest = config.topic_sys_flag, config.order, attributes
+    return CreateTopicRequest(config.topic_name, AUTO_CREATE_TOPIC, *facts, *rest)
 
 
 def permission_of(text: str) -> int:

@@ -73,7 +73,8 @@ class ConsumerGroup:
             known = self.subscriptions.get(data.topic)
             if known is None or data.sub_version > known.data.sub_version:
                 changed = changed or known is None
-                self.subscriptions[data.topic] = Subscribed(data, _tags_of(data))
+                tags = PullFilter(codes_of(data)) if is_tag_type(data.expression_type) else None
+                self.subscriptions[data.topic] = Subscribed(data, tags)
         for topic in self.subscriptions.keys() - topics:
             del self.subscriptions[topic]
             changed = True
@@ -234,7 +235,3 @@ class ClientTable:
         header = ConsumerGroupRequest(consumer_group=group.name)
         for connection in group.members:
             connection.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True))
-
-
-def _tags_of(data: SubscriptionData) -> PullFilter | None:
-    return PullFilter(codes_of(data)) if is_tag_type(data.expression_type) else None

@@ -182,7 +182,6 @@ class Counts:
             self.fold()
 
     def _of(self, shape: SendShape) -> Noted:
-        """What was noted of a shape."""
         found = self.by_shape.get(shape)
         if found is None:
             if len(self.by_shape) >= _SHAPES_MAX:

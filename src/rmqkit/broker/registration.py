@@ -16,6 +16,7 @@ import contextlib
 import logging
 import zlib
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -211,12 +212,8 @@ class Registration:
     async def routes(self, topic: str) -> list[TopicRoute]:
         """What each name server that knows a topic says where it is, after a second at most."""
         header = RouteRequest(topic, accept_standard_json_only=True)
-        answers = await self._ask_all(
-            self._name_servers,
-            lambda: request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header),
-            _NAMESAKE_TIMEOUT_MS,
-            logging.DEBUG,
-        )
+        make = partial(request, RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        answers = await self._ask_all(self._name_servers, make, _NAMESAKE_TIMEOUT_MS, logging.DEBUG)
         return [fastjson.decode_as(answer.payload, TopicRoute) for answer in answers]
 
     @property

@@ -251,8 +251,7 @@ class BrokerSettings(ExporterSettings, kw_only=True):
         int, Setting("popInflightMessageThreshold", "that limit, unacknowledged messages", low=1, hot=True)
     ] = 10_000
     pop_check_points_max: Annotated[
-        int,
-        Setting("popCkMaxBufferSize", "check points that may wait for acks, of all groups", low=1, hot=True),
+        int, Setting("popCkMaxBufferSize", "check points that may wait for acks, of all groups", low=1, hot=True)
     ] = 200_000
     pops_held_max: Annotated[int, Setting("maxPopPollingSize", "pops that may wait", low=0, hot=True)] = 100_000
     pops_held_per_queue_max: Annotated[

@@ -96,19 +96,8 @@ class _Load:
         await create_topic(self._broker, self._topic, _QUEUES)
 
     def _send(self, queue_id: int, body: bytes, *, batch: bool = False, topic: str = "") -> asyncio.Future[Command]:
-        header = SendMessageV2Request(
-            "bench",
-            topic or self._topic,
-            "TBW102",
-            4,
-            queue_id,
-            0,
-            time.time_ns() // 1_000_000,
-            0,
-            _PROPERTIES,
-            0,
-            batch=batch,
-        )
+        facts = queue_id, 0, time.time_ns() // 1_000_000, 0, _PROPERTIES, 0
+        header = SendMessageV2Request("bench", topic or self._topic, "TBW102", 4, *facts, batch=batch)
         code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
         return self._broker.call(request(code, header, body), TIMEOUT_MS)
 

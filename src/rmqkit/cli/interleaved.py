@@ -82,7 +82,8 @@ class Rounds:
 
     def figure(self, ratio: Ratio) -> Figure:
         """What a ratio is after the work that was done."""
-        ours, other = _by_message(self._costs[ratio.ours], ratio.count), self._other(ratio)
+        ours = _by_message(self._costs[ratio.ours], ratio.count)
+        other = _by_message(self._costs[ratio.other], ratio.other_count or ratio.count)
         dividend, divisor = (ours, other) if ratio.at_most else (other, ours)
         least = dividend["us_min"] / divisor["us_min"]
         return {
@@ -100,9 +101,6 @@ class Rounds:
                 for name, value in one.items()
             },
         }
-
-    def _other(self, ratio: Ratio) -> dict[str, float]:
-        return _by_message(self._costs[ratio.other], ratio.other_count or ratio.count)
 
 
 def _by_message(cost: Cost, count: int) -> dict[str, float]:

@@ -19,7 +19,7 @@ from rmqkit.store.put_message import PutMessage
 
 __all__ = ["NaiveStore", "naive_walk"]
 
-_SLOTS, _ENTRIES = 5_000_000, 20_000_000
+_SLOTS = 5_000_000
 
 
 class NaiveStore:

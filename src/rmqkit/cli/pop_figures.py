@@ -167,19 +167,8 @@ class _Peer:
         await create_topic(self._connections[0], self._topic, _QUEUES)
         batch = encode_batch([BatchEntry(body, b"", 0)] * _BATCH)
         for number in range(self._messages // _BATCH):
-            sent = SendMessageV2Request(
-                "bench",
-                self._topic,
-                "TBW102",
-                4,
-                number % _QUEUES,
-                0,
-                time.time_ns() // 1_000_000,
-                0,
-                "WAIT\x01true\x02",
-                0,
-                batch=True,
-            )
+            facts = number % _QUEUES, 0, time.time_ns() // 1_000_000, 0, "WAIT\x01true\x02", 0
+            sent = SendMessageV2Request("bench", self._topic, "TBW102", 4, *facts, batch=True)
             await self._ask(0, request(RequestCode.SEND_BATCH_MESSAGE, sent, batch))
 
     async def take(self, load: Load) -> Figure:

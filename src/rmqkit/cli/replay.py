@@ -79,14 +79,8 @@ def replay(
     With --state an interrupted replay goes on where it was, however it ended: of the chunk that was under way, at most
     256 messages, those that the target has already are found by their unique keys and not sent again."""
     topic = _topic(topic, dlq, store, target)
-    selection = Selection(
-        topic,
-        0 if begin is None else time_ms(begin),
-        None if end is None else time_ms(end),
-        tuple(keys or ()),
-        tags,
-        sql,
-    )
+    begin_ms, end_ms = 0 if begin is None else time_ms(begin), None if end is None else time_ms(end)
+    selection = Selection(topic, begin_ms, end_ms, tuple(keys or ()), tags, sql)
     selection.test()
     where = target or "their own topics"
     as_json = options["as_json"]

@@ -39,17 +39,7 @@ from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
 from rmqkit.settings import SECRET, Configuration, Given
 from rmqkit.store.settings import StoreSettings
 
-__all__ = [
-    "BROKER",
-    "NAMESRV",
-    "Config",
-    "NameServers",
-    "Running",
-    "Set",
-    "Sources",
-    "StoreFolder",
-    "options_of",
-]
+__all__ = ["BROKER", "NAMESRV", "Config", "NameServers", "Running", "Set", "Sources", "StoreFolder", "options_of"]
 
 PROMISES = {**broker_keys.PROMISES, **namesrv_keys.PROMISES}
 WITHOUT_EFFECT = broker_keys.WITHOUT_EFFECT | namesrv_keys.WITHOUT_EFFECT

@@ -84,7 +84,10 @@ def tail(
                     some = (await messages.next())[:left]
                     left = None if left is None else left - len(some)
                     columns = shutil.get_terminal_size().columns if is_cut else None
-                    lines = (_json_line(one) if as_json else _line(line_format, one, columns) for one in some)
+                    if as_json:
+                        lines = [msgspec.json.encode(shown(one)).decode() for one in some]
+                    else:
+                        lines = [_line(line_format, one, columns) for one in some]
                     print("\n".join(lines), flush=True)
 
     run(work)
@@ -108,10 +111,6 @@ def _check_format(text: str) -> None:
         raise typer.BadParameter(f"--format {text!r}: {error}") from None
     if unknown:
         raise typer.BadParameter(f"--format has no {{{min(unknown)}}}: there are {', '.join(_FIELDS)}")
-
-
-def _json_line(message: ReceivedMessage) -> str:
-    return msgspec.json.encode(shown(message)).decode()
 
 
 def _line(text: str, message: ReceivedMessage, columns: int | None) -> str:

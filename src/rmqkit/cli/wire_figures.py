@@ -33,22 +33,8 @@ _ECHO = 1
 _BODY = bytes(128)
 
 _PROPERTIES = "UNIQ_KEY\x017F00000100002A139A5A0C7D8A7B0001\x02WAIT\x01true\x02TAGS\x01TagA\x02KEYS\x01order-1\x02"
-_SEND = SendMessageV2Request(
-    "producer-group",
-    "TopicTest",
-    "TBW102",
-    4,
-    3,
-    0,
-    1_700_000_000_000,
-    0,
-    _PROPERTIES,
-    0,
-    False,
-    None,
-    False,
-    "broker-a",
-)
+_FACTS = 4, 3, 0, 1_700_000_000_000, 0, _PROPERTIES, 0, False, None, False, "broker-a"
+_SEND = SendMessageV2Request("producer-group", "TopicTest", "TBW102", *_FACTS)
 
 
 def measure(*, connections: int, requests: int) -> list[dict[str, Any]]:

@@ -56,12 +56,7 @@ class Accumulator:
         self._settings = settings
         self._send = send
         self._open: OpenBatches[tuple[str, MessageQueue | None, bool, str | None], _Place] = OpenBatches(
-            group,
-            settings,
-            hooks=hooks,
-            next_key=next_key,
-            closed=self._closed,
-            linger_ms=settings.batch_delay_ms,
+            group, settings, hooks=hooks, next_key=next_key, closed=self._closed, linger_ms=settings.batch_delay_ms
         )
         self._bytes = 0
         self._tasks = Tasks()

@@ -280,12 +280,8 @@ class Consuming:
                 pass  # the interpreter is ending: the messages are not consumed
             except Exception as error:  # noqa: BLE001 - the outer edge of a worker: others are not to wait for ever
                 pause_ms = self._settings.local_retry_ms
-                _log.error(
-                    "messages of %s are handled again in %d ms, what came of them cannot be dealt with",
-                    process_queue.queue,
-                    pause_ms,
-                    exc_info=error,
-                )
+                said = "messages of %s are handled again in %d ms, what came of them cannot be dealt with"
+                _log.error(said, process_queue.queue, pause_ms, exc_info=error)
                 self._later(pause_ms, functools.partial(self._ready.put_nowait, (process_queue, messages)))
             finally:
                 process_queue.handler_ends()

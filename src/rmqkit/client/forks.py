@@ -25,9 +25,7 @@ def tell(one: T, hook: Callable[[T], bool]) -> None:
     _told[one] = hook
 
 
-def _after_fork() -> None:
-    _left_behind.extend([one for one, hook in list(_told.items()) if hook(one)])
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        after_in_child=lambda: _left_behind.extend([one for one, hook in list(_told.items()) if hook(one)])
+    )

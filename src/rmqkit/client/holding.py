@@ -209,7 +209,6 @@ class HeldQueues:
         self._pulls.pop(queue, None)
 
     def _share_limits(self) -> None:
-        """Share the limits of a topic among its queues."""
         settings, queues = self._member.settings, Counter(queue.topic for queue in self.process_queues)
         for queue, process_queue in self.process_queues.items():
             if settings.topic_messages_max > 0:

@@ -144,11 +144,8 @@ class PopProcessQueue(ProcessQueue):
             if lease is None:
                 continue
             if lease.expires_ms <= now_ms:
-                _log.warning(
-                    "message %s of %s is handled for too long, or no broker answers: it comes again",
-                    message.msg_id,
-                    message.topic,
-                )
+                said = "message %s of %s is handled for too long, or no broker answers: it comes again"
+                _log.warning(said, message.msg_id, message.topic)
                 for lapsed in self.lowest(len(self)) if self.pops.is_ordered else [message]:
                     self.remove(lapsed)
             elif lease.expires_ms - now_ms < self.pops.settings.pop_invisible_ms / 2 and now_ms < lease.limit_ms:

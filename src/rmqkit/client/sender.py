@@ -260,15 +260,8 @@ class Sender:
         stored = decode_header(answer, SendMessageResponse)
         if stored.queue_id != queue.queue_id:
             queue = MessageQueue(queue.topic, queue.broker_name, stored.queue_id)
-        return SendResult(
-            status,
-            message.msg_id,
-            stored.msg_id,
-            queue,
-            stored.queue_offset,
-            stored.transaction_id,
-            stored.recall_handle,
-        )
+        found = stored.queue_offset, stored.transaction_id, stored.recall_handle
+        return SendResult(status, message.msg_id, stored.msg_id, queue, *found)
 
     def _command(self, message: Outgoing, queue: MessageQueue, *, one_way: bool = False) -> Command:
         settings = self._settings

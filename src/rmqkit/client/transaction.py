@@ -193,11 +193,8 @@ class TransactionProducer(Producer):
             async with asyncio.timeout(_FINISH_SECONDS):
                 await super()._calls_ended()
         except TimeoutError:
-            _log.warning(
-                "%s is closed with %d transactions under way: brokers will ask the group how they ended",
-                self._described,
-                self._calls,
-            )
+            said = "%s is closed with %d transactions under way: brokers will ask the group how they ended"
+            _log.warning(said, self._described, self._calls)
 
     @property
     def _is_in_handler(self) -> bool:

@@ -52,20 +52,11 @@ class Checkpoint:
         except FileNotFoundError:
             return
         if len(content) < _FIELDS.size:
-            _log.warning(
-                "%s has %d bytes, expected %d: recovering from the first file",
-                self.path,
-                len(content),
-                CHECKPOINT_BYTES,
-            )
+            found = self.path, len(content), CHECKPOINT_BYTES
+            _log.warning("%s has %d bytes, expected %d: recovering from the first file", *found)
             return
-        (
-            self.physic_timestamp,
-            self.logics_timestamp,
-            self.index_timestamp,
-            self.master_flushed_offset,
-            self.confirm_physical_offset,
-        ) = _FIELDS.unpack_from(content)
+        self.physic_timestamp, self.logics_timestamp, self.index_timestamp, *offsets = _FIELDS.unpack_from(content)
+        self.master_flushed_offset, self.confirm_physical_offset = offsets
         self._saved = content[: _FIELDS.size]
 
     def reach(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
@@ -91,7 +82,8 @@ class Checkpoint:
     def save(self) -> None:
         """Write the file and wait for the disk, if anything changed. Raises OSError: the disk refused."""
         with self._lock:
-            packed = self._packed()
+            times = self.physic_timestamp, self.logics_timestamp, self.index_timestamp
+            packed = _FIELDS.pack(*times, self.master_flushed_offset, self.confirm_physical_offset)
             if packed == self._saved:
                 return
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -103,15 +95,6 @@ class Checkpoint:
             finally:
                 os.close(descriptor)
             self._saved = packed
-
-    def _packed(self) -> bytes:
-        return _FIELDS.pack(
-            self.physic_timestamp,
-            self.logics_timestamp,
-            self.index_timestamp,
-            self.master_flushed_offset,
-            self.confirm_physical_offset,
-        )
 
     @property
     def min_timestamp(self) -> int:

@@ -27,7 +27,6 @@ __all__ = ["QUEUE_ENTRY", "IndexComparison", "QueueComparison", "Ranges", "queue
 
 QUEUE_ENTRY = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _INDEX_ENTRY = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-_I32_MAX = 0x7FFFFFFF
 _CHUNK_ENTRIES = 1 << 18
 assert (QUEUE_ENTRY.itemsize, _INDEX_ENTRY.itemsize) == (ENTRY_BYTES, ENTRY.size)
 

@@ -269,9 +269,5 @@ class Flusher:
             if self.failure is not None:
                 return
             self.failure = error
-        _log.critical(
-            "flush of %s failed, errno %s %s: no message is accepted; repair the disk and restart the broker",
-            what,
-            error.errno,
-            error.strerror,
-        )
+        said = "flush of %s failed, errno %s %s: no message is accepted; repair the disk and restart the broker"
+        _log.critical(said, what, error.errno, error.strerror)

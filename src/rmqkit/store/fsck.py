@@ -213,7 +213,8 @@ def dump(
     log.segments = [segment for segment in log.segments if segment.end > begin_offset]
     for segment, part in log.walk():
         if isinstance(part, Damage):
-            if not (is_live and _is_being_written(log, segment, part)):
+            is_last = segment is log.segments[-1] and part.end == len(segment.buffer)
+            if not (is_live and is_last):  # else it is being written
                 on_damage(_unreadable(segment, part))
         elif (
             part.physical_offset >= begin_offset
@@ -358,10 +359,6 @@ def check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
             segment.view[position : position + record.size]
         ):
             report.add(Kind.RECORD_CRC, segment.path, position, "the CRC at the record's end", "another one")
-
-
-def _is_being_written(log: LogView, segment: Segment, damage: Damage) -> bool:
-    return segment is log.segments[-1] and damage.end == len(segment.buffer)
 
 
 def _unreadable(segment: Segment, damage: Damage) -> Finding:

@@ -227,17 +227,8 @@ class IndexFile:
             self._is_header_due = False
 
     def _write_header(self) -> None:
-        self.file.write(
-            0,
-            HEADER.pack(
-                self.begin_timestamp,
-                self.end_timestamp,
-                self.begin_offset,
-                self.end_offset,
-                self.slots_used,
-                self.index_count,
-            ),
-        )
+        bounds = self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset
+        self.file.write(0, HEADER.pack(*bounds, self.slots_used, self.index_count))
 
     def overlaps(self, begin: int, end: int) -> bool:
         """Whether the file may hold messages stored between two times."""

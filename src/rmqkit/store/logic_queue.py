@@ -12,7 +12,6 @@ Owner thread only; flush threads call `sync`. Source: store.md §4, §6, §12.2.
 
 from __future__ import annotations
 
-import logging
 import struct
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -27,8 +26,6 @@ from rmqkit.store.mapped_file import SECTOR_BYTES, MappedFile
 from rmqkit.store.queue_ext import ExtUnit, is_address
 
 __all__ = ["BLANK_SIZE", "NO_RECORD", "LogicQueue"]
-
-_log = logging.getLogger(__name__)
 
 NO_RECORD = (-1, 0)
 """physicalOffset and size where there is no record."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
 from rmqkit.protocol.names import is_light
-from rmqkit.protocol.record import Record, decode_record
+from rmqkit.protocol.record import decode_record
 from rmqkit.store.checkpoint import Checkpoint
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queues import ConsumeQueues
@@ -248,7 +248,7 @@ class MessageStore:
         end = find_log_end(
             log,
             self._settings,
-            self._dispatch_record,
+            lambda record: self._dispatcher.apply(arrival_of(record, self._delays_ms)),
             self._dispatch_run,
             on_replay=lambda offset: queues.truncate_for_replay(offset, log.min_offset, self._is_record),
             clean=is_clean,
@@ -281,9 +281,6 @@ class MessageStore:
             return False
         is_own = (record.topic, record.queue_id) == (queue.topic, queue.queue_id)
         return is_own or (is_light(queue.topic) and queue.topic in light_numbers(record.topic, record.properties))
-
-    def _dispatch_record(self, record: Record) -> None:
-        self._dispatcher.apply(arrival_of(record, self._delays_ms))
 
     def _dispatch_run(self, arrivals: Arrivals) -> list[Arrival]:
         from rmqkit.store.catch_up import CatchUp
@@ -375,10 +372,6 @@ class MessageStore:
         return False
 
     # ---- replication
-
-    @property
-    def is_replica(self) -> bool:
-        return self._replica is not None
 
     @property
     def dispatch_behind_bytes(self) -> int:

@@ -131,7 +131,6 @@ class Appender:
         return self._append(queue, message)
 
     def _append_with_light(self, queue: LogicQueue, message: PutMessage, names: list[str]) -> PutResult:
-        """Append a record that is in light queues, too."""
         if reason := light_fault(names):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
         if too_many(self._queues, names, self._settings.light_queue_count_max):

@@ -90,7 +90,10 @@ def rebuild(
     batch_topics = batch_topics_of(root)
     with held(root, folder):
         new_queues = ConsumeQueues(folder, sizes, batch_topics.__contains__)
-        new_index = _new_index(folder, sizes) if index else None
+        new_index: MessageIndex | None = None
+        if index:
+            counts = sizes.hash_slot_count, sizes.index_entry_count
+            new_index = MessageIndex(folder / "index", *counts, tags_as_keys=sizes.index_tags)
         delays_ms = parse_delay_levels(sizes.message_delay_level)
         catch_up = CatchUp(new_queues, new_index, Dispatcher(new_queues), delays_ms, has_light=True)
         enter: Callable[[Arrivals], object] = catch_up.enter if queues else catch_up.enter_keys
@@ -157,10 +160,6 @@ def sizes_of(root: Path, settings: StoreSettings | None) -> StoreSettings:
     if lengths[2]:
         sizes.consume_queue_ext_file_bytes, sizes.enable_consume_queue_ext = lengths[2], True
     return sizes
-
-
-def _new_index(folder: Path, sizes: StoreSettings) -> MessageIndex:
-    return MessageIndex(folder / "index", sizes.hash_slot_count, sizes.index_entry_count, tags_as_keys=sizes.index_tags)
 
 
 def batch_topics_of(root: Path) -> set[str]:

@@ -103,7 +103,8 @@ def find_log_end(
     if clean:
         dispatch_from = max(0, sum(newest))
         if check.is_sound(log, *newest):
-            start, offset = _file_index(files, newest[0]), newest[0]
+            offset = newest[0]
+            start = next(i for i, file in enumerate(files) if file.start <= offset < file.end)
         else:
             start = _start_file(files, lambda file: _is_dispatched(check, file, dispatch_from))
             offset = files[start].start
@@ -181,10 +182,6 @@ class _Walk:
             buffer.madvise(mmap.MADV_DONTNEED)  # pages that are not needed again count as memory of the broker
             if len(run) < len(records):
                 return
-
-
-def _file_index(files: tuple[MappedFile, ...], physical_offset: int) -> int:
-    return next(i for i, file in enumerate(files) if file.start <= physical_offset < file.end)
 
 
 def _start_file(files: tuple[MappedFile, ...], is_start: Callable[[MappedFile], bool]) -> int:

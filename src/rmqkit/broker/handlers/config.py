@@ -6,8 +6,6 @@ Every change gives the settings a new version, which is told with them. Source: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from rmqkit.broker.handlers.answers import Handlers, answers
@@ -30,7 +28,7 @@ class ConfigHandlers(Handlers):
         super().__init__(parts)
         self._configuration = parts.configuration
         self._version = DataVersion(timestamp=self._clock.now_ms())
-        parts.configuration.listeners.append(self._changed)
+        parts.configuration.listeners.append(lambda keys: self._version.advance(self._clock.now_ms()))
 
     @answers(RequestCode.GET_BROKER_CONFIG)
     def config(self, connection: Connection, command: Command) -> Command:
@@ -42,6 +40,3 @@ class ConfigHandlers(Handlers):
         """Change hot settings; they are in the file when this is answered."""
         black_list = self._settings.config_black_list
         return change_settings(self._configuration, command, black_list, WITHOUT_EFFECT | NOT_BUILT)
-
-    def _changed(self, keys: Sequence[str]) -> None:
-        self._version.advance(self._clock.now_ms())

@@ -14,13 +14,7 @@ from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.queues import CorrectionOffsets
-from rmqkit.protocol.bodies.stats import (
-    ConsumeOffsets,
-    ConsumeStats,
-    ConsumeStatsList,
-    ConsumeTimeSpans,
-    QueueTimeSpan,
-)
+from rmqkit.protocol.bodies.stats import ConsumeOffsets, ConsumeStats, ConsumeStatsList, ConsumeTimeSpans, QueueTimeSpan
 from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply

@@ -38,7 +38,7 @@ class ReplyHandlers(Handlers):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._checks = SendChecks(self._settings, self._identity, self._topics, self._clock)
+        self._checks = SendChecks(parts)
         _, self._answer_fields = stamps_of(self._settings)
 
     @answers(RequestCode.SEND_REPLY_MESSAGE, lane="reply")

@@ -69,21 +69,9 @@ class SendHandlers(Handlers):
         self._is_orderly = parts.queue_locks.is_any_held
         self._unique_keys = UniqueKeys(self._identity.store_host[:-4], os.getpid(), random.getrandbits(32))
         self._store_settings = parts.store_settings
-        self._checks = SendChecks(self._settings, self._identity, self._topics, self._clock)
+        self._checks = SendChecks(parts)
         self._stamp_bytes, self._answer_fields = stamps_of(self._settings)
-        self._run = SendRun(
-            self._store,
-            self._checks,
-            self._identity.store_host,
-            self._stamp_bytes,
-            self._answer_fields,
-            self._durability,
-            self._statistics,
-            self._counts,
-            self._clock,
-            self._timer,
-            self._settings.broker_name,
-        )
+        self._run = SendRun(parts, self._checks, self._stamp_bytes, self._answer_fields)
 
     @answers(RequestCode.SEND_MESSAGE)
     @by_global_number
@@ -318,7 +306,6 @@ class _Late:
 
 
 def _unique_key_of(properties: bytes) -> str | None:
-    """The unique key in a property string."""
     found = find_property(properties, _UNIQ_KEY)
     return None if found is None else found.decode("utf-8", "replace")
 

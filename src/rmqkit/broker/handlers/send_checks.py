@@ -9,10 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from rmqkit.broker.durability import Outcome
-from rmqkit.broker.parts import OwnAddress
+from rmqkit.broker.parts import Parts
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
-from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
@@ -127,11 +125,11 @@ def decode_v2(command: Command, **missing: str) -> SendMessageV2Request:
 class SendChecks:
     """Lets sends in."""
 
-    def __init__(self, settings: BrokerSettings, identity: OwnAddress, topics: TopicTable, clock: Clock) -> None:
-        self._settings = settings
-        self._identity = identity
-        self._topics = topics
-        self._clock = clock
+    def __init__(self, parts: Parts) -> None:
+        self._settings = parts.settings
+        self._identity = parts.identity
+        self._topics = parts.topics
+        self._clock = parts.clock
 
     def topic_of(self, connection: Connection, header: SendMessageRequest) -> TopicConfig | Refusal:
         """The topic that a message goes to, or why it does not."""
@@ -147,12 +145,9 @@ class SendChecks:
         if name in names.FORBIDDEN_TO_SEND:
             return ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
         if topic is None:
-            topic = self._topics.create_for_send(
-                name,
-                template=header.default_topic,
-                queue_count=header.default_topic_queue_nums,
-                unit=bool(header.unit_mode),
-            )
+            template, queues = header.default_topic, header.default_topic_queue_nums
+            unit = bool(header.unit_mode)
+            topic = self._topics.create_for_send(name, template=template, queue_count=queues, unit=unit)
         if topic is None:
             return ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}"
         if header.queue_id >= topic.read_queue_nums and header.queue_id >= topic.write_queue_nums:

@@ -10,17 +10,15 @@ Answers are given when the one write is done, or together when the last message 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from operator import countOf, itemgetter
 from typing import TYPE_CHECKING
 
-from rmqkit.broker.durability import Durability, Outcome, Release
+from rmqkit.broker.durability import Outcome, Release
 from rmqkit.broker.handlers.send_checks import CODES, SendChecks
+from rmqkit.broker.parts import Parts
 from rmqkit.broker.schedule import TIMER_NAMES
-from rmqkit.broker.statistics import Statistics
-from rmqkit.broker.timer import Timer
-from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -33,7 +31,7 @@ from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
 from rmqkit.protocol.send_answers import SendAnswers, Stored
 from rmqkit.protocol.send_shapes import SendShape, SendShapes
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import MessageStore, PutMessage
+from rmqkit.store.message_store import PutMessage
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts, PlainSend
@@ -64,37 +62,21 @@ NO_WAIT = b"WAIT\x01false\x02"
 class SendRun:
     """Takes plain sends out of what was read.
     ``stamps``: the properties that every message gets.
-    ``told``: the fields that every answer has.
-    ``durability``: what answers wait for, if they do.
-    ``timer``: what keeps messages for a time, if anything does; ``broker_name``: for handles that call them back.
-    ``statistics``, ``counts``: told of messages, and of answers, if anybody is."""
+    ``told``: the fields that every answer has."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        checks: SendChecks,
-        store_host: bytes,
-        stamps: bytes,
-        told: Mapping[str, str],
-        durability: Durability | None,
-        statistics: Statistics,
-        counts: Counts | None,
-        clock: Clock,
-        timer: Timer | None,
-        broker_name: str,
-    ) -> None:
-        self._store = store
+    def __init__(self, parts: Parts, checks: SendChecks, stamps: bytes, told: dict[str, str]) -> None:
+        self._store = parts.store
         self._checks = checks
-        self._store_host = store_host
-        self._shapes = SendShapes(stamps, _NOT_PLAIN if timer is None else _NOT_PLAIN_OR_TIMED)
-        self._timer = timer
-        self._broker_name = broker_name
-        self._told = dict(told)
-        self._durability = durability
-        self._statistics = statistics
-        self._counts = counts
-        self._monotonic_ms = clock.monotonic_ms
-        self._answers = {code: SendAnswers(store_host, told, code) for code in CODES.values()}
+        self._store_host = parts.identity.store_host
+        self._shapes = SendShapes(stamps, _NOT_PLAIN if parts.timer is None else _NOT_PLAIN_OR_TIMED)
+        self._timer = parts.timer
+        self._broker_name = parts.settings.broker_name
+        self._told = told
+        self._durability = parts.durability
+        self._statistics = parts.statistics
+        self._counts = parts.counts
+        self._monotonic_ms = parts.clock.monotonic_ms
+        self._answers = {code: SendAnswers(self._store_host, told, code) for code in CODES.values()}
 
     def rest(self, connection: Connection, frames: list[Frame]) -> Iterator[Frame]:
         """Store and answer plain sends; the other requests in their order, each when those before it are stored."""

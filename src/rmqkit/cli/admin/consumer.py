@@ -10,6 +10,7 @@ from msgspec import Struct
 from rmqkit.admin.api import Admin
 from rmqkit.admin.clients import GroupStatus
 from rmqkit.cli.admin.frame import Broker, Group, Noun, View
+from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.connections import ClientConnection, ConsumerConnection
 from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo
 from rmqkit.protocol.codes import version_name
@@ -94,12 +95,14 @@ def _connection_parts(found: ConsumerConnection) -> list[Any]:
     return [connection_rows(found.connection_set), subscriptions, how]
 
 
+def _place(queue: MessageQueue) -> tuple[str, str, int]:
+    return queue.topic, queue.broker_name, queue.queue_id
+
+
 def _running_parts(info: ConsumerRunningInfo) -> list[Any]:
     held = [
         _QueueRow(
-            queue.topic,
-            queue.broker_name,
-            queue.queue_id,
+            *_place(queue),
             one.commit_offset,
             one.cached_msg_count,
             one.locked,
@@ -110,17 +113,7 @@ def _running_parts(info: ConsumerRunningInfo) -> list[Any]:
         for queue, one in sorted(info.mq_table.items())
     ]
     popped = [
-        _QueueRow(
-            queue.topic,
-            queue.broker_name,
-            queue.queue_id,
-            None,
-            one.wait_ack_count,
-            False,
-            one.droped,
-            one.last_pop_timestamp,
-            None,
-        )
+        _QueueRow(*_place(queue), None, one.wait_ack_count, False, one.droped, one.last_pop_timestamp, None)
         for queue, one in sorted(info.mq_pop_table.items())
     ]
     rates = [

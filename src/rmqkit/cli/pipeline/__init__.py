@@ -17,15 +17,8 @@ app = typer.Typer(
     name="pipeline", help="Spark jobs over stores and topics.", no_args_is_help=True, add_completion=False
 )
 for _command in (
-    looking.summary,
-    looking.audit,
-    looking.diff,
-    looking.verify,
-    doing.rebuild,
-    searching.query,
-    searching.sql,
-    doing.archive,
-    doing.replay,
+    *(looking.summary, looking.audit, looking.diff, looking.verify, doing.rebuild),
+    *(searching.query, searching.sql, doing.archive, doing.replay),
 ):
     app.command()(_command)
 
