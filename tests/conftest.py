@@ -12,14 +12,13 @@ from logging.handlers import RotatingFileHandler
 import pytest
 from hypothesis import HealthCheck, settings
 
-import rmqkit.remoting.client
 from tests import patience
 
 # How long an example takes, or making one up, is the machine's affair: Hypothesis's limits fail a test on a busy one.
 settings.register_profile("rmqkit", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
 settings.load_profile("rmqkit")
 # On loopback only this process can be late.
-rmqkit.remoting.client.CONNECT_TIMEOUT_MS = patience.TIMEOUT_MS
+patience.be_patient()
 
 pytest_plugins = ["tests.second_try"]
 

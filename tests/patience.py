@@ -5,9 +5,23 @@ With the defaults of 3 s a late answer has a message sent twice, or makes a prog
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import msgspec
+
+import rmqkit.remoting.client
 from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings
+from rmqkit.admin.api import Admin
+from rmqkit.admin.calls import AdminCalls
+from rmqkit.broker import registration
+from rmqkit.broker.handlers import pop
+from rmqkit.client import calls, consuming, producer, pull_consumer, push_consumer, runtime
+from rmqkit.client.settings import ClientSettings, check
+from rmqkit.namesrv import notices
+from rmqkit.remoting import diagnosis
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.store import commit_log
 
 TIMEOUT_MS = 60_000
 """Of one request; only a test that fails waits so long."""
@@ -23,3 +37,41 @@ def pulling(**settings: Any) -> PullConsumerSettings:
 
 def pushing(**settings: Any) -> PushConsumerSettings:
     return PushConsumerSettings(**{"api_timeout_ms": TIMEOUT_MS, **settings})
+
+
+_TIMES_MS = (
+    (rmqkit.remoting.client, "CONNECT_TIMEOUT_MS"),
+    (calls, "OFFSET_TIMEOUT_MS"),
+    (calls, "SEND_BACK_TIMEOUT_MS"),
+    (notices, "NOTICE_TIMEOUT_MS"),
+    (registration, "_NAMESAKE_TIMEOUT_MS"),
+    (pop, "_LATE_MS"),
+)
+_TIMES_SECONDS = ((registration, "_SETTLED_SECONDS"), (commit_log, "_CREATE_TIMEOUT_SECONDS"))
+
+
+def be_patient() -> None:
+    """Let clients, brokers and `Admin` of this process wait `TIMEOUT_MS` where they are left what they wait by default,
+    which is 0.3 to 10 s: also brokers for the next log file, and a pop for being looked at."""
+    for times, value in ((_TIMES_MS, TIMEOUT_MS), (_TIMES_SECONDS, TIMEOUT_MS / 1000)):
+        for module, name in times:
+            assert hasattr(module, name), f"{module.__name__} has no {name} any more"
+            setattr(module, name, value)
+    diagnosis._PATIENCE_S = 10.0
+    RemotingClient.connection.__defaults__ = (TIMEOUT_MS,)
+    for module in (producer, pull_consumer, push_consumer):
+        module.check = lambda settings: _patient(check(settings))
+    runtime.ClientSettings = functools.partial(ClientSettings, api_timeout_ms=TIMEOUT_MS)
+    consuming.ProducerSettings = producing
+    for made in (Admin, AdminCalls):
+        made.__init__.__kwdefaults__["timeout_ms"] = float(TIMEOUT_MS)
+
+
+def _patient(settings: ClientSettings) -> ClientSettings:
+    late = [
+        field.name
+        for field in msgspec.structs.fields(settings)
+        if field.name in ("api_timeout_ms", "send_timeout_ms", "request_timeout_ms")
+        and getattr(settings, field.name) == field.default
+    ]
+    return msgspec.structs.replace(settings, **dict.fromkeys(late, TIMEOUT_MS))

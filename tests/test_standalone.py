@@ -23,7 +23,7 @@ def test_the_kv_file_is_beside_the_broker_s_tables_unless_it_is_set(tmp_path, ch
         client = RemotingClient()
         async with Standalone(tmp_path / "store", namesrv=namesrv) as both:
             command = request(RequestCode.PUT_KV_CONFIG, KVPut("v", "NS", "k"))
-            assert (await client.call(both.namesrv_address, command, 5000)).code == ResponseCode.SUCCESS
+            assert (await client.call(both.namesrv_address, command, 60_000)).code == ResponseCode.SUCCESS
             await client.close()
 
     asyncio.run(put())

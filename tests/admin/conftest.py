@@ -1,4 +1,4 @@
-"""One name server with brokers broker-a and broker-b for the tests of a session: use topics and groups of your own."""
+"""One name server with brokers broker-a and broker-b for the tests of a file: use topics and groups of your own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rmqkit.store.settings import StoreSettings
 SECONDS = 60
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def name_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the name server."""
     root = tmp_path_factory.mktemp("admin")

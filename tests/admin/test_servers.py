@@ -16,7 +16,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 
-SECONDS_MAX = 30
+SECONDS_MAX = 60
 CLUSTER, BROKER = "DefaultCluster", "broker-a"
 
 

@@ -34,6 +34,7 @@ class Cluster:
         store = StoreSettings(**{"commit_log_file_bytes": 1 << 20, **settings.pop("store", {})})
         self.standalone = Standalone(root, broker=broker, store=store)
         self.notices: list[str] = []
+        self.clients: list[RemotingClient] = []
         self.client = self.new_client()
 
     def new_client(self, answers=None):
@@ -41,20 +42,21 @@ class Cluster:
         dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.notified)
         for code, handler in (answers or {}).items():
             dispatch.register(code, handler)
-        return RemotingClient(dispatch)
+        self.clients.append(RemotingClient(dispatch))
+        return self.clients[-1]
 
     def notified(self, connection, command):
         self.notices.append(decode_header(command, ConsumerGroupRequest).consumer_group)
 
     async def call(self, code, header=None, body=b"", client=None):
-        return await (client or self.client).call(self.standalone.broker_address, request(code, header, body), 10_000)
+        return await (client or self.client).call(self.standalone.broker_address, request(code, header, body), 60_000)
 
     async def ask(self, code, body=b"", client=None, **fields):
         """A request whose fields are texts as they stand: missing, empty and unreadable ones, too."""
         texts = {name: str(value) for name, value in fields.items()}
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
         command = Command(code, fields=texts or None, body=content)
-        return await (client or self.client).call(self.standalone.broker_address, command, 10_000)
+        return await (client or self.client).call(self.standalone.broker_address, command, 60_000)
 
     async def send(self, topic="T", body=b"hello", properties="", code=RequestCode.SEND_MESSAGE_V2, **fields):
         header_type = SendMessageRequest if code == RequestCode.SEND_MESSAGE else SendMessageV2Request
@@ -106,5 +108,6 @@ class Cluster:
         return self
 
     async def __aexit__(self, *exc_info):
-        await self.client.close()
+        for client in self.clients:
+            await client.close()
         await self.standalone.stop()

@@ -68,6 +68,9 @@ class Brokers:
     async def crash(self, name: str) -> None:
         """Stop a broker and leave of its folder what was there before it stopped."""
         left = copy_store(self.root / name, self.root / f"{name}.left")
+        master = self.running[name]._master
+        if master is not None:
+            await master.close()  # before it puts and sends its slaves what the copy has not
         await self.stop(name)
         shutil.rmtree(self.root / name)
         left.rename(self.root / name)
@@ -77,11 +80,11 @@ class Brokers:
 
     async def ask(self, name: str, code: int, body: bytes = b"", **fields) -> Command:
         command = Command(code, fields={key: str(value) for key, value in fields.items()} or None, body=body)
-        return await self.client.call(self.running[name].address, command, 10_000)
+        return await self.client.call(self.running[name].address, command, 60_000)
 
     async def route(self, topic: str) -> TopicRoute | None:
         command = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic})
-        answer = await self.client.call(self.name_server.address, command, 10_000)
+        answer = await self.client.call(self.name_server.address, command, 60_000)
         return decode_as(answer.payload, TopicRoute) if answer.code == 0 else None
 
     async def addresses(self, topic: str, broker_name: str) -> dict[int, str]:

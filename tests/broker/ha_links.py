@@ -37,6 +37,11 @@ class Slave(asyncio.Protocol):
     def connection_lost(self, exc):
         self.is_open = False
 
+    async def close(self):
+        """Whoever ends a loop on which a transport is open is told of it in some later test."""
+        self.transport.abort()
+        await until(lambda: not self.is_open)
+
     def data_received(self, data):
         self.received += data
         frames, used = split_frames(memoryview(bytes(self.received)))
@@ -83,6 +88,7 @@ class Master:
             is_batch_topic=lambda topic: topic == "GoldInnerBatch",
         )
         self.acked = 0
+        self.slaves: list[Slave] = []
         self.ha = HaMaster(self.store, self.settings, clock, self._acked)
         self.port = 0
 
@@ -105,11 +111,16 @@ class Master:
         """A new link."""
         loop = asyncio.get_running_loop()
         _, slave = await loop.create_connection(Slave, "127.0.0.1", self.port)
+        self.slaves.append(slave)
         if report is not None:
             acked = self.acked
             slave.report(report)
             await until(lambda: self.acked > acked or not slave.is_open)
         return slave
+
+    async def close_slaves(self):
+        for slave in self.slaves:
+            await slave.close()
 
     @property
     def links(self):
@@ -124,6 +135,7 @@ async def master(root, *, clock=None, store=None, **settings):
         it.store.open()
         stack.callback(it.store.close)
         it.port = await it.ha.start("127.0.0.1", 0)
+        stack.push_async_callback(it.close_slaves)
         stack.push_async_callback(it.ha.close)
         yield it
         for link in it.links:

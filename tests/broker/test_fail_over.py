@@ -74,7 +74,7 @@ class Seen:
         return consumer
 
     async def all(self, *bodies):
-        await until(lambda: set(bodies) <= self.times.keys(), f"{bodies}; there are {self.times}", SECONDS / 2)
+        await until(lambda: set(bodies) <= self.times.keys(), f"{bodies}; there are {self.times}", SECONDS)
 
 
 async def create(brokers, *names):
@@ -131,7 +131,7 @@ async def test_what_is_due_goes_to_another_master_and_nothing_comes_twice_when_t
             (shown,) = [data for data in (await brokers.route("T")).queue_datas if data.broker_name == "a"]
             assert shown.perm == 4
             answers[0] = TransactionState.COMMIT
-            await until(lambda: seen.times[b"retry"] == 2, f"the retry; there are {seen.times}", SECONDS / 2)
+            await until(lambda: seen.times[b"retry"] == 2, f"the retry; there are {seen.times}", SECONDS)
             await seen.all(b"delayed", b"half")
             assert seen.brokers == {b"plain": "a", b"retry": "b", b"delayed": "b", b"half": "b"}
 

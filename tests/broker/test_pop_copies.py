@@ -49,7 +49,7 @@ def pending(brokers, name):
 
 @on_brokers
 async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on(tmp_path):
-    async with Brokers(tmp_path, in_sync_replicas=2, slave_timeout_ms=10_000) as brokers:
+    async with Brokers(tmp_path, in_sync_replicas=2, slave_timeout_ms=60_000) as brokers:
         client = await filled(brokers, b"0", b"4", b"8", b"12")
         first = await pop(client, "a", max_msg_nums=2, invisible_time=1000)
         assert (first.code, list(first)) == (0, ["0", "4"])

@@ -116,7 +116,7 @@ def test_what_others_put_into_the_revive_topic_is_taken_in(run):
                 store_host=parts(cluster).identity.store_host,
             )
             parts(cluster).store.put(put)
-        again = await pop(cluster, poll_time=5000)
+        again = await pop(cluster, poll_time=20_000)
         assert [(body, one.reconsume_times) for body, one in again.messages.items()] == [("b", 1)]
 
     run(scenario)

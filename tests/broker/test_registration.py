@@ -25,7 +25,7 @@ from tests.client.peers import Peer, on_loop, until
 
 
 async def ask_namesrv(cluster, code, **fields):
-    return await cluster.client.call(cluster.standalone.namesrv_address, Command(code, fields=fields), 5000)
+    return await cluster.client.call(cluster.standalone.namesrv_address, Command(code, fields=fields), 60_000)
 
 
 async def routed(cluster, topic):

@@ -25,9 +25,9 @@ def test_name_servers_know_the_retry_topic_when_a_heartbeat_is_answered(tmp_path
                 group = f"told-{number}"
                 data = HeartbeatData(clientID=f"c{number}", consumerDataSet=[ConsumerData(group_name=group)])
                 beat = request(RequestCode.HEART_BEAT, body=msgspec.json.encode(data))
-                assert (await client.call(both.broker_address, beat, 5000)).code == ResponseCode.SUCCESS
+                assert (await client.call(both.broker_address, beat, 60_000)).code == ResponseCode.SUCCESS
                 route = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest(topic=f"%RETRY%{group}"))
-                found.append((await client.call(both.namesrv_address, route, 5000)).code)
+                found.append((await client.call(both.namesrv_address, route, 60_000)).code)
             assert found == [ResponseCode.SUCCESS] * 20
             await client.close()
 
@@ -52,9 +52,9 @@ def test_name_servers_know_a_new_topic_when_its_first_send_is_answered(tmp_path)
                     flag=0,
                 )
                 send = request(RequestCode.SEND_MESSAGE, sent, b"body")
-                assert (await client.call(both.broker_address, send, 5000)).code == ResponseCode.SUCCESS
+                assert (await client.call(both.broker_address, send, 60_000)).code == ResponseCode.SUCCESS
                 route = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteRequest(topic=topic))
-                found.append((await client.call(both.namesrv_address, route, 5000)).code)
+                found.append((await client.call(both.namesrv_address, route, 60_000)).code)
             assert found == [ResponseCode.SUCCESS] * 20
             await client.close()
 

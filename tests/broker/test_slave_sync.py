@@ -510,7 +510,7 @@ def test_a_real_slave_gets_from_our_master_what_it_got_from_its_own(golden_root)
         async with Cluster(golden_root, broker={"cluster_name": "C1"}) as cluster:
             for code in ROUND:
                 asked = Command(code, fields=GOLDEN[code].fields or None)
-                answer = await cluster.client.call(cluster.standalone.broker_address, asked, 5000)
+                answer = await cluster.client.call(cluster.standalone.broker_address, asked, 60_000)
                 assert answer.code == 0
                 ours, theirs = loads(answer.body), loads(GOLDEN[code].answer)
                 if code == 21:
@@ -524,7 +524,7 @@ def test_a_real_slave_gets_from_our_master_what_it_got_from_its_own(golden_root)
                             topics.sort()
                     assert ours == theirs
             for code in (60, 61):
-                answer = await cluster.client.call(cluster.standalone.broker_address, Command(code), 5000)
+                answer = await cluster.client.call(cluster.standalone.broker_address, Command(code), 60_000)
                 assert (answer.code, len(answer.body) if code == 60 else loads(answer.body).keys()) == (
                     0,
                     len(GOLDEN[code].answer) if code == 60 else loads(GOLDEN[code].answer).keys(),

@@ -107,11 +107,11 @@ class TransactionProducer:
             offset = decode_header(answer, PullMessageResponse).next_begin_offset
 
     async def is_settled(self):
-        """Whether the rounds have passed every half message."""
-        end = await self.call(RequestCode.GET_MAX_OFFSET, QueueRequest(HALF_TOPIC, 0))
+        """Whether the rounds have passed every half message: the end second, as a round may put one back in between."""
         position = await self.call(
             RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffsetRequest("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0)
         )
+        end = await self.call(RequestCode.GET_MAX_OFFSET, QueueRequest(HALF_TOPIC, 0))
         return decode_fields(end)["offset"] == decode_fields(position).get("offset")
 
 

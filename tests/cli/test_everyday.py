@@ -292,7 +292,7 @@ def test_tail_leaves_nothing_at_the_broker(rmq, tens, namesrv):
             await runtime.routes.refresh(tens)
             (address,) = [by_id[0] for by_id in runtime.routes.brokers.values()]
             codes = (RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-            answers = [bytes((await client.call(address, request(code), 5000)).payload) for code in codes]
+            answers = [bytes((await client.call(address, request(code), 60_000)).payload) for code in codes]
             await runtime.close()
             await client.close()
             return answers

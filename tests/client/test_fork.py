@@ -16,6 +16,13 @@ import pytest
 from rmqkit.client import sync
 from tests.client.peers import standalone
 
+PATIENT = f"""
+import sys
+sys.path.append({str(Path(__file__).parents[2])!r})
+from tests import patience
+patience.be_patient()
+"""
+
 IN_CHILDREN = """
 import json, logging, os, sys, warnings
 logging.getLogger("rmqkit").addHandler(logging.NullHandler())
@@ -196,7 +203,7 @@ if __name__ == "__main__":
 def run(tmp_path: Path, program: str, loop: str, *, messages: int | None = None) -> str:
     """What a program prints that is given a name server; afterwards topic T has so many messages."""
     path = tmp_path / "program.py"
-    path.write_text(program)
+    path.write_text(PATIENT + program)
     with standalone(tmp_path) as namesrv:
         command = [sys.executable, str(path), namesrv, loop]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

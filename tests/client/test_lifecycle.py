@@ -12,7 +12,8 @@ from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.client.settings import PullConsumerSettings, PushConsumerSettings
 from rmqkit.errors import ClientError
 from rmqkit.protocol.codes import RequestCode
-from tests.client.peers import Cluster, on_loop, until
+from tests.client.peers import Cluster, on_loop
+from tests.client.test_closing import Held, closing_of
 
 
 @pytest.mark.parametrize(
@@ -24,15 +25,15 @@ async def test_closing_a_client_that_starts_ends_the_start_and_leaves_nothing_ru
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
         before = asyncio.all_tasks()
-        consumer = kind("CG", cluster.namesrv, settings=settings(api_timeout_ms=1000))
+        consumer = kind("CG", cluster.namesrv, settings=settings())
         consumer.subscribe("T")
-        cluster.broker.answer(RequestCode.HEART_BEAT, lambda command: None)
+        heartbeats = Held(cluster.broker, RequestCode.HEART_BEAT)
         starting = asyncio.create_task(consumer.start())
-        await until(
-            lambda: any(one.code == RequestCode.HEART_BEAT for one in cluster.broker.requests), "the first heartbeat"
-        )
+        await heartbeats.until()
         cluster.broker.answer(RequestCode.HEART_BEAT, cluster._heartbeat)
-        await consumer.close()
+        closing = await closing_of(consumer)
+        heartbeats.answer(cluster._heartbeat)
+        await closing
         with pytest.raises(ClientError, match="of group CG was closed while it started"):
             await starting
         assert [one for one in asyncio.all_tasks() - before if "CG" in one.get_name() and not one.done()] == []

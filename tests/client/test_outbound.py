@@ -165,18 +165,18 @@ async def test_what_brokers_ask_of_a_namespace_reaches_its_consumer():
             await until(lambda: seen, "a message")
             (connection, *_) = cluster.broker.connections
             asked = request(RequestCode.GET_CONSUMER_RUNNING_INFO, RunningInfoRequest("NS%CG", "client"))
-            info = fastjson.decode_as((await connection.call(asked, 5000)).payload, ConsumerRunningInfo)
+            info = fastjson.decode_as((await connection.call(asked, 60_000)).payload, ConsumerRunningInfo)
             assert full in info.mq_table
             assert {one.topic for one in info.subscription_set} == {"NS%T", "%RETRY%NS%CG"}
             assert info.status_table.keys() == {"NS%T"}
             consumer.pause()
-            info = fastjson.decode_as((await connection.call(asked, 5000)).payload, ConsumerRunningInfo)
+            info = fastjson.decode_as((await connection.call(asked, 60_000)).payload, ConsumerRunningInfo)
             assert "NS%T broker-0 0" in info.user_consumer_info
             consumer.resume()
             asked = request(
                 RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ConsumerStatusRequest(topic="NS%T", group="NS%CG")
             )
-            status = fastjson.decode_as((await connection.call(asked, 5000)).payload, ConsumerStatus)
+            status = fastjson.decode_as((await connection.call(asked, 60_000)).payload, ConsumerStatus)
             assert full in status.message_queue_table
             header = ResetClientOffsetRequest(topic="NS%T", group="NS%CG", timestamp=0, is_force=True)
             body = fastjson.dumps(ResetOffsetBody({full: 0}))
@@ -195,7 +195,7 @@ async def test_what_is_popped_is_told_with_its_namespace():
             await until(consumer.held_queues, "the queues")
             asked = request(RequestCode.GET_CONSUMER_RUNNING_INFO, RunningInfoRequest("NS%CG", "client"))
             (connection, *_) = cluster.broker.connections
-            info = fastjson.decode_as((await connection.call(asked, 5000)).payload, ConsumerRunningInfo)
+            info = fastjson.decode_as((await connection.call(asked, 60_000)).payload, ConsumerRunningInfo)
         assert info.mq_pop_table.keys() == {MessageQueue("NS%T", "broker-0", -1)}
 
 

@@ -12,10 +12,13 @@ import sys
 import traceback
 from types import ModuleType
 
+from tests import patience
+
 END = "\x00end of block\x00"
 
 
 def main() -> None:
+    patience.be_patient()
     page, namespace = "", {}
     for line in sys.stdin:
         asked = json.loads(line)

@@ -30,11 +30,12 @@ READY_SECONDS = 150
 # A broker that is asked to stop waits for one service thread after the other: 11 to 18 s were measured.
 BROKER_STOP_SECONDS = 150
 
-# Undecided transactions are asked about every two seconds and given up soon, so that tests see the end of them.
+# Undecided transactions are asked about every two seconds and given up soon, so that tests see the end of them; not so
+# soon that one is given up whose producer does not get to its answers on a busy machine.
 TRANSACTION_CONF: Mapping[str, object] = {
     "transactionTimeOut": 2000,
     "transactionCheckInterval": 2000,
-    "transactionCheckMax": 3,
+    "transactionCheckMax": 6,
     "transactionOpBatchInterval": 500,
 }
 
@@ -63,6 +64,10 @@ BROKER_CONF: Mapping[str, object] = {
     "diskMaxUsedSpaceRatio": 95,
     "timerFlushIntervalMs": 60_000,
     **QUICK_CONF,
+    # Requests that waited for a thread of a busy machine are carried out: what is told once, as how a transaction ends,
+    # would be lost after 3 s.
+    **{f"waitTimeMillsIn{kind}Queue": 60_000 for kind in ("Pull", "LitePull", "Transaction", "Ack", "AdminBroker")},
+    "osPageCacheBusyTimeOutMills": 60_000,
 }
 
 

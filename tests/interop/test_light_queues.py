@@ -2,6 +2,7 @@
 Source: behaviour.md §9.6; store.md §9.2, §11."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,14 @@ SENDS = (
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    work_dir = tmp_path_factory.mktemp("light")
+    with started(tmp_path_factory.mktemp("light")) as running:
+        yield running
+
+
+def started(work_dir: Path) -> AbstractContextManager[Standalone]:
     conf = work_dir / "broker.conf"
     conf.write_text("".join(f"{key}={value}\n" for key, value in (LIGHT_CONF | {"brokerClusterName": CLUSTER}).items()))
-    with run_standalone(work_dir / "store", work_dir, "-c", str(conf)) as running:
-        yield running
+    return run_standalone(work_dir / "store", work_dir, "-c", str(conf))
 
 
 def asked(address: str, code: RequestCode, header: msgspec.Struct, body: bytes = b"") -> tuple[Any, ...]:
@@ -133,11 +137,13 @@ def test_messages_in_light_queues_are_stored_read_and_remembered_as_by_apaches(
     assert written(stores[1]) == written(stores[0])
 
 
-def test_light_queues_come_back_after_a_kill(ours: Standalone) -> None:
-    was = [pulled(ours.broker_addr, topic, 0) for topic in (A, B)]
-    assert was[0][3], "sent by the test before"
-    ours.process.kill()
-    work_dir = ours.store_dir.parent
-    with run_standalone(ours.store_dir, work_dir, "-c", str(work_dir / "broker.conf")) as again:
+def test_light_queues_come_back_after_a_kill(tmp_path: Path) -> None:
+    with started(tmp_path) as ours:
+        for number in range(len(SENDS)):
+            sent(ours.broker_addr, number)
+        was = [pulled(ours.broker_addr, topic, 0) for topic in (A, B)]
+        assert was[0][3]
+        ours.process.kill()
+    with started(tmp_path) as again:
         assert [pulled(again.broker_addr, topic, 0) for topic in (A, B)] == was
         again.stop()

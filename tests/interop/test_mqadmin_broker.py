@@ -36,6 +36,7 @@ GROUP, TWIN, ONLINE = "broker_admin", "broker_admin_twin", "broker_admin_online"
 CLIENT_ID = "192.0.2.1@broker-admin"
 UNIQUE_KEY = "7F0000010001234518B4AAC210FB0000"  # ends in the number of the message
 MESSAGE_COUNT = 3
+HEARTBEAT_SECONDS = 5
 
 COMMANDS = {
     "create a topic": f"updateTopic -b BROKER -t {TOPIC} -r 4 -w 4",
@@ -105,10 +106,23 @@ class Side:
         client = RemotingClient(self._answers())
         try:
             message_id = await self._prepare(client)
+            beating = asyncio.create_task(self._keep_online(client))
             found = await asyncio.to_thread(named_outputs, kit, COMMANDS, self.namesrv, self.broker, self.work_dir)
+            beating.cancel()
             self.outputs = {name: text.replace(message_id, "MESSAGE") for name, text in found.items()}
         finally:
             await client.close()
+
+    async def _keep_online(self, client: RemotingClient) -> None:
+        """Brokers forget who is silent for two minutes, which the commands may take on a busy machine."""
+        while True:
+            await self._beat(client)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _beat(self, client: RemotingClient) -> None:
+        consumer = ConsumerData(group_name=ONLINE, subscription_data_set=[subscription(MESSAGES, "tag", version=1)])
+        beat = msgspec.json.encode(HeartbeatData(clientID=CLIENT_ID, consumerDataSet=[consumer]))
+        await self._ask(client, Command(RequestCode.HEART_BEAT, body=beat))
 
     def _answers(self) -> Dispatch:
         queue = MessageQueue(MESSAGES, BROKER_NAME, 0)
@@ -147,9 +161,7 @@ class Side:
             )
             sent = await self._ask(client, request(RequestCode.SEND_MESSAGE_V2, header, b"hello"))
             message_id = message_id or decode_header(sent, SendMessageResponse).msg_id
-        consumer = ConsumerData(group_name=ONLINE, subscription_data_set=[subscription(MESSAGES, "tag", version=1)])
-        beat = msgspec.json.encode(HeartbeatData(clientID=CLIENT_ID, consumerDataSet=[consumer]))
-        await self._ask(client, Command(RequestCode.HEART_BEAT, body=beat))
+        await self._beat(client)
         offset = UpdateConsumerOffsetRequest(ONLINE, MESSAGES, 0, 2)
         await self._ask(client, request(RequestCode.UPDATE_CONSUMER_OFFSET, offset))
         for topic in (MESSAGES, f"%RETRY%{ONLINE}"):

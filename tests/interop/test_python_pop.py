@@ -26,6 +26,7 @@ from rmqkit.client.producer import Producer
 from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.sender import SendResult
 from rmqkit.client.settings import StartFrom
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
@@ -38,7 +39,7 @@ from tests.interop.apache import BROKER_NAME, ApachePair, ask
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB, run_probe
 from tests.interop.standalone import run_standalone
-from tests.interop.suite.consuming import SECONDS
+from tests.interop.suite.consuming import POLL_SECONDS, SECONDS
 from tests.patience import producing, pulling, pushing
 
 FIRST = pushing(start_from=StartFrom.FIRST_OFFSET)
@@ -79,13 +80,26 @@ def run(scenario: Coroutine[None, None, None]) -> None:
 
 
 async def send(namesrv: str, topic: str, numbers: range) -> None:
-    async with Producer(f"PG-{topic}", namesrv, settings=producing()) as producer:
-        await asyncio.gather(
+    """Returns when they can be read: Apache's queues follow its log."""
+    async with (
+        Producer(f"PG-{topic}", namesrv, settings=producing()) as producer,
+        PullConsumer(f"PG-{topic}-end", namesrv, settings=pulling()) as reader,
+        asyncio.timeout(SECONDS),
+    ):
+        for sent in await asyncio.gather(
             *(
                 producer.send(Message(topic=topic, body=b"%d" % i, tags="AB"[i % 2], properties={"number": str(i)}))
                 for i in numbers
             )
-        )
+        ):
+            while not await is_readable(reader, sent):
+                await asyncio.sleep(POLL_SECONDS)
+
+
+async def is_readable(reader: PullConsumer, sent: SendResult) -> bool:
+    with contextlib.suppress(NoRoute):  # it takes a moment until name servers know a topic that was just made
+        return await reader.max_offset(sent.queue) > sent.queue_offset
+    return False
 
 
 async def popped(consumer: PopConsumer, topic: str, count: int, **options: object) -> dict[int, ReceivedMessage]:
@@ -112,7 +126,7 @@ def test_what_is_not_acknowledged_in_time_comes_again(servers: Servers) -> None:
             await consumer.ack_many([first[1], first[2], first[3]])
             await consumer.change_invisible_time(first[4], 60_000)
             await consumer.change_invisible_time(first[5], 1000)
-            await consumer.change_invisible_time(first[6], 1000)
+            await consumer.change_invisible_time(first[6], INVISIBLE_MS // 2)
             await consumer.ack(first[6])  # by its new handle
             again = await popped(consumer, "PopTimes", 2, invisible_ms=60_000)
             assert {number: (one.reconsume_times, one.topic) for number, one in again.items()} == {
@@ -136,7 +150,7 @@ def test_retry_topics_of_the_second_version_are_acknowledged(servers: Servers) -
     async def scenario() -> None:
         await send(servers.namesrv_addr, "PopSecond", range(3))
         async with PopConsumer("CG-pop-second", servers.namesrv_addr, settings=FIRST) as consumer:
-            await popped(consumer, "PopSecond", 3, invisible_ms=INVISIBLE_MS // 2)
+            await popped(consumer, "PopSecond", 3, invisible_ms=INVISIBLE_MS)
             again = await popped(consumer, "PopSecond", 3, invisible_ms=60_000)
             assert {(one.topic, one.reconsume_times) for one in again.values()} == {("PopSecond", 1)}
             assert {one.properties["POP_CK"].split()[4] for one in again.values()} == {"2"}

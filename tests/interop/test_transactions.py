@@ -57,8 +57,10 @@ class Outcome:
         )
 
     def comparable(self, kind: str) -> list[dict[str, Any]]:
-        """What does not depend on when the rounds came: without the message with its own immunity, first questions."""
+        """What does not depend on when the rounds came: not the message with its own immunity, first questions, none
+        about what was decided at once."""
         found = [e for e in self.of(kind) if "immune" not in e["kind"] and e.get("count", "1") == "1"]
+        found = [e for e in found if kind != "question" or e["kind"] not in AT_ONCE]
         return [e for i, e in enumerate(found) if e not in found[:i]]
 
     def asked(self) -> Counter[str]:

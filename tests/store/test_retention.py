@@ -32,6 +32,7 @@ from tests.store.stores import (
     small_settings,
     tree,
 )
+from tests.waiting import SECONDS
 
 NOON = int(datetime(2027, 1, 15, 12, 30).timestamp()) * 1000
 FOUR = int(datetime(2027, 1, 15, 4, 59, 59).timestamp()) * 1000
@@ -64,7 +65,9 @@ def fill(store: MessageStore, count: int = 40) -> None:
 
 
 def age(store: MessageStore, clock: StandingClock, expired: int) -> None:
-    """Make the first log files 73 hours old, the others one hour."""
+    """Make the first log files 73 hours old, the others one hour; the one that is made ahead is there."""
+    if store._commit_log._next._made is not None:
+        store._commit_log._next._made.result(SECONDS)
     for i, path in enumerate(sorted((store.root / "commitlog").iterdir())):
         seconds = clock.ms // 1000 - (73 if i < expired else 1) * HOUR_SECONDS
         os.utime(path, (seconds, seconds))

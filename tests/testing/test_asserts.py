@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from rmqkit import Message, PushConsumerSettings, StartFrom, TransactionState, sync
+from rmqkit.protocol.names import SCHEDULE_TOPIC
 from tests.interop.server_process import wait_until
 from tests.waiting import SECONDS
 
@@ -24,6 +25,20 @@ def fault(check, *args, **options):
 def send(producer, topic, *keys, **fields):
     for key in keys:
         producer.send(Message(topic=topic, body=b"body", keys=[key], **fields), queue=producer.queues(topic)[0])
+
+
+def seconds_in(pattern, line):
+    """How long something told of has still to wait: time passes between tests' looks."""
+    found = re.match(f".*?{pattern}", line)
+    assert found, line
+    return int(found[1])
+
+
+def waiting(cluster):
+    """How many delayed messages have yet to come."""
+    (parts,) = cluster.masters()
+    offsets = parts.schedule.offsets().offset_table
+    return sum(parts.store.max_offset(SCHEDULE_TOPIC, level - 1) - offsets.get(level, 0) for level in range(1, 19))
 
 
 def producers(cluster, group):
@@ -72,12 +87,13 @@ def test_a_retried_message_comes_as_time_passes_and_ends_as_a_dead_letter(
         send(rmq_producer, rmq_topic, "order-17")
         for tried, level_seconds in ((1, 10), (2, 30)):
             wait_until(lambda tried=tried: len(tries) == tried, SECONDS, f"try {tried}")
+            wait_until(lambda: rmq_broker.look(lambda: waiting(rmq_broker)), SECONDS, "what was sent back")
             told = fault(rmq_broker.assert_dlq, rmq_group, topic=rmq_topic, keys=["order-17"])
             assert told[0] == (
                 f"after 0.05 s the dead letters of group {rmq_group} do not have keys order-17 from topic {rmq_topic}: "
                 "0 found"
             )
-            assert f"to be retried in {level_seconds} s: message" in told[-2]
+            assert level_seconds - 9 <= seconds_in(r"to be retried in (\d+) s: message", told[-2]) <= level_seconds
             assert told[-2].endswith(f"tried {tried} times; rmq_clock.advance() makes it sooner")
             assert told[-1] == "  members online: 1"
             rmq_clock.advance(seconds=level_seconds)
@@ -105,7 +121,8 @@ def test_what_is_delayed_or_undecided_is_pending(rmq_broker, rmq_clock, rmq_topi
         producer.send_in_transaction(Message(topic=rmq_topic, body=b"half", keys=["half"]))
         told = fault(rmq_broker.assert_nothing_pending)
         assert told[0] == "after 0.05 s messages are pending"
-        assert f"  delayed by 600 s: message 0 of {rmq_topic}, keys later, id X" in told
+        (delayed,) = [line for line in told if line.endswith(f" s: message 0 of {rmq_topic}, keys later, id X")]
+        assert 590 < seconds_in(r"  delayed by (\d+) s: ", delayed) <= 600
         assert f"  undecided transaction: message 0 of {rmq_topic}, keys half, id X" in told
         wait_until(lambda: rmq_broker.look(lambda: producers(rmq_broker, group)), SECONDS, "whom to ask")
         rmq_clock.advance(minutes=10)

@@ -30,7 +30,7 @@ async def ask(address, credentials, code, body=None, **fields):
     client = RemotingClient(credentials=credentials)
     try:
         command = Command(code, fields=fields or None, body=b"" if body is None else json.dumps(body).encode())
-        return await client.call(address, command, 3000)
+        return await client.call(address, command, 60_000)
     finally:
         await client.close()
 

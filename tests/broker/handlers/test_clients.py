@@ -177,7 +177,7 @@ def test_a_heartbeat_makes_the_retry_topic_and_the_name_server_knows_it(run):
         await beat(cluster, consumer(unitMode=True))
         command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequest("%RETRY%g"))
         while True:
-            answer = await cluster.client.call(cluster.standalone.namesrv_address, command, 5000)
+            answer = await cluster.client.call(cluster.standalone.namesrv_address, command, 60_000)
             if answer.code == 0:
                 break
         (queues,) = decode_as(answer.body, TopicRoute).queue_datas
@@ -318,7 +318,7 @@ class Namesake:
         )
         body = msgspec.json.encode(RegisterBrokerBody())
         command = request(RequestCode.REGISTER_BROKER, header, body)
-        answer = await cluster.client.call(cluster.standalone.namesrv_address, command, 5000)
+        answer = await cluster.client.call(cluster.standalone.namesrv_address, command, 60_000)
         assert answer.code == 0, answer.remark
 
 

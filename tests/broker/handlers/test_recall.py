@@ -59,7 +59,7 @@ async def recall(cluster, handle, topic="T"):
 @pytest.mark.parametrize("flush", list(FlushDiskType))
 def test_a_timed_message_comes_later_unless_it_is_called_back(run, flush):
     async def scenario(cluster):
-        at_ms = now_ms() + 3000
+        at_ms = now_ms() + 5000
         handles = []
         for number in range(3):
             properties = f"TIMER_DELIVER_MS\x01{at_ms}\x02UNIQ_KEY\x01U{number}\x02"

@@ -85,7 +85,7 @@ def test_the_long_form_of_the_header_does_the_same(run):
             fields = {"producerGroup": "p", "topic": TOPIC, "queueId": "-1", "sysFlag": "0", "bornTimestamp": "1"}
             fields |= {"flag": "0", "properties": TO_ME}
             command = Command(RequestCode.SEND_REPLY_MESSAGE, fields=fields, body=b"x")
-            answer = await cluster.client.call(cluster.standalone.broker_address, command, 9999)
+            answer = await cluster.client.call(cluster.standalone.broker_address, command, 60_000)
             assert (answer.code, len(requester.pushed)) == (0, 1)
 
     run(scenario)
@@ -165,7 +165,7 @@ def test_a_reply_passes_the_checks_of_a_send(run):
             assert remark is None or answered.remark == remark
         for fields in ({}, {"b": TOPIC}, {"b": TOPIC, "e": "x", "f": "0", "g": "1", "h": "0"}):
             command = Command(RequestCode.SEND_REPLY_MESSAGE_V2, fields=fields, body=b"x")
-            answered = await cluster.client.call(cluster.standalone.broker_address, command, 9999)
+            answered = await cluster.client.call(cluster.standalone.broker_address, command, 60_000)
             assert answered.code == ResponseCode.SYSTEM_ERROR
 
     run(scenario)
@@ -177,7 +177,7 @@ def test_a_one_way_reply_is_pushed_and_not_answered(run):
             fields = {"b": TOPIC, "e": "0", "f": "0", "g": "1", "h": "0", "i": TO_ME}
             command = request(RequestCode.SEND_REPLY_MESSAGE_V2, body=b"x", one_way=True)
             command.fields = fields
-            await cluster.client.send_one_way(cluster.standalone.broker_address, command, 1000)
+            await cluster.client.send_one_way(cluster.standalone.broker_address, command, 60_000)
             async with asyncio.timeout(SECONDS):
                 while not requester.pushed:
                     await asyncio.sleep(0.002)

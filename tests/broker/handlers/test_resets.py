@@ -200,7 +200,7 @@ def test_clients_in_c_get_a_list(run):
         client, told = listener(cluster)
         body = b'{"clientID":"c","consumerDataSet":[{"groupName":"g"}]}'
         beat = Command(RequestCode.HEART_BEAT, body=body, language="CPP")
-        await client.call(cluster.standalone.broker_address, beat, 5000)
+        await client.call(cluster.standalone.broker_address, beat, 60_000)
         await cluster.ask(RESET, **(BY_TIME | {"timestamp": -1}))
         while not told:
             await asyncio.sleep(0)

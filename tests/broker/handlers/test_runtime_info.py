@@ -29,7 +29,7 @@ NEEDED_BY_CLUSTER_LIST = """
 
 
 async def ask_runtime_info(client, address):
-    answer = await client.call(address, request(RequestCode.GET_BROKER_RUNTIME_INFO), 5000)
+    answer = await client.call(address, request(RequestCode.GET_BROKER_RUNTIME_INFO), 60_000)
     return json.loads(answer.body)["table"]
 
 
@@ -85,7 +85,7 @@ def test_a_message_moves_the_bounds_of_the_log(tmp_path):
             born_timestamp=1_700_000_000_000,
             flag=0,
         )
-        sent = await client.call(address, request(RequestCode.SEND_MESSAGE, header, b"hello"), 5000)
+        sent = await client.call(address, request(RequestCode.SEND_MESSAGE, header, b"hello"), 60_000)
         assert sent.code == 0
         table = await ask_runtime_info(client, address)
         assert table["commitLogMinOffset"] == "0"

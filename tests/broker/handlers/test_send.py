@@ -216,7 +216,9 @@ def test_which_fields_of_a_header_may_be_missing_or_unreadable(run):
         changed += [fields | {name: value} for name in wrong for value in ("x", "", "9" * 20)]
         return [
             (
-                await cluster.client.call(cluster.standalone.broker_address, Command(code, fields=one, body=b"x"), 9999)
+                await cluster.client.call(
+                    cluster.standalone.broker_address, Command(code, fields=one, body=b"x"), 60_000
+                )
             ).code
             for one in changed
         ]
@@ -376,7 +378,7 @@ def test_a_one_way_send_is_stored_and_not_answered(run):
         await cluster.send()
         header = SendMessageV2Request("p", "T", "TBW102", 4, 0, 0, 1, 0)
         command = request(RequestCode.SEND_MESSAGE_V2, header, b"quiet", one_way=True)
-        await cluster.client.send_one_way(cluster.standalone.broker_address, command, 1000)
+        await cluster.client.send_one_way(cluster.standalone.broker_address, command, 60_000)
         pulled = await cluster.pull(1, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
         assert [m.body for m in read_messages(pulled.body)] == [b"quiet"]
 
@@ -418,7 +420,7 @@ def test_an_old_client_s_limit_of_retries_is_not_asked_for(run):
         )
         old = request(RequestCode.SEND_MESSAGE_V2, header, b"x")
         old.version = 120
-        assert (await cluster.client.call(cluster.standalone.broker_address, old, 9999)).code == 0
+        assert (await cluster.client.call(cluster.standalone.broker_address, old, 60_000)).code == 0
         assert len(read_messages((await cluster.pull(topic="%RETRY%g")).body)) == 1
 
     run(scenario)

@@ -36,7 +36,7 @@ async def send_back(cluster, offset, level=0, group="g", version=None, **fields)
     header = ConsumerSendBackRequest(offset=offset, group=group, delay_level=level, **fields)
     command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
     command.version = version or command.version
-    return await cluster.client.call(cluster.standalone.broker_address, command, 10_000)
+    return await cluster.client.call(cluster.standalone.broker_address, command, 60_000)
 
 
 def newest(cluster, topic, queue_id):
@@ -220,7 +220,7 @@ def test_fields_that_are_missing_or_unreadable(run):
             for value in (None, *(("abc", "", "9" * 20) if name != "group" else ())):
                 fields = {**GOOD, name: value} if value is not None else {k: v for k, v in GOOD.items() if k != name}
                 command = Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields=fields)
-                answer = await cluster.client.call(cluster.standalone.broker_address, command, 9999)
+                answer = await cluster.client.call(cluster.standalone.broker_address, command, 60_000)
                 wanted = ResponseCode.SYSTEM_ERROR if name in needed else ResponseCode.SUCCESS
                 assert answer.code == wanted, (name, value, answer.remark)
         assert (await cluster.send()).code == 0

@@ -17,7 +17,7 @@ from tests.interop.static_topics import creation
 
 
 async def ask(cluster, command):
-    return await cluster.client.call(cluster.standalone.broker_address, command, 5000)
+    return await cluster.client.call(cluster.standalone.broker_address, command, 60_000)
 
 
 async def send(cluster, number, topic="T"):

@@ -39,7 +39,7 @@ async def topic(cluster, name="T"):
 
 async def route(cluster, name):
     command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequest(name))
-    return await cluster.client.call(cluster.standalone.namesrv_address, command, 5000)
+    return await cluster.client.call(cluster.standalone.namesrv_address, command, 60_000)
 
 
 @pytest.mark.parametrize(

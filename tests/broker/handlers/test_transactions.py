@@ -122,7 +122,7 @@ def test_one_way_decisions_are_carried_out(run, queue_id):
         half = await send_half(cluster, queue_id=queue_id)
         decision = half.end(COMMIT)
         decision.flag = 2
-        await cluster.client.send_one_way(cluster.standalone.broker_address, decision, 5000)
+        await cluster.client.send_one_way(cluster.standalone.broker_address, decision, 60_000)
         assert len(await until(lambda: stored(cluster, queue_id=queue_id))) == 1
 
     run(scenario)

@@ -85,7 +85,7 @@ LINES = [
     Line("checkMsgSendRT -t {empty} -a 2 -s 16", "Avg RT"),
     Line("clusterRT -a 2 -s 16 -i 1", "{cluster}", stops_after=2),
     Line("getNamesrvConfig", "listenPort"),
-    Line("updateNamesrvConfig -k waitSecondsForService -v 44", "update name server config success"),
+    Line("updateNamesrvConfig -k waitSecondsForService -v 45", "update name server config success"),
     Line("getBrokerConfig -b {broker}", "flushIntervalCommitLog"),
     Line("getConsumerConfig -g {group}", "{group}"),
     Line("queryCq -t {topic} -q 0 -i 0 -c 2 -b {broker}", "idx: 1"),

@@ -289,6 +289,7 @@ def pulled(topic: str) -> Facts:
     for number in range(5):
         sender.send_sync(message(topic, f"m{number}", f"Tag{number % 2}"))
     consumer = puller(topic)
+    wait_for("five messages", lambda: pull_queue(consumer, topic, "*", 0)["next, min, max"][2] == 5)
     asked = {"all": ("*", 0, 32), "two": ("*", 1, 2), "tags": ("Tag1", 0, 32), "no tag": ("TagZ", 0, 32),
              "end": ("*", 5, 32), "beyond": ("*", 50, 32)}  # fmt: skip
     told = {name: pull_queue(consumer, topic, *place) for name, place in asked.items()}

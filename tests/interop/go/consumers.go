@@ -86,6 +86,10 @@ func retryToDeadLetters(w *World) Facts {
 	// A client that finds no topic for retries at its start looks again after 30 s, and takes its queues 20 s later.
 	must0(w.admin.CreateTopic(background(), admin.WithTopicCreate("%RETRY%"+w.topic), admin.WithBrokerAddrCreate(w.broker),
 		admin.WithReadQueueNums(1), admin.WithWriteQueueNums(1)))
+	w.await("a route for retries", func() bool {
+		found, err := w.admin.FetchPublishMessageQueues(background(), "%RETRY%"+w.topic)
+		return err == nil && len(found) == 1
+	})
 	refuse := func(*primitive.MessageExt) consumer.ConsumeResult { return consumer.ConsumeRetryLater }
 	seen, _ := w.consume("", everything(), refuse, consumer.WithMaxReconsumeTimes(1))
 	must(w.producer("").SendSync(background(), message(w.topic, "poison").WithTag("TagA").WithKeys([]string{"k7"})))
@@ -136,6 +140,10 @@ func pull(w *World) Facts {
 	}
 	told := Facts{}
 	reader := take("", "*")
+	w.await("the end of the queue", func() bool {
+		result, err := reader.PullFrom(background(), queue, 0, 1)
+		return err == nil && result.MaxOffset == 5
+	})
 	for name, place := range map[string][2]int{"all": {0, 32}, "two": {1, 2}, "beyond": {50, 32}} {
 		told[name] = outcome(reader.PullFrom(background(), queue, int64(place[0]), place[1]))
 	}
@@ -143,11 +151,13 @@ func pull(w *World) Facts {
 	go func() { come <- outcome(reader.PullFrom(background(), queue, 5, 32)) }()
 	send(5)
 	told["held"] = <-come
-	// It forgets instead of keeping what is noted of a queue before its first rebalance gave it the queue.
+	// Before its first rebalance it keeps nothing; then what is noted of its queues, and forgets what is of others.
+	other := &primitive.MessageQueue{Topic: w.topic, BrokerName: queue.BrokerName, QueueId: queues}
 	w.await("offset that is kept", func() bool {
 		must0(reader.UpdateOffset(queue, 3))
+		must0(reader.UpdateOffset(other, 7))
 		must0(reader.PersistOffset(background(), w.topic))
-		return must(reader.CurrentOffset(queue)) == 3
+		return must(reader.CurrentOffset(other)) != 7 && must(reader.CurrentOffset(queue)) == 3
 	})
 	must0(reader.Shutdown())
 	some := take("-some", "Tag1")

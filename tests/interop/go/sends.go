@@ -17,20 +17,22 @@ import (
 // administer makes a topic, finds it in the list and its queues in the route, and deletes it again.
 func administer(w *World) Facts {
 	w.create(w.topic)
-	listed := func() bool {
-		return slices.Contains(must(w.admin.FetchAllTopicList(background())).TopicList, w.topic)
-	}
 	found := []string{}
 	for _, queue := range must(w.admin.FetchPublishMessageQueues(background(), w.topic)) {
 		found = append(found, fmt.Sprint(queue.QueueId))
 	}
-	created := listed()
+	created := w.listed(w.topic)
 	groups := must(w.admin.GetAllSubscriptionGroup(background(), w.broker, patient))
 	must0(w.admin.DeleteTopic(background(), admin.WithTopicDelete(w.topic), admin.WithBrokerAddrDelete(w.broker)))
 	return Facts{
-		"listed": created, "queues": found, "listed after deletion": listed(),
+		"listed": created, "queues": found, "listed after deletion": w.listed(w.topic),
 		"tools group": groups.SubscriptionGroupTable["TOOLS_CONSUMER"],
 	}
+}
+
+// listed tells whether the name server knows a topic.
+func (w *World) listed(topic string) bool {
+	return slices.Contains(must(w.admin.FetchAllTopicList(background())).TopicList, topic)
 }
 
 // sendEveryWay sends alone, with an answer to wait for, to be told of and not at all, and in a batch.
@@ -117,8 +119,8 @@ func delay(w *World) Facts {
 
 // Decisions of a transaction: by body, what is said at once and what when the broker asks.
 var decisions = map[string][2]primitive.LocalTransactionState{
-	"commit":          {primitive.CommitMessageState, primitive.UnknowState},
-	"roll back":       {primitive.RollbackMessageState, primitive.UnknowState},
+	"commit":          {primitive.CommitMessageState, primitive.CommitMessageState},
+	"roll back":       {primitive.RollbackMessageState, primitive.RollbackMessageState},
 	"commit if asked": {primitive.UnknowState, primitive.CommitMessageState},
 	"roll back if so": {primitive.UnknowState, primitive.RollbackMessageState},
 }
@@ -154,7 +156,10 @@ func transact(w *World) Facts {
 		result := must(sender.SendMessageInTransaction(background(), message(w.topic, body)))
 		states[body] = fmt.Sprintf("status %d, state %d, id %t", result.Status, result.State, result.TransactionID != "")
 	}
-	w.wait(seen, 2)
+	w.await("what was committed", func() bool { // twice where an answer came after the next question
+		bodies := seen.bodies()
+		return slices.Contains(bodies, "commit") && slices.Contains(bodies, "commit if asked")
+	})
 	questions := map[string]string{}
 	w.await("questions", func() bool {
 		asked.Lock()
@@ -222,6 +227,7 @@ func refuse(w *World) Facts {
 	w.create(w.topic)
 	readonly := w.topic + "-readonly"
 	must0(w.admin.CreateTopic(background(), admin.WithTopicCreate(readonly), admin.WithBrokerAddrCreate(w.broker), admin.WithPerm(4)))
+	w.await("a route of "+readonly, func() bool { return w.listed(readonly) })
 	sender := w.producer("", producer.WithRetry(0), producer.WithCompressMsgBodyOverHowmuch(64<<20),
 		producer.WithQueueSelector(producer.NewManualQueueSelector()))
 	told := Facts{}

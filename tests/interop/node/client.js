@@ -5,17 +5,28 @@
 //
 // Topics and groups are called PREFIX-SCENARIO; topics exist before, as this client creates none.
 const { Consumer, Message, Producer } = require('ali-ons');
+const RemotingClient = require('ali-ons/lib/remoting_client');
 
 const [ nameServer, , prefix, ...wanted ] = process.argv.slice(2);
-const PATIENT_MS = 100000;
+const PATIENT_MS = 150000;
 const silent = { debug() {}, info() {}, warn() {}, error() {} };
-const common = { nameSrv: [ nameServer ], httpclient: {}, logger: silent, clientIP: '127.0.0.1', rebalanceInterval: 300 };
+const common = {
+  nameSrv: [ nameServer ], httpclient: {}, logger: silent, clientIP: '127.0.0.1', connectTimeout: PATIENT_MS,
+  rebalanceInterval: 300, pollNameServerInteval: 1000,
+};
 const consumers = [];
 const problems = [];
 
+// Where version 3.12.0 gives a request 3 s, an answer that is late has all others of its connection lost, a message sent
+// twice, or a consumer that was starting never listen.
+const { invoke } = RemotingClient.prototype;
+RemotingClient.prototype.invoke = function(address, command) {
+  return invoke.call(this, address, command, PATIENT_MS);
+};
+
 async function waitFor(what, condition) {
   const deadline = Date.now() + PATIENT_MS;
-  while (!condition()) {
+  while (!await condition()) {
     if (Date.now() > deadline) throw new Error(`no ${what} within ${PATIENT_MS} ms: ${[ ...new Set(problems) ].join('; ')}`);
     await new Promise(resolve => setTimeout(resolve, 20));
     // Version 3.12.0 may miss its own event for a message that it pulled while it started, and then leaves it lying.
@@ -31,6 +42,10 @@ async function consume(topic, group, filter, options = {}, listen = async () => 
     ...common, consumerGroup: group, consumeFromWhere: 'CONSUME_FROM_FIRST_OFFSET', ...options,
   });
   consumers.push(consumer);
+  // All groups of a program are rebalanced one after the other; one that the broker has not heard of yet, as its consumer
+  // is just starting, fails that for all. Whoever waits for it in order to listen then never does.
+  const { doRebalance } = consumer;
+  consumer.doRebalance = () => doRebalance.call(consumer).catch(error => problems.push(error.message));
   consumer.on('error', error => problems.push(error.message));
   const seen = [];
   consumer.subscribe(topic, filter, async message => {
@@ -49,6 +64,20 @@ function message(topic, body, tags, more = {}) {
   return Object.assign(new Message(topic, tags, body), more);
 }
 
+// Where a consumer's queues are goes to the broker without an answer: ask until it is there.
+async function persist(consumer) {
+  await consumer.persistConsumerOffset();
+  const { offsetTable: offsets } = consumer._offsetStore;
+  if (consumer.options.isBroadcast) return; // in memory
+  for (const { messageQueue } of consumer.processQueueTable.values()) {
+    const offset = offsets.get(messageQueue.key);
+    if (!(offset > 0)) continue;
+    await waitFor('stored offset', async () => {
+      return await consumer._offsetStore.fetchConsumeOffsetFromBroker(messageQueue) >= offset;
+    });
+  }
+}
+
 const bodies = seen => seen.map(one => one.body).sort();
 
 const scenarios = {
@@ -65,7 +94,7 @@ const scenarios = {
       sharded.push(await producer.send(message(topic, `sharded ${number}`, 'TagD', { shardingKey: 'apples' })));
     }
     const seen = await consume(topic, topic, '*');
-    await waitFor('seven messages', () => seen.length >= 7);
+    await waitFor('seven messages', () => new Set(bodies(seen)).size >= 7);
     const ids = new Set(seen.map(one => one.id));
     const told = {};
     for (const one of seen) {
@@ -90,7 +119,7 @@ const scenarios = {
     const all = await consume(topic, topic, '*');
     const tags = await consume(topic, `${topic}-tags`, 'TagA || TagC');
     const sql = await consume(topic, `${topic}-sql`, { expressionType: 'SQL92', subString: "n > 1 AND TAGS = 'TagA'" });
-    await waitFor('eight messages', () => all.length + tags.length + sql.length >= 8);
+    await waitFor('eight messages', () => all.length >= 4 && tags.length >= 3 && sql.length >= 1);
     return { all: bodies(all), tags: bodies(tags), sql: bodies(sql) };
   },
 
@@ -146,7 +175,7 @@ async function main() {
       told[name] = { error: error.message };
     }
   }));
-  for (const consumer of consumers) await consumer.persistConsumerOffset();
+  await Promise.all(consumers.map(persist));
   console.log(JSON.stringify(told));
   process.exit(0); // nobody waits for polls that brokers hold
 }

@@ -40,7 +40,11 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * has to tell the same facts.
  */
 public final class ClientBehaviours {
-    private static final int WAIT_SECONDS = 100; // five of the client's own rounds of rebalance, on a busy machine
+    /**
+     * Longer than Apache's broker keeps a member that has left, 130 s, where it carries out a heartbeat of it after its
+     * farewell: on a busy machine both may wait for threads.
+     */
+    private static final int WAIT_SECONDS = 250;
 
     /** One behaviour under way: what it may use and where its facts go. */
     static final class Run {

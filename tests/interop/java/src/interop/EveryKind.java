@@ -73,6 +73,7 @@ public final class EveryKind {
         try {
             start(producer);
             start(transactions);
+            Patience.known(transactions);
             start(consumer, this::take, "KindDelay", "KindTran", "KindTimer");
             retrying.setMaxReconsumeTimes(2);
             start(retrying, this::retry, "KindRetry");
@@ -167,7 +168,7 @@ public final class EveryKind {
         }
     }
 
-    /** What the local transaction answers, and what every question about it is answered with. */
+    /** What the local transaction answers, and what every question is answered with about one that is not decided. */
     private static final class ByPlan implements TransactionListener {
         @Override
         public LocalTransactionState executeLocalTransaction(Message message, Object plan) {
@@ -176,7 +177,8 @@ public final class EveryKind {
 
         @Override
         public LocalTransactionState checkLocalTransaction(MessageExt message) {
-            return LocalTransactionState.valueOf(message.getKeys().split(":")[1]);
+            String[] plan = message.getKeys().split(":");
+            return LocalTransactionState.valueOf(plan[0].equals("UNKNOW") ? plan[1] : plan[0]);
         }
     }
 

@@ -3,7 +3,10 @@ package interop;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.impl.MQClientManager;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * Time for a machine that does much else: where a client gives a request 3 s, a lost answer has a message sent twice, a
@@ -11,6 +14,7 @@ import org.apache.rocketmq.client.producer.DefaultMQProducer;
  */
 final class Patience {
     static final int MS = 60_000;
+    private static final String DEFAULT_TOPIC = "TBW102";
 
     private Patience() {
     }
@@ -34,5 +38,32 @@ final class Patience {
     static <C extends ClientConfig> C started(C client) {
         MQClientManager.getInstance().getOrCreateMQClientInstance(client).getMQAdminImpl().setTimeoutMillis(MS);
         return client;
+    }
+
+    /** When the brokers know its group, too: a question about a transaction for which nobody is there counts as asked. */
+    static TransactionMQProducer known(TransactionMQProducer producer) throws Exception {
+        MQClientInstance client = MQClientManager.getInstance().getOrCreateMQClientInstance(started(producer));
+        long deadline = System.nanoTime() + MS * 1_000_000L;
+        while (!isKnown(producer, client)) {
+            if (System.nanoTime() > deadline) {
+                throw new IllegalStateException("no broker knows " + producer.getProducerGroup() + " within " + MS + " ms");
+            }
+            Thread.sleep(20);
+        }
+        return producer;
+    }
+
+    private static boolean isKnown(TransactionMQProducer producer, MQClientInstance client) {
+        client.updateTopicRouteInfoFromNameServer(DEFAULT_TOPIC);
+        client.sendHeartbeatToAllBrokerWithLock();
+        try {
+            for (MessageQueue queue : producer.fetchPublishMessageQueues(DEFAULT_TOPIC)) {
+                String address = client.findBrokerAddressInPublish(queue.getBrokerName());
+                client.getMQClientAPIImpl().getProducerConnectionList(address, producer.getProducerGroup(), MS);
+            }
+            return true;
+        } catch (Exception unknown) {
+            return false;
+        }
     }
 }

@@ -130,6 +130,7 @@ public final class TraceProbe {
             }
         });
         producer.start();
+        Patience.known(producer);
         watch(producer.getTraceDispatcher());
         producer.sendMessageInTransaction(message("X", "c", "A", "k4"), LocalTransactionState.COMMIT_MESSAGE);
         producer.sendMessageInTransaction(message("X", "r", null), LocalTransactionState.ROLLBACK_MESSAGE);
