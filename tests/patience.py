@@ -6,9 +6,12 @@ With the defaults of 3 s a late answer has a message sent twice, or makes a prog
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import pytest
 
 import rmqkit.remoting.client
 from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings
@@ -50,21 +53,33 @@ _TIMES_MS = (
 _TIMES_SECONDS = ((registration, "_SETTLED_SECONDS"), (commit_log, "_CREATE_TIMEOUT_SECONDS"))
 
 
+_patches = pytest.MonkeyPatch()
+
+
 def be_patient() -> None:
     """Let clients, brokers and `Admin` of this process wait `TIMEOUT_MS` where they are left what they wait by default,
     which is 0.3 to 10 s: also brokers for the next log file, and a pop for being looked at."""
     for times, value in ((_TIMES_MS, TIMEOUT_MS), (_TIMES_SECONDS, TIMEOUT_MS / 1000)):
         for module, name in times:
-            assert hasattr(module, name), f"{module.__name__} has no {name} any more"
-            setattr(module, name, value)
-    diagnosis._PATIENCE_S = 10.0
-    RemotingClient.connection.__defaults__ = (TIMEOUT_MS,)
+            _patches.setattr(module, name, value)
+    _patches.setattr(diagnosis, "_PATIENCE_S", 10.0)
+    _patches.setattr(RemotingClient.connection, "__defaults__", (TIMEOUT_MS,))
     for module in (producer, pull_consumer, push_consumer):
-        module.check = lambda settings: _patient(check(settings))
-    runtime.ClientSettings = functools.partial(ClientSettings, api_timeout_ms=TIMEOUT_MS)
-    consuming.ProducerSettings = producing
+        _patches.setattr(module, "check", lambda settings: _patient(check(settings)))
+    _patches.setattr(runtime, "ClientSettings", functools.partial(ClientSettings, api_timeout_ms=TIMEOUT_MS))
+    _patches.setattr(consuming, "ProducerSettings", producing)
     for made in (Admin, AdminCalls):
-        made.__init__.__kwdefaults__["timeout_ms"] = float(TIMEOUT_MS)
+        _patches.setitem(made.__init__.__kwdefaults__, "timeout_ms", float(TIMEOUT_MS))
+
+
+@contextmanager
+def as_users_have_it() -> Iterator[None]:
+    """Defaults as they are, for tests of what happens when nobody answers."""
+    _patches.undo()
+    try:
+        yield
+    finally:
+        be_patient()
 
 
 def _patient(settings: ClientSettings) -> ClientSettings:

@@ -36,7 +36,7 @@ from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.client.peers import until
 from tests.faults.client.ledger import Ledger, Place, arrival_of
-from tests.patience import TIMEOUT_MS, pulling
+from tests.patience import TIMEOUT_MS, as_users_have_it, pulling
 
 REBALANCE_SECONDS = 4.0
 STALL_SECONDS_MAX = 2 * REBALANCE_SECONDS
@@ -71,12 +71,13 @@ PATIENT = msgspec.structs.replace(SENDING, send_timeout_ms=TIMEOUT_MS)
 
 
 def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a coroutine function as a test; servers start slowly on a machine that has much to do."""
+    """Run a coroutine function as a test, with times as users have them; servers start slowly on a busy machine."""
 
     @pytest.mark.timeout(TEST_SECONDS_MAX + 100)
     @functools.wraps(test)
     def run(*args: object, **kwargs: object) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), TEST_SECONDS_MAX))
+        with as_users_have_it():
+            asyncio.run(asyncio.wait_for(test(*args, **kwargs), TEST_SECONDS_MAX))
 
     return run
 
