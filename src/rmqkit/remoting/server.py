@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import socket
 from collections.abc import Callable
@@ -26,8 +25,6 @@ IDLE_MS_MAX = 120_000
 _SWEEP_SECONDS = 5.0
 _DRAIN_LOOK_SECONDS = 0.05
 _BACKLOG = 1024
-
-_log = logging.getLogger(__name__)
 
 
 class ListenFailed(RmqError):

@@ -66,8 +66,12 @@ async def round_trips(admin: Admin, topics: Sequence[str], amount: int, size: in
 
 
 def _row(row: BrokerRow, *, more: bool) -> dict[str, object]:
-    place = {"cluster": row.cluster_name, "broker": row.broker_name, "id": row.broker_id, "address": row.addr}
-    shown: dict[str, object] = {**place}
+    shown: dict[str, object] = {
+        "cluster": row.cluster_name,
+        "broker": row.broker_name,
+        "id": row.broker_id,
+        "address": row.addr,
+    }
     if more:
         shown |= {"in_yesterday": row.in_yesterday, "out_yesterday": row.out_yesterday}
         return shown | {"in_today": row.in_today, "out_today": row.out_today, "trouble": row.trouble}
