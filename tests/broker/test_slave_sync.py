@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -272,6 +273,26 @@ def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_tell_it
             assert slave.sync.is_batch_topic("B")
 
     asyncio.run(scenario())
+
+
+def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinary_queues(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("rmqkit.broker.slave_sync._ASK_AGAIN_SECONDS", 0.001)
+
+    async def scenario():
+        async with pair(tmp_path) as (_, slave):
+            with socket.socket() as nobody:
+                nobody.bind(("127.0.0.1", 0))  # and does not listen
+                slave.sync._master = f"127.0.0.1:{nobody.getsockname()[1]}"
+                with pytest.raises(BlockingIOError):
+                    slave.sync.is_batch_topic("T")
+                async with asyncio.timeout(SECONDS):
+                    while len(slave.sync._tasks):
+                        await asyncio.sleep(0.002)
+                assert not slave.sync.is_batch_topic("T")
+                assert slave.topics.get("T") == TopicConfig("T", 16, 16)
+
+    asyncio.run(scenario())
+    assert caplog.text.count("topic T, which the master is gone without telling of, gets ordinary queues") == 1
 
 
 def test_pages_are_joined_and_begun_anew_when_the_table_changes(tmp_path):

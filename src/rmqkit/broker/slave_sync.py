@@ -48,6 +48,7 @@ from rmqkit.protocol.command import Command, decode_header_leniently, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.groups import GroupConfigsRequest, GroupConfigsResponse
 from rmqkit.protocol.headers.topics import TopicConfigsRequest, TopicConfigsResponse
+from rmqkit.protocol.names import is_light
 from rmqkit.remoting.address import join_address, split_address
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.tasks import Tasks, keep_doing
@@ -60,6 +61,7 @@ _TIMEOUT_MS = 10_000
 _PAGE_ENTRIES_MAX = 2000
 _PAGES_MAX = 1000
 _ASK_AGAIN_SECONDS = 1.0
+_GONE_AFTER_TRIES, _QUEUES = 10, 16
 _FAST_PORT_BELOW = 2
 
 T = TypeVar("T", TopicConfigTable, SubscriptionGroupTable)
@@ -92,7 +94,7 @@ class SlaveSync:
         self._wake = asyncio.Event()
         self._timer_wake = asyncio.Event()
         self._tasks = Tasks()
-        self._failures: dict[str, str] = {}
+        self._failures: dict[str, RmqError] = {}
         self._missing: set[str] = set()
         self._asked_for: set[str] = set()
 
@@ -148,8 +150,20 @@ class SlaveSync:
         return config is not None and config.is_batch_queue
 
     async def _ask_for_missing(self) -> None:
+        """Take the topics until the new ones are known, or the master cannot be reached for long: it died before it
+        told of them, and what it had acknowledged is to be read here, from queues as the reference makes them."""
+        in_vain = 0
         try:
-            while not await self._try("topics", self._take_topics):  # noqa: ASYNC110 - it asks the master
+            while not await self._try("topics", self._take_topics):
+                in_vain = in_vain + 1 if isinstance(self._failures["topics"], ConnectFailed) else 0
+                if in_vain >= _GONE_AFTER_TRIES:
+                    for topic in sorted(self._missing):
+                        _log.warning(
+                            "topic %s, which the master is gone without telling of, gets ordinary queues", topic
+                        )
+                        if not is_light(topic):
+                            self._topics.ensure(topic, _QUEUES, soon=True)
+                    break
                 await asyncio.sleep(_ASK_AGAIN_SECONDS)
             self._asked_for |= self._missing  # one that the master does not have is as any other
         finally:
@@ -162,9 +176,9 @@ class SlaveSync:
         try:
             await step(self._master)
         except RmqError as error:
-            if self._failures.get(name) != str(error):
+            if str(self._failures.get(name)) != str(error):
                 _log.warning("%s of the master are not copied, to be tried again: %s", name, error)
-            self._failures[name] = str(error)
+            self._failures[name] = error
             return False
         self._failures.pop(name, None)
         return True
