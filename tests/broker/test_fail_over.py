@@ -12,10 +12,12 @@ from collections import Counter
 import msgspec
 import pytest
 
+from rmqkit.broker.slave_sync import SlaveSync
 from rmqkit.client.producer import Producer
 from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.client.settings import ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.client.transaction import TransactionProducer, TransactionState
+from rmqkit.errors import ConnectFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
@@ -314,3 +316,27 @@ async def test_whoever_comes_back_takes_over_what_was_acknowledged_meanwhile(tmp
         assert brokers.parts("a-0").offsets.get("G", "T", 0) == 9
         assert not brokers.running["a-1"]._slave.acting.is_acting
         await until(lambda: brokers.parts("a-2").offsets.get("G", "T", 0) == 9, "the master's table at the slave")
+
+
+@on_brokers
+async def test_a_slave_serves_a_topic_that_its_master_died_without_telling_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.slave_sync._ASK_AGAIN_SECONDS", 0.01)
+
+    async def unheard(self, master):
+        raise ConnectFailed(master, "it is gone")
+
+    async with Brokers(tmp_path, **ACTING) as brokers:
+        for name in ("a-0", "a-1"):
+            await brokers.start(name)
+        await until(lambda: brokers.running["a-1"]._slave.log.is_following, "the link")
+        monkeypatch.setattr(SlaveSync, "_take_topics", unheard)
+        await create(brokers, "a-0")
+        async with Producer("P", brokers.name_server.address, settings=SENDING) as producer:
+            for queue_id in (0, 1):
+                await producer.send(Message(topic="T", body=b"%d" % queue_id), queue=queue("a", queue_id))
+        await brokers.until_copied("a-0", "a-1")
+        await brokers.crash("a-0")
+        await gone(brokers)
+        seen = Seen()
+        async with seen.consumer(brokers):
+            await seen.all(b"0", b"1")
