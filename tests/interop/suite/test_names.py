@@ -34,6 +34,7 @@ async def test_clients_of_one_namespace_see_bare_names(scene: Scene) -> None:
     assert [queue.topic for queue in queues] == [scene.topic] * 2
     assert await reader.queues(scene.topic) == queues
     result = await producer.send_batch([Message(topic=scene.topic, body=b"%d" % i) for i in range(2)], queue=queues[1])
+    await scene.stored(2, f"{SPACE}%{scene.topic}")
     found = (await reader.pull(result.queue, 0)).messages
     assert [(one.topic, one.body) for one in found] == [(scene.topic, b"0"), (scene.topic, b"1")]
 
