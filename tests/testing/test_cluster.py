@@ -17,6 +17,7 @@ from rmqkit import Message, SendFailed, SettingsError, sync
 from rmqkit.protocol.bodies.access import UserInfo
 from rmqkit.remoting.address import split_address
 from rmqkit.testing import LocalCluster
+from rmqkit.testing.cluster import _hold_port
 from tests.interop.server_process import wait_until
 from tests.patience import producing
 from tests.waiting import SECONDS
@@ -139,6 +140,15 @@ def test_clients_of_the_fixtures_sign_and_others_are_refused(
             pytest.raises(SendFailed, match=remark),
         ):
             producer.send(Message(topic=rmq_topic, body=b"2"))
+
+
+def test_a_held_port_is_nobody_elses_and_the_brokers():
+    with _hold_port(0) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            _hold_port(port)
+        with socket.create_server(("127.0.0.1", port)) as server:
+            assert server.getsockname()[1] == port
 
 
 def test_nothing_is_left_of_a_hundred_brokers():

@@ -274,11 +274,22 @@ def _hold_ports(stack: contextlib.ExitStack) -> int:
             port = 0
             try:
                 for step in (0, -2, 1):
-                    holder = held.enter_context(socket.socket())
-                    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    holder.bind((_HOST, port and port + step))
+                    holder = held.enter_context(_hold_port(port and port + step))
                     port = port or holder.getsockname()[1]
             except OSError:
                 continue
             stack.push(held.pop_all())
             return port
+
+
+def _hold_port(port: int) -> socket.socket:
+    """A socket bound to a port that nobody has, any for 0, which a server may bind over it.
+    Raises OSError: somebody has it, if only another such socket."""
+    holder = socket.socket()
+    try:
+        holder.bind((_HOST, port))
+    except OSError:
+        holder.close()
+        raise
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return holder
