@@ -277,13 +277,18 @@ async def test_a_topic_subscribed_after_the_start_while_no_name_server_answers_i
     assert "still starting" in caplog.text
 
 
+def seeker(cluster):
+    """A consumer by hand, and two queues of a hundred messages to seek in."""
+    cluster.topic("T", queues=2)
+    for code, value in (RequestCode.GET_MIN_OFFSET, 0), (RequestCode.GET_MAX_OFFSET, 100):
+        cluster.broker.answer(code, functools.partial(offset, value=value))
+    return PullConsumer("CG", cluster.namesrv, settings=BY_HAND)
+
+
 @on_loop
 async def test_a_queue_that_was_sought_and_is_somebody_elses_now_is_not_committed():
     async with Cluster() as cluster:
-        cluster.topic("T", queues=2)
-        for code, value in (RequestCode.GET_MIN_OFFSET, 0), (RequestCode.GET_MAX_OFFSET, 100):
-            cluster.broker.answer(code, functools.partial(offset, value=value))
-        consumer = PullConsumer("CG", cluster.namesrv, settings=BY_HAND)
+        consumer = seeker(cluster)
         consumer.subscribe("T")
         async with consumer:
             await until(lambda: len(consumer.held_queues()) == 2, "both queues")
@@ -302,10 +307,7 @@ async def test_a_queue_that_was_sought_and_is_somebody_elses_now_is_not_committe
 @on_loop
 async def test_where_the_program_sought_before_it_held_a_queue_does_not_come_back():
     async with Cluster() as cluster:
-        cluster.topic("T", queues=2)
-        for code, value in (RequestCode.GET_MIN_OFFSET, 0), (RequestCode.GET_MAX_OFFSET, 100):
-            cluster.broker.answer(code, functools.partial(offset, value=value))
-        consumer = PullConsumer("CG", cluster.namesrv, settings=BY_HAND)
+        consumer = seeker(cluster)
         async with consumer:
             one, other = await consumer.queues("T")
             consumer.assign([one])
