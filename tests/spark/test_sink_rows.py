@@ -43,13 +43,14 @@ def schema(ddl: str) -> StructType:
     return StructType([StructField(name, TYPES[type_name]) for name, type_name in pairs])
 
 
-def rows(first: int = 0, default_topic: str = "T", **columns: Any) -> list[PlacedMessage]:
-    return list(messages(pa.record_batch(columns), first, default_topic, KEYS))
+def rows(first: int = 0, topic_option: str = "T", **columns: Any) -> list[PlacedMessage]:
+    return list(messages(pa.record_batch(columns), first, topic_option, KEYS))
 
 
 def test_every_column_becomes_its_part_of_the_message() -> None:
     properties = pa.array([[("color", "red"), ("none", None)]], pa.map_(pa.string(), pa.string()))
     assert rows(
+        topic_option="",
         body=[b"1"],
         topic=["U"],
         tags=["new"],
@@ -78,6 +79,12 @@ def test_every_column_becomes_its_part_of_the_message() -> None:
     assert rows(body=[b"1"], keys=[["a", "b"]])[0].keys == ["a", "b"]
 
 
+def test_the_option_wins_over_the_topic_of_a_row() -> None:
+    """As in Spark's Kafka sink: a stream that mirrors a topic to another carries the first one's name in its rows."""
+    found = rows(body=[b"1", b"2"], topic=["Source", None], topic_option="Mirror")
+    assert [row.topic for row in found] == ["Mirror", "Mirror"]
+
+
 def test_rows_are_numbered_within_their_partition() -> None:
     found = rows(first=10, body=["a", "b"])
     assert [(row.body, row.msg_id, row.topic) for row in found] == [(b"a", "q/3/1/10", "T"), (b"b", "q/3/1/11", "T")]
@@ -95,7 +102,7 @@ def test_rows_are_numbered_within_their_partition() -> None:
 )
 def test_rows_that_cannot_be_messages_are_named(columns: dict[str, Any], said: str) -> None:
     with pytest.raises(MessageIllegal, match=said):
-        rows(default_topic="" if "topic" in columns else "T", **columns)
+        rows(topic_option="" if "topic" in columns else "T", **columns)
 
 
 def test_every_type_of_a_column_is_taken() -> None:

@@ -207,7 +207,7 @@ class DeliveryGuarantee(enum.Enum):
 class SinkOptions(_Connected, frozen=True):
     """The options of ``write`` and ``writeStream.format("rocketmq")``."""
 
-    topic: Annotated[str, Setting("topic", help="where rows without a topic of their own go")] = ""
+    topic: Annotated[str, Setting("topic", help="where all rows go; without it each row needs a topic column")] = ""
     guarantee: Annotated[
         DeliveryGuarantee,
         Setting("deliveryGuarantee", help="at-least-once, or transactional: every row once, half messages first"),

@@ -4,7 +4,7 @@
 column          type                        becomes
 ==============  ==========================  =======================================================================
 body            binary, string              the body; the only column that must be there, and never null or empty
-topic           string                      where to; option ``topic`` otherwise
+topic           string                      where to; option ``topic`` wins over it, as in Spark's Kafka sink
 tags            string                      TAGS
 keys            string, array<string>       KEYS; several are separated by blanks
 properties      map<string,string>          properties of the application
@@ -117,7 +117,7 @@ def messages(batch: pa.RecordBatch, first: int, topic: str, keys: RowKeys) -> It
         queue_id,
         row_key,
     ) in enumerate(rows, first):
-        where = own_topic or topic
+        where = topic or own_topic  # as Kafka's sink: rows read from a topic and written to another carry the first
         if not body or not where:
             missing = "topic" if body else "body"
             raise MessageIllegal(f"row {number} of partition {keys.partition} has no {missing}: filter it out before")
