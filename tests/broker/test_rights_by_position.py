@@ -14,7 +14,8 @@ from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
-from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.ids import decode_offset_id, offset_id
+from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
@@ -26,6 +27,9 @@ USERS = AuthenticationSettings(
 )
 BACK, VIEW, END = Code.CONSUMER_SEND_MSG_BACK, Code.VIEW_MESSAGE_BY_ID, Code.END_TRANSACTION
 BATCH = [BatchEntry(b"1", b""), BatchEntry(b"2", b"")]
+DIRECTLY, RESUME = Code.CONSUME_MESSAGE_DIRECTLY, Code.RESUME_CHECK_HALF_MESSAGE
+ID_OF_SEVEN = offset_id(pack_host("127.0.0.1", 10911), 7)
+LIGHT = b"INNER_MULTI_DISPATCH\x01%LMQ%x,other\x02"
 TO_A = b"REAL_TOPIC\x01A\x02REAL_QID\x010\x02"
 
 
@@ -47,14 +51,22 @@ def record(topic: str, properties: bytes = b"") -> SimpleNamespace:
         (BACK, {"offset": "7", "group": "g"}, record("A"), ["Group:g Sub", "Topic:A Sub"]),
         (BACK, {"offset": "7", "group": "g"}, record("%RETRY%g"), ["Group:g Sub", "Group:g Sub"]),
         (BACK, {"offset": "7", "group": "g"}, record("%RETRY%other"), ["Group:g Sub", "Group:other Sub"]),
-        (BACK, {"offset": "7", "group": "g"}, record("A", b"INNER_MULTI_DISPATCH\x01%LMQ%x\x02"), ["Group:g Sub"]),
+        (BACK, {"offset": "7", "group": "g"}, record("A", LIGHT), ["Group:g Sub", "Topic:A or Topic:%LMQ%x Sub"]),
+        (VIEW, {"offset": "7"}, record("A", LIGHT), ["Topic:A Get|Sub"]),
+        (DIRECTLY, {"consumerGroup": "g", "msgId": ID_OF_SEVEN}, record("A"), ["Group:g Sub", "Topic:A Get|Sub"]),
+        (DIRECTLY, {"consumerGroup": "g", "msgId": "seven"}, record("A"), ["Group:g Sub"]),
+        (RESUME, {"msgId": ID_OF_SEVEN}, record("RMQ_SYS_TRANS_HALF_TOPIC", TO_A), ["Topic:A Update"]),
         (END, {"commitLogOffset": "7"}, record("RMQ_SYS_TRANS_HALF_TOPIC", TO_A), ["Topic:A Pub"]),
         (END, {"commitLogOffset": "7", "topic": "B"}, record("A"), ["Topic:B Pub", "Topic:A Pub"]),
     ],
 )
 def test_what_a_position_needs(code, fields, at_seven, expected):
     found = needed(Command(code), fields, "c", {7: at_seven}.get)
-    assert [f"{resource} {'|'.join(sorted(actions))}" for resource, actions in found] == expected
+    assert [f"{shown(resource)} {'|'.join(sorted(actions))}" for resource, actions in found] == expected
+
+
+def shown(resource):
+    return resource if isinstance(resource, str) else " or ".join(resource)
 
 
 def test_a_position_that_is_no_number_is_refused():

@@ -333,6 +333,18 @@ async def test_a_marker_keeps_the_one_message_of_its_key_from_being_delivered(tm
         assert one.bodies() == [b"1", b"3", b"another second"]
 
 
+@pytest.mark.parametrize("key", ["U2", "T+U2"])
+@in_a_loop
+async def test_a_marker_of_one_topic_recalls_no_message_of_another(tmp_path, key):
+    """Who sends it may have no right on that topic."""
+    async with timed(tmp_path) as one:
+        one.at(50, b"2", UNIQ_KEY="U2")
+        one.put(b"0", topic="Own", TIMER_DELIVER_MS=one.clock.ms + 50, UNIQ_KEY="U2", TIMER_DEL_UNIQKEY=key)
+        await one.on_wheel(2)
+        await one.pass_ms(100)
+        assert one.bodies() == [b"2"]
+
+
 @in_a_loop
 async def test_a_message_far_ahead_waits_in_stages(tmp_path):
     """A window of 200 ms: 250 ms are parked for 100 (the rest would be short), 700 ms for 200, 500, 300."""

@@ -13,7 +13,7 @@ import ipaddress
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rmqkit.broker.access import SUPER, AccessTable
-from rmqkit.broker.rights import Actions, NotReadable, needed
+from rmqkit.broker.rights import Actions, NotReadable, needed, topic_resource
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.bodies.access import AclEntry, AclInfo
 from rmqkit.protocol.command import Command
@@ -25,6 +25,7 @@ __all__ = ["Authorization", "message_at", "objection"]
 _JUDGED_MAX = 10_000
 _NAME_CHARACTERS_MAX = 300  # more than any real one: senders of others could fill the memory
 _ALL = frozenset(["All"])
+_PUBLISHES = frozenset(["Pub"])
 
 
 class Authorization:
@@ -59,12 +60,20 @@ class Authorization:
                     return "Authorization failed. Please verify your access rights and try again."
                 if user not in self._access.users:
                     return f"User:{user} not found."
-                remark = self._remark(user, resource, actions, peer.rpartition(":")[0].strip("[]"))
-                if remark is not None:
-                    return remark
+                either = (resource,) if isinstance(resource, str) else resource
+                remarks = [self._remark(user, one, actions, _ip(peer)) for one in either]
+                if None not in remarks:
+                    return remarks[0]
         except NotReadable:
             return "parse authorization context error."
         return None
+
+    def may_publish(self, user: str | None, topic: str, peer: str) -> bool:
+        """Whether a user may be told of a message to a topic that one of its producers sent."""
+        if self._is_free(user):
+            return True
+        known = user is not None and user in self._access.users
+        return known and self._remark(str(user), topic_resource(topic), _PUBLISHES, _ip(peer)) is None
 
     def _is_free(self, user: str | None) -> bool:
         if user is None:
@@ -86,15 +95,20 @@ class Authorization:
         return remark
 
 
+def _ip(peer: str) -> str:
+    return peer.rpartition(":")[0].strip("[]")
+
+
 def message_at(store: MessageStore, physical_offset: int) -> Record | None:
     """The message at a physical offset, None where none begins.
-    Raises NotReadable: it is none, or its queue knows another one of that number."""
+    Raises NotReadable: it is none, or its queue does not know it (yet), or knows another one of that number."""
+    store.dispatch()
     raw = store.record_at(physical_offset) if physical_offset >= 0 else None
     try:
         record = None if raw is None else decode_record(raw)
     except RecordCorrupt:
         raise NotReadable from None
-    if record is not None and physical_offset < store.dispatched_offset:
+    if record is not None:
         found = store.entries(record.topic, record.queue_id, record.queue_offset, count_max=1)
         if [(at, size) for _, at, size, _ in found] != [(physical_offset, record.size)]:
             raise NotReadable

@@ -225,7 +225,7 @@ class CheckBack:
         properties = decode_properties(again.properties)
         group = properties.get(property_names.PRODUCER_GROUP, "")
         place = real_place(properties)
-        producer = self._pick_producer(group)
+        producer = None if place is None else self._pick_producer(group, place[0])
         if producer is None or place is None:
             _log.warning("half message %d of group %r: no producer can be asked", half.queue_offset, group)
             return
@@ -257,11 +257,13 @@ class CheckBack:
         )
         producer.send(request(RequestCode.CHECK_TRANSACTION_STATE, header, body, one_way=True))
 
-    def _pick_producer(self, group: str) -> Connection | None:
-        """A producer of a group that takes what it is sent, in turn; None when the few tried do not.
+    def _pick_producer(self, group: str, topic: str) -> Connection | None:
+        """A producer of a group that may see the topic's messages and takes what it is sent, in turn; None when the few
+        tried do not.
         The reference sends also to one that does not keep up; here the question waits for the next round instead, so
         that a producer that stands still costs no memory."""
-        producers = list(self._clients.producers(group))
+        members = self._clients.producers(group).items()
+        producers = [producer for producer, member in members if self._clients.may_be_asked(producer, member, topic)]
         self._producer_turn += 1
         for step in range(min(_PRODUCERS_TRIED_MAX, len(producers))):
             producer = producers[(self._producer_turn + step) % len(producers)]

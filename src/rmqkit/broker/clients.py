@@ -9,7 +9,7 @@ Loop only. Source: behaviour.md §2.6; remoting.md §9.3.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rmqkit.broker.filters import FilterTable, PullFilter
@@ -33,12 +33,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Member:
-    """One connected client in a group."""
+    """One connected client in a group; ``user``: who signed its last heartbeat, if users have to."""
 
     client_id: str
     language: str | None
     version: int
     seen_ms: float
+    user: str | None = None
 
 
 @dataclass(slots=True)
@@ -83,7 +84,11 @@ class ConsumerGroup:
 
 class ClientTable:
     """Producer and consumer groups with members online.
-    ``filters``: told of every group's subscriptions, and of its end."""
+    ``filters``: told of every group's subscriptions, and of its end.
+
+    Attributes:
+        may_be_asked: whether a producer may see a message to a topic; anybody may call itself a member of a group.
+    """
 
     def __init__(self, settings: BrokerSettings, clock: Clock, filters: FilterTable) -> None:
         self._settings = settings
@@ -95,6 +100,7 @@ class ClientTable:
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._producer_connections: dict[str, Connection] = {}
         self._untold: set[str] = set()
+        self.may_be_asked: Callable[[Connection, Member, str], bool] = lambda connection, member, topic: True
 
     def consumers(self, group: str) -> ConsumerGroup | None:
         return self._consumers.get(group)
@@ -173,8 +179,14 @@ class ClientTable:
         return self._compensated.get((group_name, topic)) if subscribed is None else subscribed.data
 
     def register_producer(self, connection: Connection, member: Member, group: str) -> None:
+        """Take in one producer of a heartbeat. Replies to a client id go to the user who has it, until it leaves."""
         self._producers.setdefault(group, {})[connection] = member
-        self._producer_connections[member.client_id] = connection
+        known = self._producer_connections.get(member.client_id, connection)
+        if known is connection or self._user_of(known) in (None, member.user):
+            self._producer_connections[member.client_id] = connection
+
+    def _user_of(self, producer: Connection) -> str | None:
+        return next((members[producer].user for members in self._producers.values() if producer in members), None)
 
     def unregister_consumer(self, connection: Connection, group_name: str, *, notify: bool = True) -> None:
         group = self._consumers.get(group_name)

@@ -16,7 +16,7 @@ whose name says group holds a group, all others a topic. A row without fields is
 A code that is not here needs no right: Apache's brokers ask for none, either. Some that they leave open are closed, as
 everybody could read, write and acknowledge everything: LITE_PULL_MESSAGE is taken as a pull, BATCH_ACK_MESSAGE as acks,
 SEND_REPLY_MESSAGE as a send unless it is to the cluster's reply topic, and a pull needs Sub on a retry topic's group,
-too. What names a message by its physical offset needs a right on the topic that lies there (`_PLACES`).
+too. What names a message by its physical offset or id needs a right on the topic that lies there (`_PLACES`).
 Source: behaviour.md §9.8.
 """
 
@@ -33,14 +33,17 @@ from rmqkit.protocol.bodies.queues import LockBody
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_light
 from rmqkit.protocol.numbers import Int64
 from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_property
 from rmqkit.protocol.record import Record
 
-__all__ = ["Actions", "NotReadable", "needed"]
+__all__ = ["Actions", "NotReadable", "Resource", "needed", "topic_resource"]
 
 Actions = frozenset[str]
+Resource = str | tuple[str, ...]
+"""One resource, or several of which one is enough."""
 
 _PUB, _SUB, _GET, _CREATE, _UPDATE, _DELETE = (
     frozenset([name]) for name in ("Pub", "Sub", "Get", "Create", "Update", "Delete")
@@ -109,9 +112,12 @@ _PLACES = {
     Code.END_TRANSACTION: ("commitLogOffset", _PUB),
     Code.CONSUMER_SEND_MSG_BACK: ("offset", _SUB),
     Code.VIEW_MESSAGE_BY_ID: ("offset", _SUB | _GET),
+    Code.CONSUME_MESSAGE_DIRECTLY: ("msgId", _SUB | _GET),
+    Code.RESUME_CHECK_HALF_MESSAGE: ("msgId", _UPDATE),
 }
-"""The field with a physical offset, and what is needed on the topic of the message there, besides the row. Not for a
-message in light queues that is sent back: its consumer may read one of these, which the request does not name."""
+"""The field with a physical offset, or with an id that holds one, and what is needed on the topic of the message there,
+besides the row. For a message that is sent back the right on one of its light queues will do: its consumer may have
+read it there, which the request does not say."""
 
 _KEPT_ELSEWHERE = {HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC}
 
@@ -125,7 +131,7 @@ def needed(
     fields: Mapping[str, str],
     cluster: str,
     message_at: Callable[[int], Record | None] = lambda physical_offset: None,
-) -> Iterator[tuple[str, Actions]]:
+) -> Iterator[tuple[Resource, Actions]]:
     """Resources (``Topic:orders``) and the actions of which one has to be allowed on each, in the reference's order.
     ``message_at``: what lies at a physical offset. Raises NotReadable."""
     code = command.code
@@ -166,22 +172,40 @@ def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
 
 def _of_place(
     code: int, fields: Mapping[str, str], message_at: Callable[[int], Record | None]
-) -> Iterator[tuple[str, Actions]]:
+) -> Iterator[tuple[Resource, Actions]]:
     field, actions = _PLACES[Code(code)]
     if field not in fields:
         return
     try:
-        record = message_at(msgspec.convert(fields[field], Int64, strict=False))
+        offset = _offset_in(fields[field]) if field == "msgId" else msgspec.convert(fields[field], Int64, strict=False)
     except msgspec.ValidationError:
         raise NotReadable from None
-    if record is None or (
-        code == Code.CONSUMER_SEND_MSG_BACK and find_property(record.properties, INNER_MULTI_DISPATCH.encode())
-    ):
+    record = message_at(offset)
+    if record is None:
         return
     topic = record.topic
     if topic in _KEPT_ELSEWHERE:
         topic = (find_property(record.properties, REAL_TOPIC.encode()) or topic.encode()).decode("utf-8", "replace")
-    yield (_group(topic) if topic.startswith(RETRY_PREFIX) else f"Topic:{topic}"), actions
+    resource = topic_resource(topic)
+    light = find_property(record.properties, INNER_MULTI_DISPATCH.encode())
+    if light is None or code != Code.CONSUMER_SEND_MSG_BACK:
+        yield resource, actions
+    else:
+        names = filter(is_light, light.decode("utf-8", "replace").split(","))
+        yield (resource, *(f"Topic:{name}" for name in names)), actions
+
+
+def topic_resource(topic: str) -> str:
+    """What a right on a topic is about: a retry topic stands for its group."""
+    return _group(topic) if topic.startswith(RETRY_PREFIX) else f"Topic:{topic}"
+
+
+def _offset_in(message_id: str) -> int:
+    """The physical offset in a message id, -1 in what is none: its handler refuses that."""
+    try:
+        return decode_offset_id(message_id)[2]
+    except ValueError:
+        return -1
 
 
 def _group(name: str) -> str:

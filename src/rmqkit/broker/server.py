@@ -227,6 +227,9 @@ class Broker:
                 inner, lies_at = authentication.inner_name, partial(message_at, parts.store)
                 authorization = Authorization(parts.access, settings.cluster_name, inner, free, lies_at)
                 authentication.authorize = authorization.refusal
+                parts.clients.may_be_asked = lambda producer, member, topic: authorization.may_publish(
+                    member.user, topic, producer.peer
+                )
         parts.persist()
         parts.statistics.sample()
         for server in servers:

@@ -70,7 +70,7 @@ class _Due:
     Attributes:
         next_unit: the position up to which its chain was not walked yet.
         positions: of its messages, newest first; those delivered are taken off the end.
-        deleted: unique keys, alone or behind their topic and a ``+``.
+        deleted: unique keys behind their topic and a ``+``.
         markers: how many markers there are for topics, by hash; each was counted off when it came.
     """
 
@@ -184,8 +184,8 @@ class Dequeue:
     def _delete(self, due: _Due, unit: Unit) -> None:
         record = self._state.record(unit.physical_offset, unit.size)
         key = None if record is None else find_property(record.properties, _DELETE_KEY)
-        if key is not None:
-            due.deleted.add(key)
+        if record is not None and key is not None:
+            due.deleted.add(_deleted_name(record, key))
 
     def _found(self, due: _Due, positions: Sequence[int], *, is_away: bool) -> list[_Ready | None]:
         """What is to be put for units, None for nothing; their records are read in one piece where that can be."""
@@ -211,8 +211,8 @@ class Dequeue:
     def _is_deleted(self, due: _Due, record: Record) -> bool:
         if not due.deleted:
             return False
-        key, topic = find_property(record.properties, _UNIQ_KEY), find_property(record.properties, _REAL_TOPIC)
-        return key is not None and (key in due.deleted or (topic or b"") + b"+" + key in due.deleted)
+        key = find_property(record.properties, _UNIQ_KEY)
+        return key is not None and _deleted_name(record, key) in due.deleted
 
     # ---- what is put
 
@@ -318,6 +318,13 @@ class Dequeue:
         self._due = None
         state.read_ms += state.precision_ms
         state.is_changed = True
+
+
+def _deleted_name(record: Record, key: bytes) -> bytes:
+    """What a marker and its message have in common: topic and unique key. A marker names the key alone or behind its
+    own topic, never a message of another topic: its sender may have no right there."""
+    topic = (find_property(record.properties, _REAL_TOPIC) or b"") + b"+"
+    return topic + key.removeprefix(topic)
 
 
 def _alike(ready: _Ready | None) -> tuple[bytes, bytes, bool] | None:

@@ -351,6 +351,18 @@ def record_properties(record: memoryview) -> bytes:
         return b""
 
 
+def record_topic(record: memoryview) -> bytes:
+    """The topic of one whole record that the store wrote, without decoding the rest; empty for damage."""
+    try:
+        at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
+        at += _I32.unpack_from(record, at - 4)[0]
+        if _I32.unpack_from(record, 4)[0] == MAGIC_V1:
+            return bytes(record[at + 1 : at + 1 + record[at]])
+        return bytes(record[at + 2 : at + 2 + _TOPIC_LENGTH_V2.unpack_from(record, at)[0]])
+    except (struct.error, IndexError):
+        return b""
+
+
 def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:
     """The records of a pull, query or view body; ends quietly at a blank, unknown magic or cut-off record."""
     position = 0

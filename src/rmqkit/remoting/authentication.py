@@ -118,11 +118,11 @@ class Authentication:
     def refusal(self, connection: Connection, command: Command) -> str | None:
         """The reference's remark for a request that is not let in, or None."""
         fields = decode_fields(command)
-        if command.code not in self._white_list and (remark := self._unknown(fields, command)) is not None:
+        remark = self._unknown(fields, command)
+        connection.user = fields.get(ACCESS_KEY) if remark is None else None
+        if remark is not None and command.code not in self._white_list:
             return remark
-        return (
-            None if self.authorize is None else self.authorize(fields.get(ACCESS_KEY), fields, command, connection.peer)
-        )
+        return None if self.authorize is None else self.authorize(connection.user, fields, command, connection.peer)
 
     def _unknown(self, fields: Mapping[str, str], command: Command) -> str | None:
         """The remark for a request that nobody known has signed."""

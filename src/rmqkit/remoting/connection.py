@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         peer: the other side as ``ip:port``.
         peer_host: the same packed as in records (8 or 20 bytes).
         hops: the addresses of the other side and of a balancer between; empty without TCP.
+        user: who signed the request that is being handled, if users have to.
         active_ms: monotonic time of the last read or write.
         frame_since_ms: monotonic time at which the frame began that is still incomplete, or None.
         closed: done when the connection is gone.
@@ -102,6 +103,7 @@ class Connection(asyncio.Protocol):
         self.peer = "?"
         self.peer_host = pack_host("0.0.0.0", 0)
         self.hops: list[IpAddress] = []
+        self.user: str | None = None
         self.active_ms = clock.monotonic_ms()
         self.frame_since_ms: float | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()

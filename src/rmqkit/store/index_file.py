@@ -29,6 +29,7 @@ import mmap
 import os
 import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["ENTRY", "HEADER", "SLOT", "IndexFile", "key_hash", "key_hashes"]
+__all__ = ["ENTRY", "HEADER", "SLOT", "IndexFile", "key_hash", "key_hashes", "keys_of"]
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")
@@ -75,6 +76,15 @@ def key_hash(topic: str, key: str) -> int:
 @functools.lru_cache(maxsize=4096)
 def _tags_hash(topic: str, tags: bytes) -> int:
     return key_hash(topic, "T#" + tags.decode("utf-8", "replace"))
+
+
+def keys_of(properties: bytes) -> set[str]:
+    """The keys that a record is found by: its UNIQ_KEY, the words of its KEYS, ``T#`` and its TAGS."""
+    found = {name: value.decode("utf-8", "replace") for name, value in _KEYS.findall(properties)}
+    keys = {found.get(b"UNIQ_KEY", ""), *found.get(b"KEYS", "").split(" ")}
+    if tags := found.get(b"TAGS"):
+        keys.add(f"T#{tags}")
+    return keys - {""}
 
 
 def key_hashes(topic: str, properties: bytes, *, with_tags: bool) -> list[int]:
@@ -234,8 +244,11 @@ class IndexFile:
         """Whether the file may hold messages stored between two times."""
         return begin <= self.end_timestamp and end >= self.begin_timestamp
 
-    def find(self, hashed: int, count_max: int, begin: int, end: int) -> list[int]:
-        """Physical offsets entered under a hash between two times, newest first."""
+    def find(
+        self, hashed: int, count_max: int, begin: int, end: int, accept: Callable[[int], bool] | None = None
+    ) -> list[int]:
+        """Physical offsets entered under a hash between two times, newest first.
+        ``accept``: whether the record at an offset has the key itself; those that have not are left out."""
         found: list[int] = []
         view = self.file.view
         number = SLOT.unpack_from(view, HEADER.size + hashed % self._slot_count * 4)[0]
@@ -245,7 +258,7 @@ class IndexFile:
             timestamp = self.begin_timestamp + seconds * 1000
             if seconds < 0 or timestamp < begin:
                 break
-            if entry_hash == hashed and timestamp <= end:
+            if entry_hash == hashed and timestamp <= end and (accept is None or accept(physical_offset)):
                 found.append(physical_offset)
             if previous >= number:  # chains lead backwards; anything else is damage
                 break

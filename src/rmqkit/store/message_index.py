@@ -15,7 +15,7 @@ import sys
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -45,7 +45,7 @@ _COLUMNS = "rmqkit.store.property_columns"
 
 class KeyQuery(Struct):
     """What a query by key found.
-    ``physical_offsets``: of records whose key has the hash asked for, ascending.
+    ``physical_offsets``: of the records, ascending.
     ``last_update_timestamp``, ``last_update_offset``: newest entry of the newest file, 0 without files."""
 
     physical_offsets: list[int]
@@ -300,15 +300,24 @@ class MessageIndex:
 
     # ---- asking
 
-    def query(self, topic: str, key: str, count_max: int, begin: int, end: int) -> KeyQuery:
+    def query(
+        self,
+        topic: str,
+        key: str,
+        count_max: int,
+        begin: int,
+        end: int,
+        accept: Callable[[int], bool] | None = None,
+    ) -> KeyQuery:
         """Records that may have a key and were stored between two times (ms, inclusive). Source: store.md §7.5.
+        ``accept``: whether the record at a physical offset has it; without it some only share the key's hash.
         Raises OSError: keys that waited cannot be entered."""
         self.enter()
         found: list[int] = []
         hashed = key_hash(topic, key)
         for file in reversed(self.files):
             if file.overlaps(begin, end):
-                found += file.find(hashed, count_max - len(found), begin, end)
+                found += file.find(hashed, count_max - len(found), begin, end, accept)
             if file.begin_timestamp < begin or len(found) >= count_max:
                 break
         newest = self.files[-1] if self.files else None

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
 from rmqkit.protocol.names import is_light
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.record import decode_record, record_properties, record_topic
 from rmqkit.store.checkpoint import Checkpoint
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queues import ConsumeQueues
@@ -33,6 +33,7 @@ from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.deleted_topics import DeletedTopics
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
 from rmqkit.store.flush import Flusher
+from rmqkit.store.index_file import keys_of
 from rmqkit.store.json_files import make_directory, sync_directory, write_durably
 from rmqkit.store.light_queues import light_numbers
 from rmqkit.store.logic_queue import LogicQueue
@@ -61,6 +62,9 @@ __all__ = [
     "PutStatus",
     "RetentionRound",
 ]
+
+_COMPARED_MAX = 4096
+"""Records whose key a query compares: whoever sends many keys of one hash does not hold up the loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -530,12 +534,22 @@ class MessageStore:
         return self._commit_log.copy(physical_offset, size)
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyQuery:
-        """Records that may have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` + tags), stored between two times.
-        The index compares hashes: whoever shows the records compares their keys. Source: store.md §7.5."""
+        """Records that have a key (``UNIQ_KEY``, a word of ``KEYS``, ``T#`` + tags), stored between two times.
+        The index knows hashes of 31 bits, which many keys of other topics have, too: the topic, or the name of a light
+        queue, and the key of each record are compared. Source: store.md §7.5."""
         self.dispatch()
         if self._index is None:
             return KeyQuery([])
-        return self._index.query(topic, key, min(count_max, self._settings.query_count_max), begin_ms, end_ms)
+        left = _COMPARED_MAX
+
+        def accept(physical_offset: int) -> bool:
+            nonlocal left
+            left -= 1
+            record = self._commit_log.record_at(physical_offset) if left >= 0 else None
+            return record is not None and _has_key(record, topic, key)
+
+        count_max = min(count_max, self._settings.query_count_max)
+        return self._index.query(topic, key, count_max, begin_ms, end_ms, accept)
 
     @property
     def topics(self) -> set[str]:
@@ -583,3 +597,9 @@ def _index_of(root: Path, settings: StoreSettings) -> MessageIndex | None:
     return MessageIndex(
         root / "index", settings.hash_slot_count, settings.index_entry_count, tags_as_keys=settings.index_tags
     )
+
+
+def _has_key(record: memoryview, topic: str, key: str) -> bool:
+    """Whether a record is of a topic, or in a light queue of that name, and has a key."""
+    named, properties = record_topic(record).decode("utf-8", "replace"), record_properties(record)
+    return (named == topic or topic in light_numbers(named, properties)) and key in keys_of(properties)

@@ -39,7 +39,7 @@ class ClientHandlers(Handlers):
         """Take in a client's groups; a group that may not be created is skipped silently.
         Where a retry topic was made the answer waits until the name servers know it: the client may ask them next."""
         data = decode_as(command.payload, HeartbeatData)
-        member = Member(data.clientID, command.language, command.version, self._clock.monotonic_ms())
+        member = Member(data.clientID, command.language, command.version, self._clock.monotonic_ms(), connection.user)
         fingerprint = data.heartbeatFingerprint
         keeps_topics = bool(fingerprint) and data.withoutSub
         topic_count = len(self._topics)

@@ -1,7 +1,7 @@
 """Looking messages and queue entries up, and trying a subscription: codes 12, 33, 46, 321 (``QueryMessageProcessor``).
 
-QUERY_MESSAGE compares hashes: whoever asks compares keys and topic in the records that come back. A unique key finds at
-most ``defaultQueryMaxNum``, a tag (``indexType`` T, 5.4) is indexed as ``T#tag``. Records leave as slices of the log.
+The index of QUERY_MESSAGE knows hashes; the store compares topic and key of each record. A unique key finds at most
+ ``defaultQueryMaxNum``, a tag (``indexType`` T, 5.4) is indexed as ``T#tag``. Records leave as slices of the log.
 Source: remoting.md §4.3.6; behaviour.md §2.6, §8.16; store.md §7.5.
 """
 

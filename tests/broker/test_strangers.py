@@ -1,0 +1,103 @@
+"""What servers keep from those who may not have it, asked by a client that shares no code with them."""
+
+from __future__ import annotations
+
+import json
+
+from tests.broker.stranger import Stranger, ask
+
+SEND, QUERY, VIEW, SEND_BACK, END = 310, 12, 33, 36, 37
+CREATE_USER, CREATE_ACL, HEARTBEAT, CONSUME_DIRECTLY = 3001, 3006, 34, 309
+OK, REFUSED, NOT_FOUND = 0, 16, 22
+ALL_TIME = {"maxNum": "32", "beginTimestamp": "0", "endTimestamp": str((1 << 63) - 1)}
+
+
+async def send(address, topic, properties, user=None):
+    values = ("p", topic, "TBW102", "4", "0", "0", "1700000000000", "0", properties, "0", "false")
+    answer = await ask(
+        address, SEND, b"body of " + topic.encode(), user, **dict(zip("abcdefghijk", values, strict=True))
+    )
+    assert answer.code == OK, answer.remark
+    return answer.fields["msgId"]
+
+
+async def with_rights(address, user, *resources, ips=()):
+    """Make a user who may send, receive and look up these."""
+    answer = await ask(address, CREATE_USER, b'{"password":"secret12"}', "root", username=user)
+    assert answer.code == OK, answer.remark
+    entries = [
+        {"resource": one, "actions": ["Pub", "Sub", "Get"], "decision": "Allow", "sourceIps": list(ips)}
+        for one in resources
+    ]
+    acl = json.dumps({"policies": [{"entries": entries}]}).encode()
+    assert (await ask(address, CREATE_ACL, acl, "root", subject=f"User:{user}")).code == OK
+
+
+def test_a_key_finds_nothing_of_a_topic_whose_keys_have_the_same_hash(serve):
+    """Aa#k and BB#k have one hash, as Java computes it; so have aAa and aBB."""
+
+    async def scenario(servers):
+        address = servers.broker_address
+        await send(address, "BB", "KEYS\x01k aBB\x02TAGS\x01tAa\x02")
+        for topic, key, more in (("Aa", "k", {}), ("BB", "aAa", {}), ("BB", "tBB", {"indexType": "T"})):
+            answer = await ask(address, QUERY, topic=topic, key=key, **ALL_TIME, **more)
+            assert (answer.code, answer.body) == (NOT_FOUND, b""), (topic, key)
+        for key, more in (("k", {}), ("aBB", {}), ("tAa", {"indexType": "T"})):
+            assert b"body of BB" in (await ask(address, QUERY, topic="BB", key=key, **ALL_TIME, **more)).body
+
+    serve(scenario)
+
+
+def test_keys_of_one_hash_do_not_hide_the_one_asked_for(serve):
+    async def scenario(servers):
+        address = servers.broker_address
+        await send(address, "BB", "KEYS\x01k\x02")
+        for _ in range(40):
+            await send(address, "Aa", "KEYS\x01k\x02")
+        answer = await ask(address, QUERY, topic="BB", key="k", **ALL_TIME)
+        assert answer.code == OK and answer.body.count(b"body of") == 1
+
+    serve(scenario)
+
+
+def test_a_right_on_one_topic_opens_no_other_by_key_or_id(serve):
+    async def scenario(servers):
+        address = servers.broker_address
+        await with_rights(address, "eve", "Topic:Aa", "Group:ge")
+        message_id = await send(address, "BB", "KEYS\x01k\x02", "root")
+        place = str(int(message_id[16:], 16))
+        asked = (
+            (QUERY, {"topic": "Aa", "key": "k", **ALL_TIME}),
+            (VIEW, {"offset": place}),
+            (SEND_BACK, {"offset": place, "group": "ge", "delayLevel": "0"}),
+            (CONSUME_DIRECTLY, {"consumerGroup": "ge", "clientId": "eve", "msgId": message_id}),
+            (CONSUME_DIRECTLY, {"consumerGroup": "ge", "clientId": "eve", "msgId": message_id, "topic": "Aa"}),
+        )
+        for code, fields in asked:
+            answer = await ask(address, code, b"", "eve", **fields)
+            assert answer.code == (NOT_FOUND if code == QUERY else REFUSED), (code, answer.remark)
+            assert b"body of" not in answer.body
+
+    serve(scenario, users=True)
+
+
+def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messages(serve):
+    """Check-back sends half messages to producers of their group, which everybody may say to be."""
+
+    async def scenario(servers):
+        address = servers.broker_address
+        await with_rights(address, "anna", "Topic:Orders")
+        await with_rights(address, "eve", "Topic:Own")
+        beat = json.dumps({"clientID": "c", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": []}).encode()
+        async with Stranger(address) as anna, Stranger(address) as eve:
+            assert (await anna.ask(HEARTBEAT, beat, "anna")).code == OK
+            assert (await eve.ask(HEARTBEAT, beat, "eve")).code == OK
+            clients = servers._broker.parts.clients
+            members = clients.producers("p")
+            assert sorted(member.user for member in members.values()) == ["anna", "eve"]
+            asked = [member.user for c, member in members.items() if clients.may_be_asked(c, member, "Orders")]
+            assert asked == ["anna"]
+            # a reply to the client id that both say to have goes to who had it first
+            assert members[clients.producer_connection("c")].user == "anna"
+
+    serve(scenario, users=True)
