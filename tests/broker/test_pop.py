@@ -242,6 +242,21 @@ def test_another_invisible_time_is_a_pop_of_its_own(run):
     run(scenario)
 
 
+def test_handles_may_name_the_record_s_place_in_the_log(run):
+    async def scenario(cluster):
+        await sent(cluster, "1", "2", "3", "4")
+        popped = await pop(cluster)
+        first, second, third, fourth = (popped.handles[body] for body in "1234")
+        for handle in (f"{first} 0", f"{second} 123"):
+            assert (await ack(cluster, handle)).code == 0
+        assert (await change(cluster, f"{third} 246", 1000))[0] == 0
+        assert (await ack(cluster, fourth, extra_info="1 2 3")).code == ResponseCode.SYSTEM_ERROR
+        assert (await ack(cluster, f"{fourth} 369")).code == 0
+        await settled(cluster, 1)  # the third, until its time is over
+
+    run(scenario)
+
+
 def test_refusals(run):
     async def scenario(cluster):
         await sent(cluster, *"ab")

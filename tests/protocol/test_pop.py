@@ -85,11 +85,16 @@ def test_a_broken_string_is_a_header_error(decode, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1 2 3 4 0 b", "1 2 3 4 0  5", "1 2 3 4 0 b 5 6 7", "1 2 3 4 9 b 5", "1 2 3 x 0 b 5"]
+    "text",
+    ["", "1 2 3 4 0 b", "1 2 3 4 0  5", "1 2 3 4 0 b 5 6 7 8", "1 2 3 4 0 b 5 6 x", "1 2 3 4 9 b 5", "1 2 3 x 0 b 5"],
 )
 def test_a_broken_handle_is_a_header_error(text):
     with pytest.raises(HeaderError):
         pop.decode_pop_handle(text)
+
+
+def test_a_handle_may_end_with_the_record_s_place_in_the_log():
+    assert pop.decode_pop_handle("1 2 3 4 0 b 5 6 7") == pop.decode_pop_handle("1 2 3 4 0 b 5 6")
 
 
 @given(st.text(" ;,%qo0123456789-", max_size=30))

@@ -9,10 +9,13 @@ string               entry
 startOffsetInfo      ``<r> <queue> <start offset>``
 msgOffsetInfo        ``<r> <queue> <offset>,<offset>…``
 orderCountInfo       ``<r> <queue> <count>`` or ``<r> qo<queue>%<offset> <count>``
-extraInfo, POP_CK    ``<check point offset> <pop time> <invisible time> <revive queue> <r> <broker> <queue>[ <offset>]``
+extraInfo, POP_CK    ``<check point offset> <pop time> <invisible time> <revive queue> <r> <broker> <queue>``,
+                     then maybe `` <offset>`` and `` <place in the log>``
 ===================  =====================================================================================
 
-An empty string has no entries. Every decoder raises HeaderError and nothing else. Source: remoting.md §4.6.1.
+The ninth word of a handle, the record's place in the log, is what proxies and some clients add; nobody needs it here,
+and it is not kept. An empty string has no entries. Every decoder raises HeaderError and nothing else.
+Source: remoting.md §4.6.1.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ RETRY_TOPIC_V1 = "1"
 RETRY_TOPIC_V2 = "2"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
-_HANDLE = re.compile("{0} {0} {0} {0} ([012]) ([^ ]+) {0}(?: {0})?".format(f"({_INTEGER.pattern})")).fullmatch
+_HANDLE = re.compile("{0} {0} {0} {0} ([012]) ([^ ]+) {0}(?: {0}(?: {0})?)?".format(f"({_INTEGER.pattern})")).fullmatch
 _ORDER_QUEUE = re.compile(r"qo(-?[0-9]{1,19})%(-?[0-9]{1,19})")
 _INT64_MAX = (1 << 63) - 1
 _ACK_BITS_MAX = 1 << 16
@@ -140,9 +143,9 @@ def encode_pop_handle(handle: PopHandle) -> str:
 def decode_pop_handle(text: str) -> PopHandle:
     """What a POP_CK names."""
     match = _HANDLE(text)
-    numbers = [] if match is None else list(map(int, filter(None, match.group(1, 2, 3, 4, 7, 8))))
+    numbers = [] if match is None else list(map(int, filter(None, match.group(1, 2, 3, 4, 7, 8, 9))))
     if match is None or max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX - 1:
-        rules = "must have 7 or 8 words: the fifth is 0, 1 or 2, the sixth a broker's name, all others 64-bit integers"
+        rules = "must have 7 to 9 words: the fifth is 0, 1 or 2, the sixth a broker's name, all others 64-bit integers"
         raise HeaderError(f"POP handle {text[:80]!r} {rules}")
     start, pop_time, invisible_time, revive_queue, queue, *own = numbers
     return PopHandle(

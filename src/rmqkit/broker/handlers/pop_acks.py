@@ -169,15 +169,15 @@ class PopAckHandlers(PopAnswers):
         return reply(command, remark=NO_REMARK, header=answer)
 
     def _handle_of(self, text: str) -> PopHandle:
-        """What an ack's handle names; the message's own offset, its last word, stands in the header, too.
+        """What an ack's handle names; the message's own offset, its eighth word, stands in the header, too.
         The acks of a pop come together and begin alike."""
-        start, _, offset = text.rpartition(" ")
         latest, handle = self._latest
-        if handle is not None and start == latest and offset.isascii() and offset.isdigit():
+        own = text[len(latest) :]
+        if handle is not None and own.isascii() and text.startswith(latest) and own.replace(" ", "", 1).isdigit():
             return handle
         handle = decode_pop_handle(text)
         if handle.queue_offset is not None:
-            self._latest = start, handle
+            self._latest = " ".join(text.split(" ", 7)[:7]) + " ", handle
         return handle
 
     def _answer_acks(self, key: AckKey, put: PutResult | None, waiting: Waiting) -> None:
