@@ -66,12 +66,14 @@ async def test_nothing_to_send_is_nothing_sent():
 
 
 @on_loop
-async def test_delayed_and_large_messages_go_out_alone():
+async def test_delayed_large_and_prioritized_messages_go_out_alone():
     async with Cluster() as cluster, Producer("PG", cluster.namesrv) as producer:
         cluster.topic("T")
         await producer.send_many([*numbered(2), Message(topic="T", body=b"x", delay_level=3)])
         await producer.send_many([Message(topic="T", body=bytes(5000))])
-        delayed, large = cluster.broker.asked(SINGLE)
+        await producer.send_many([Message(topic="T", body=b"x", priority=3)])
+        delayed, large, prioritized = cluster.broker.asked(SINGLE)
+        assert "_SYS_MSG_PRIORITY_\x013\x02" in prioritized["i"]
         assert "DELAY\x013\x02" in delayed["i"]
         assert large["f"] == "769"
         assert len(cluster.broker.asked(BATCH)) == 1

@@ -54,10 +54,12 @@ def test_bodies_from_4096_bytes_on_are_compressed(compression, sys_flag):
         ({"delay_ms": 1500}, "TIMER_DELAY_MS", "1500"),
         ({"deliver_at_ms": 1_900_000_000_000}, "TIMER_DELIVER_MS", "1900000000000"),
         ({"sharding_key": "customer-7"}, "__SHARDINGKEY", "customer-7"),
+        ({"priority": 0}, "_SYS_MSG_PRIORITY_", "0"),
+        ({"priority": 7}, "_SYS_MSG_PRIORITY_", "7"),
     ],
-    ids=["level", "after", "at", "sharding key"],
+    ids=["level", "after", "at", "sharding key", "lowest priority", "priority"],
 )
-def test_delays_and_the_sharding_key_are_properties(fields, name, value):
+def test_delays_the_sharding_key_and_the_priority_are_properties(fields, name, value):
     prepared = outgoing(Message(topic="T", body=b"x", **fields), "UK", SETTINGS)
     assert decode_properties(prepared.properties.encode()) == {name: value, "WAIT": "true", "UNIQ_KEY": "UK"}
 
@@ -130,8 +132,19 @@ def test_topics_are_checked(topic, text):
             {"delay_level": 1, "delay_ms": 5},
             "message for topic T: delay_level=1, delay_ms=5, deliver_at_ms=None: give one, not negative",
         ),
+        ({"priority": -1}, "message for topic T: priority=-1 must be from 0 to 2147483647"),
+        *(
+            (
+                {"priority": 1, **other},
+                "message for topic T: a message with a delay or a sharding key has no priority: leave one of them out",
+            )
+            for other in ({"delay_ms": 5}, {"sharding_key": "k"})
+        ),
     ],
-    ids=["empty", "text", "large", "reserved", "separator", "properties", "keys", "negative delay", "two delays"],
+    ids=[
+        *("empty", "text", "large", "reserved", "separator", "properties", "keys", "negative delay", "two delays"),
+        *("negative priority", "delayed priority", "ordered priority"),
+    ],
 )
 def test_messages_are_checked_and_the_text_says_by_how_much(fields, text):
     with pytest.raises(MessageIllegal) as caught:
@@ -181,11 +194,15 @@ def test_a_batch_is_never_compressed():
             "a batch for topic T cannot hold delayed messages: send them one by one",
         ),
         (
+            [Message(topic="T", body=b"1"), Message(topic="T", body=b"1", priority=0)],
+            "a batch for topic T cannot hold messages with a priority: send them one by one",
+        ),
+        (
             [Message(topic="T", body=bytes(90)), Message(topic="T", body=bytes(90))],
             "batch of 2 messages for topic T has 268 bytes, 68 more than the limit of 200: split it",
         ),
     ],
-    ids=["none", "topics", "wait", "retry", "delay", "large"],
+    ids=["none", "topics", "wait", "retry", "delay", "priority", "large"],
 )
 def test_batches_are_checked(messages, text):
     with pytest.raises(MessageIllegal) as caught:

@@ -175,6 +175,8 @@ async def test_without_a_stored_half_message_nothing_runs_and_nothing_ends():
                 await producer.send_in_transaction(Message(topic="T", body=b"x"))
             with pytest.raises(MessageIllegal, match="in a transaction cannot have a delay_level"):
                 await producer.send_in_transaction(Message(topic="T", body=b"x", delay_level=1))
+            with pytest.raises(MessageIllegal, match="in a transaction cannot have a priority"):
+                await producer.send_in_transaction(Message(topic="T", body=b"x", priority=1))
         assert cluster.broker.asked(END) == []
 
 

@@ -99,12 +99,13 @@ async def send_chunk(producer: Producer, messages: Sequence[PlacedMessage], *, b
 
 
 def _requests(messages: Sequence[PlacedMessage], numbers: Sequence[int], batch_count: int) -> Iterator[list[int]]:
-    """Which messages go together: neighbours of one topic. Delayed ones, and such as may be compressed, go alone."""
+    """Which messages go together: neighbours of one topic. Some go alone: delayed ones, those
+    with a priority, and such as may be compressed."""
     together: list[int] = []
     size, topic = 0, ""
     for number in numbers:
         message = messages[number]
-        is_alone = message.is_delayed or len(message.body) >= _LARGE_BYTES
+        is_alone = message.goes_alone or len(message.body) >= _LARGE_BYTES
         size += len(message.body)
         if together and (is_alone or len(together) == batch_count or size > _BATCH_BYTES_MAX or message.topic != topic):
             yield together

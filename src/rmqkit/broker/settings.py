@@ -231,6 +231,18 @@ class BrokerSettings(ExporterSettings, kw_only=True):
     pop_retry_percent: Annotated[
         int, Setting("popFromRetryProbability", "percent of pops that try retries first", low=0, high=100, hot=True)
     ] = 20
+    pop_retry_percent_by_priority: Annotated[
+        int,
+        Setting("popFromRetryProbabilityForPriority", "the same for topics of priorities", low=0, high=100, hot=True),
+    ] = 0
+    higher_queues_first: Annotated[
+        bool,
+        Setting(
+            "priorityOrderAsc",
+            "pops go through queues downwards, so that higher priorities come first; false: upwards",
+            hot=True,
+        ),
+    ] = True
     revive_queue_count: Annotated[
         int,
         Setting("reviveQueueNum", "queues for check points and acks of POP, when they are created", low=1, high=512),

@@ -65,7 +65,7 @@ class Accumulator:
         """Whether a message may wait for others."""
         return not (
             self._bytes >= self._settings.batch_total_bytes
-            or message.is_delayed
+            or message.goes_alone
             or is_large(message.body, self._settings)
             or message.topic.startswith(RETRY_PREFIX)
         )

@@ -121,7 +121,7 @@ class Batching:
             queue = None if self._choose is None else await self._choose(message)
             if self._refusal is not None:
                 raise self._refusal
-            if message.is_delayed or is_large(message.body, settings):
+            if message.goes_alone or is_large(message.body, settings):
                 unique_key = message.msg_id or self._next_key()
                 prepared = self._hooks.prepare(
                     Sending(self._group, [message]), lambda own: outgoing(message, unique_key, settings, own)

@@ -6,7 +6,7 @@ check              rule
 topic              legal characters, at most 127 of them, not a topic only the broker writes to
 body               bytes, at least one, at most ``maxMessageSize`` (of a batch: all entries together)
 properties         names not reserved, no separator characters, at most 32 767 bytes encoded
-batch              one topic, one ``wait_store``, no retry topic, no delays; never compressed
+batch              one topic, one ``wait_store``, no retry topic, no delays, no priorities; never compressed
 =================  ==============================================================================================
 
 Pure: the unique key and the time are given. Source: behaviour.md §7.3, §7.6, §7.8; remoting.md §7.2, §7.3, §7.5.
@@ -110,8 +110,9 @@ def batch_entry(
     check_topic(message.topic)
     if message.topic.startswith(RETRY_PREFIX):
         raise MessageIllegal(f"a batch cannot be sent to retry topic {message.topic}: send its messages one by one")
-    if message.is_delayed:
-        raise MessageIllegal(f"a batch for topic {message.topic} cannot hold delayed messages: send them one by one")
+    if message.goes_alone:
+        what = "delayed messages" if message.is_delayed else "messages with a priority"
+        raise MessageIllegal(f"a batch for topic {message.topic} cannot hold {what}: send them one by one")
     body = _checked_body(message, settings.message_bytes_max)
     return BatchEntry(body, _properties(message, unique_key, own), message.flag)
 

@@ -168,6 +168,9 @@ class TransactionProducer(Producer):
         if message.delay_level:
             where = f"message for topic {message.topic} in a transaction"
             raise MessageIllegal(f"{where} cannot have a delay_level: leave it out")
+        if message.priority is not None:
+            where = f"message for topic {message.topic} in a transaction"
+            raise MessageIllegal(f"{where} cannot have a priority, brokers drop it: leave it out")
         group = with_namespace(self._runtime.namespace, self.group)
         prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group})
         prepared.sys_flag |= TRANSACTION_PREPARED

@@ -34,6 +34,9 @@ class Message(Struct, kw_only=True):
         flag: an application number carried along.
         wait_store: False asks the broker to answer before the message is flushed and replicated.
         sharding_key: what ordered sends choose the queue by.
+        priority: from 0, higher is sooner: the broker puts the message on the queue of this number, or on the last one.
+            Who pops a topic with ``message.type=PRIORITY`` gets the last queue first. Not with a sharding key, a delay
+            or in a transaction: there is none, then.
         delay_level: 1 to 18 for the broker's delay levels (``1s 5s 10s 30s 1m … 2h`` unless it has others); 0: at once.
         delay_ms: delivered so many ms after the broker got it.
         deliver_at_ms: delivered at that time, in ms since the epoch; at once when it is past. At most one of the three.
@@ -49,6 +52,7 @@ class Message(Struct, kw_only=True):
     flag: int = 0
     wait_store: bool = True
     sharding_key: str | None = None
+    priority: int | None = None
     delay_level: int = 0
     delay_ms: int | None = None
     deliver_at_ms: int | None = None
@@ -59,10 +63,15 @@ class Message(Struct, kw_only=True):
         """Whether it is to be delivered later than at once."""
         return bool(self.delay_level) or self.delay_ms is not None or self.deliver_at_ms is not None
 
+    @property
+    def goes_alone(self) -> bool:
+        """Whether it cannot be in a batch: brokers do not look at what a batch's messages ask for."""
+        return self.is_delayed or self.priority is not None or names.PRIORITY in self.properties
+
     def wire_properties(self) -> dict[str, str]:
         """All properties as they are sent, RocketMQ's own included.
-        Raises ValueError: a property of the application has a reserved name, a key contains a blank, or a delay is
-        negative or one of several."""
+        Raises ValueError: a property of the application has a reserved name, a key contains a blank, a delay is
+        negative or one of several, or a priority is negative or cannot be kept."""
         taken = RESERVED_NAMES.intersection(self.properties)
         if taken:
             raise ValueError(f"property name {min(taken)} belongs to RocketMQ: choose another")
@@ -76,10 +85,19 @@ class Message(Struct, kw_only=True):
             merged[names.TAGS] = self.tags
         if self.sharding_key is not None:
             merged[names.SHARDING_KEY] = self.sharding_key
+        if self.priority is not None:
+            merged[names.PRIORITY] = self._priority_text(self.priority)
         if self.is_delayed:
             merged.update([self._delay()])
         merged[names.WAIT] = "true" if self.wait_store else "false"
         return merged
+
+    def _priority_text(self, priority: int) -> str:
+        if not 0 <= priority < 1 << 31:
+            raise ValueError(f"priority={priority} must be from 0 to {(1 << 31) - 1}")
+        if self.is_delayed or self.sharding_key is not None:
+            raise ValueError("a message with a delay or a sharding key has no priority: leave one of them out")
+        return str(priority)
 
     def _delay(self) -> tuple[str, str]:
         """The one property that says when a delayed message is delivered."""

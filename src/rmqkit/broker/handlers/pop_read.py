@@ -3,6 +3,9 @@
 ==========================  ==========================================================================================
 which queues                the one that is named, or all from a random one on; one pop in five tries the retry topics
                             before, the others after these; a pop in order does without them
+which queue first           any, then downwards (``priorityOrderAsc`` false: upwards); of a topic with
+                            ``message.type=PRIORITY`` always the last (the first), and retries after them, in so many
+                            percent of the pops as the group's ``priority.factor`` says
 where it begins             the group's committed offset; a group that is new there: the start of the queue, or with
                             ``initMode`` 1 its end, unless the whole queue still is in memory
 what it leaves behind       a check point for each queue and the offset behind what was read; in order: what was popped,
@@ -23,6 +26,7 @@ from msgspec.structs import replace
 from rmqkit.broker.filters import EVERYTHING, PullFilter
 from rmqkit.broker.parts import Parts
 from rmqkit.broker.pop_pending import Mark
+from rmqkit.broker.priority import is_by_priority
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.topics import Permission
 from rmqkit.protocol.command import Body
@@ -84,6 +88,7 @@ class PopRead:
         self._tries: dict[OrderKey, int] = {}
         self._pop_time = parts.clock.now_ms()
         self._revive_queue = 0
+        self._is_by_priority = False
         self.records: list[Body] = []
         self.rest = 0
         self.marks: list[Mark] = []
@@ -92,16 +97,20 @@ class PopRead:
     def pop(self, header: PopMessageRequest) -> None:
         """Take messages."""
         self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pops.log.next_queue()
-        is_retry_first = random.random() * 100 < self._parts.settings.pop_retry_percent
+        chance, settings = random.random() * 100, self._parts.settings
+        topic, group = self._parts.topics.get(self._topic), self._parts.groups.get(self._group)
+        self._is_by_priority = not header.order and is_by_priority(topic, group, chance)
+        percent = settings.pop_retry_percent_by_priority if self._is_by_priority else settings.pop_retry_percent
+        is_retry_first = chance < percent
         try:
-            for topic, mark, queue_ids in self._topics(with_retries=not header.order, retries_first=is_retry_first):
+            for name, mark, queue_ids in self._topics(with_retries=not header.order, retries_first=is_retry_first):
                 for number, queue_id in enumerate(queue_ids):
                     if header.order:
-                        self._pop_in_order(header, topic, queue_id)
+                        self._pop_in_order(header, name, queue_id)
                     elif len(self.records) < self._count:
-                        self._pop_queue(header, topic, mark, queue_id)
+                        self._pop_queue(header, name, mark, queue_id)
                     else:
-                        self._add_rests(header, topic, queue_ids[number:])
+                        self._add_rests(header, name, queue_ids[number:])
                         break
         except BaseException:
             self._pops.log.withdraw(self.marks)
@@ -154,9 +163,13 @@ class PopRead:
         if self._queue_id >= 0:
             return (self._queue_id,)
         config = self._parts.topics.get(self._topic)
-        count = 0 if config is None else config.read_queue_nums
-        first = int(random.random() * count)
-        return [*range(first, count), *range(first)]
+        return self._in_turn(0 if config is None else config.read_queue_nums)
+
+    def _in_turn(self, count: int) -> Sequence[int]:
+        """The ids of all queues, in the order in which they are asked."""
+        first = 0 if self._is_by_priority else int(random.random() * count)
+        ids = [*range(first, count), *range(first)]
+        return ids[::-1] if self._parts.settings.higher_queues_first else ids
 
     def _retries(self) -> list[tuple[str, str, Sequence[int]]]:
         retries: list[tuple[str, str, Sequence[int]]] = []
@@ -164,7 +177,7 @@ class PopRead:
             topic = pop_retry_topic(self._group, self._topic, separator)
             config = self._parts.topics.get(topic)
             if config is not None and config.perm & _READ:
-                retries.append((topic, mark, range(config.read_queue_nums)))
+                retries.append((topic, mark, self._in_turn(config.read_queue_nums)))
         return retries
 
     def _pop_queue(self, header: PopMessageRequest, topic: str, mark: str, queue_id: int) -> None:

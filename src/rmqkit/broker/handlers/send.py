@@ -33,6 +33,7 @@ from rmqkit.broker.handlers.send_checks import (
 from rmqkit.broker.handlers.send_run import NO_WAIT, SendRun
 from rmqkit.broker.handlers.static_topics import by_global_number
 from rmqkit.broker.parts import Parts
+from rmqkit.broker.priority import settle_priority
 from rmqkit.broker.schedule import delay_level
 from rmqkit.broker.timer import put_aside
 from rmqkit.broker.transaction import is_half, to_half
@@ -58,6 +59,7 @@ _KEYS = property_names.KEYS.encode()
 _UNIQ_KEY = property_names.UNIQ_KEY.encode()
 _PUT_ASIDE = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)
 _TIMED = b"TIMER_OUT_MS\x01"
+_PRIORITY = b"_SYS_MSG_PRIORITY_\x01"
 _NO_KEYS = "Required message key is missing"
 
 
@@ -173,6 +175,8 @@ class SendHandlers(Handlers):
         queue_id, refusal = self._topics.static.everywhere(message.topic, message.queue_id), None
         if header.topic.startswith(names.RETRY_PREFIX):
             refusal = self._divert_exhausted(command, header, message)
+        if _PRIORITY in message.properties and settle_priority(message, topic):
+            queue_id = self._topics.static.everywhere(header.topic, message.queue_id)
         if refusal is not None:
             return self._refuse(command, *refusal)
         prepared = self._prepare(message, topic)

@@ -47,6 +47,7 @@ _NOT_PLAIN = (
     property_names.TRANSACTION_PREPARED,
     property_names.POP_CHECK_POINT,
     property_names.INNER_MULTI_DISPATCH,
+    property_names.PRIORITY,
     *TIMER_NAMES,
 )
 _NOT_PLAIN_OR_TIMED = (

@@ -24,6 +24,10 @@ from rmqkit.remoting.connection import Connection
 
 __all__ = ["TopicHandlers"]
 
+_NO_COMPACTION = (
+    "cleanup.policy=COMPACTION is not supported: messages are deleted by their age, not by their keys; "
+    "create the topic without it"
+)
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
@@ -148,6 +152,8 @@ class TopicHandlers(Handlers):
             fault = topic_fault(config.topic_name) or self._conflict(config.topic_name)
             if fault is None and changes.get("+message.type") == "MIXED":
                 fault = "MIXED message type is not supported."
+            if fault is None and known is None and changes.get("+cleanup.policy") == "COMPACTION":
+                fault = _NO_COMPACTION
             if fault is None and detail is not None and detail.topic != config.topic_name:
                 fault = f"the mapping of topic {detail.topic} was given to topic {config.topic_name}"
             if fault is not None:
