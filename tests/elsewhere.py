@@ -6,10 +6,15 @@ import asyncio
 
 from rmqkit.protocol.command import Command, decode_command, encode_command
 from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.remoting.admission import AdminAddresses
+
+BELIEVES_US = {"proxy_addresses": AdminAddresses("loopback")}
+"""The setting of a server that believes what `ask_from_elsewhere` says."""
 
 
 async def ask_from_elsewhere(address: str, command: Command) -> Command:
-    """One request over a connection that a balancer opened for a client on another machine."""
+    """One request over a connection that a balancer on this machine opened for a client on another one.
+    The server has to believe it: ``proxyProtocolAddresses=loopback``."""
     reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
     writer.writelines([b"PROXY TCP4 10.1.2.3 10.0.0.1 5000 9876\r\n", *encode_command(command)])
     splitter, frames = FrameSplitter(), []

@@ -4,7 +4,10 @@ import asyncio
 
 import pytest
 
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
+from rmqkit.settings import load
 from rmqkit.standalone import Standalone
 from tests.broker.cluster import Cluster
 
@@ -27,11 +30,20 @@ def run(tmp_path):
 
 @pytest.fixture
 def serve(tmp_path):
-    """Runs a scenario beside a name server and a broker, which know users if asked for."""
+    """Runs a scenario beside a name server and a broker.
+    ``users``: whether they know users; ``broker``, ``namesrv``: lines of their files."""
 
-    def runner(scenario, *, users=False, **options):
+    def settings(settings_type, lines):
+        return load([settings_type], {"listenPort": "0", "bindAddress": "127.0.0.1", **(lines or {})}).values[0]
+
+    def runner(scenario, *, users=False, broker=None, namesrv=None):
         async def main():
-            async with Standalone(tmp_path / "store", authentication=USERS if users else None, **options) as servers:
+            async with Standalone(
+                tmp_path / "store",
+                authentication=USERS if users else None,
+                broker=settings(BrokerSettings, broker),
+                namesrv=settings(NamesrvSettings, namesrv),
+            ) as servers:
                 await scenario(servers)
 
         asyncio.run(main())

@@ -7,7 +7,7 @@ import pytest
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.admission import AdminAddresses
-from tests.elsewhere import ask_from_elsewhere
+from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
 
 GUARDED = {
     RequestCode.UPDATE_BROKER_CONFIG,
@@ -68,7 +68,7 @@ def test_changes_from_another_machine_are_refused_and_nothing_else(run):
         answered = {code for code, answer in answers.items() if answer.code != 3} | NO_ANSWER
         assert answered == GUARDED | CLIENTS_OWN | READING | OF_SERVERS
 
-    run(scenario)
+    run(scenario, broker=BELIEVES_US)
 
 
 @pytest.mark.parametrize("addresses", ["any", "10.1.2.3,127.0.0.1"])
@@ -79,4 +79,4 @@ def test_an_operator_lets_others_change_the_broker(run, addresses):
         assert (await ask_from_elsewhere(cluster.standalone.broker_address, command)).code == 0
         assert (await cluster.ask(RequestCode.GET_TOPIC_CONFIG, topic="T")).code == 0
 
-    run(scenario, broker={"admin_addresses": AdminAddresses(addresses)})
+    run(scenario, broker={"admin_addresses": AdminAddresses(addresses), **BELIEVES_US})

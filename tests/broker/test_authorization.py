@@ -11,7 +11,7 @@ import pytest
 from rmqkit.broker.access import AccessTable
 from rmqkit.broker.authorization import Authorization, objection
 from rmqkit.broker.rights import needed
-from rmqkit.broker.settings import PROMISES, refuse_unsupported
+from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.bodies.access import AclEntry, AclInfo, AclPolicy, UserInfo
 from rmqkit.protocol.codes import RequestCode as Code
@@ -20,7 +20,7 @@ from rmqkit.remoting.authentication import Authentication, AuthenticationSetting
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from tests.broker.test_admission import CLIENTS_OWN, GUARDED, OF_SERVERS, READING
-from tests.elsewhere import ask_from_elsewhere
+from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
 
 NOTHING, DENIED = "no matched policies.", "the decision is deny."
 PUB = frozenset(["Pub"])
@@ -148,7 +148,7 @@ def test_a_judgement_holds_until_policies_change(tmp_path):
     command, fields = Command(Code.SEND_MESSAGE_V2), {"b": "T"}
 
     def refusal():
-        return authorization.refusal("anna", fields, command, "[::1]:5000")
+        return authorization.refusal("anna", fields, command, ["::1"])
 
     refused = "User:anna has no permission to access Topic:T from ::1, no matched policies."
     assert [refusal(), refusal()] == [refused] * 2
@@ -164,18 +164,18 @@ def test_judgements_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("rmqkit.broker.authorization._JUDGED_MAX", 3)
     authorization = Authorization(access_table(tmp_path), "c", None)
     for number in range(10):
-        assert authorization.refusal("anna", {"b": f"T{number}"}, Command(Code.SEND_MESSAGE_V2), "1.1.1.1:1")
+        assert authorization.refusal("anna", {"b": f"T{number}"}, Command(Code.SEND_MESSAGE_V2), ["1.1.1.1"])
         assert len(authorization._judged) <= 3
     judged = dict(authorization._judged)
     endless = "T" * 1_000_000  # no topic has such a name
-    assert endless in str(authorization.refusal("anna", {"b": endless}, Command(Code.SEND_MESSAGE_V2), "1.1.1.1:1"))
+    assert endless in str(authorization.refusal("anna", {"b": endless}, Command(Code.SEND_MESSAGE_V2), ["1.1.1.1"]))
     assert authorization._judged == judged
 
 
 def test_a_body_that_cannot_be_read_is_refused(tmp_path):
     authorization = Authorization(access_table(tmp_path), "c", None)
     command = Command(Code.LOCK_BATCH_MQ, body=b"{")
-    assert authorization.refusal("anna", {"x": ""}, command, "1.1.1.1:1") == "parse authorization context error."
+    assert authorization.refusal("anna", {"x": ""}, command, ["1.1.1.1"]) == "parse authorization context error."
 
 
 async def ask(address, credentials, code, body=None, **fields):
@@ -189,8 +189,10 @@ async def ask(address, credentials, code, body=None, **fields):
 
 
 def test_a_broker_refuses_what_policies_do_not_allow(tmp_path):
+    broker = BrokerSettings(listen_port=0, bind_address="127.0.0.1", **BELIEVES_US)
+
     async def scenario():
-        async with Standalone(tmp_path, authentication=USERS) as servers:
+        async with Standalone(tmp_path, authentication=USERS, broker=broker) as servers:
             address = servers.broker_address
             assert await ask(address, ROOT, Code.AUTH_CREATE_USER, {"password": "secret12"}, username="anna") == (
                 0,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.broker.stranger import Stranger, ask
 
 SEND, QUERY, VIEW, SEND_BACK, END = 310, 12, 33, 36, 37
 CREATE_USER, CREATE_ACL, HEARTBEAT, CONSUME_DIRECTLY = 3001, 3006, 34, 309
+GET_TOPIC = 351
 OK, REFUSED, NOT_FOUND = 0, 16, 22
 ALL_TIME = {"maxNum": "32", "beginTimestamp": "0", "endTimestamp": str((1 << 63) - 1)}
 
@@ -101,3 +104,32 @@ def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messages(ser
             assert members[clients.producer_connection("c")].user == "anna"
 
     serve(scenario, users=True)
+
+
+PROXY = b"PROXY TCP4 10.1.2.3 10.0.0.1 5000 9876\r\n"
+PROXY_V2 = b"\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x0c\n\x01\x02\x03\n\x00\x00\x01\x13\x88&\x94"
+
+
+@pytest.mark.parametrize("preamble", [PROXY, PROXY_V2])
+@pytest.mark.parametrize(
+    ("balancers", "ips", "code"),
+    [
+        ("none", ["10.1.2.3"], REFUSED),
+        ("10.9.9.9", ["10.1.2.3"], REFUSED),
+        ("loopback", ["10.1.2.3"], REFUSED),
+        ("loopback", ["127.0.0.0/8"], REFUSED),
+        ("loopback", ["10.1.2.3", "127.0.0.1"], OK),
+        ("none", ["127.0.0.1"], OK),
+    ],
+)
+def test_who_writes_a_proxy_line_is_where_it_is(serve, balancers, ips, code, preamble):
+    """A policy holds for addresses: a line that names one opens nothing, nor does an allowed balancer for others."""
+
+    async def scenario(servers):
+        address = servers.broker_address
+        await with_rights(address, "eve", "Topic:*", ips=ips)
+        async with Stranger(address, preamble) as eve:
+            answer = await eve.ask(GET_TOPIC, b"", "eve", topic="TBW102")
+        assert answer.code == code, answer.remark
+
+    serve(scenario, users=True, broker={"proxyProtocolAddresses": balancers})

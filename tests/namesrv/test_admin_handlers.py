@@ -18,7 +18,7 @@ from rmqkit.protocol.headers.namesrv import (
     RouteRequest,
 )
 from rmqkit.remoting.admission import AdminAddresses
-from tests.elsewhere import ask_from_elsewhere
+from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
 from tests.namesrv.running import register_header, registration_body, run
 
 OK = ResponseCode.SUCCESS
@@ -279,7 +279,7 @@ def test_a_peer_on_another_machine_changes_nothing(tmp_path, code, header, body)
         assert not (tmp_path / "kvConfig.json").exists()
         assert (await ask_from_elsewhere(server.address, request(RequestCode.GET_NAMESRV_CONFIG))).code == OK
 
-    run(scenario, tmp_path)
+    run(scenario, tmp_path, **BELIEVES_US)
 
 
 @pytest.mark.parametrize("addresses", ["any", "loopback,10.1.2.0/24"])
@@ -288,4 +288,4 @@ def test_an_operator_lets_others_change_it(tmp_path, code, header, body, address
     async def scenario(ask, server):
         assert (await ask_from_elsewhere(server.address, request(code, header, body))).code == OK
 
-    run(scenario, tmp_path, admin_addresses=AdminAddresses(addresses))
+    run(scenario, tmp_path, admin_addresses=AdminAddresses(addresses), **BELIEVES_US)

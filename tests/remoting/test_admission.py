@@ -24,6 +24,7 @@ from rmqkit.settings import load, to_properties
         ("loopback", [], False),
         ("any", ["192.0.2.1"], True),
         ("any", ["2001:db8::1", "192.0.2.1"], True),
+        ("none", ["127.0.0.1"], False),
         ("10.1.2.3", ["10.1.2.3"], True),
         ("10.1.2.3", ["127.0.0.1"], False),
         ("Loopback, 10.1.2.3/16;2001:db8::/32", ["127.0.0.1", "10.1.9.9", "2001:db8::7"], True),

@@ -20,6 +20,12 @@ USERS = AuthenticationSettings(
 )
 
 
+class Peer:
+    """A connection, as far as it is asked."""
+
+    user = None
+
+
 def test_the_vector_of_a_real_client():
     command = request(105, TopicRequest("T"))
     Credentials(access_key="ak", secret_key="sk12345").sign(command)
@@ -49,7 +55,7 @@ def test_who_is_let_in(credentials, remark):
     command = request(105, TopicRequest("T"), b"body")
     if credentials is not None:
         credentials.sign(command)
-    assert Authentication.of(USERS).refusal(None, command) == remark
+    assert Authentication.of(USERS).refusal(Peer(), command) == remark
 
 
 def test_a_changed_field_or_body_breaks_the_signature():
@@ -60,7 +66,7 @@ def test_a_changed_field_or_body_breaks_the_signature():
             command.body = b"other"
         else:
             command.fields = {**command.fields, **change}
-        assert Authentication.of(USERS).refusal(None, command) == "check signature failed."
+        assert Authentication.of(USERS).refusal(Peer(), command) == "check signature failed."
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, reply, request
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
 from rmqkit.remoting.address import advertised_ip, join_address, split_address, split_addresses
+from rmqkit.remoting.admission import AdminAddresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch, Lane
@@ -407,7 +408,7 @@ def test_a_balancer_s_preamble_names_the_real_peer():
         assert seen[0].peer == "192.0.2.7:56324"
         assert list(map(str, seen[0].hops)) == ["127.0.0.1", "192.0.2.7"]
 
-    run(scenario)
+    run(scenario, balancers=lambda: AdminAddresses("loopback"))
 
 
 def test_a_draining_server_sends_new_requests_away_and_the_client_tries_once_more():

@@ -49,9 +49,12 @@ class Authorization:
         self._judged: dict[tuple[str, str, Actions, str], str | None] = {}
         self._judged_by = access.acls
 
-    def refusal(self, user: str | None, fields: Mapping[str, str], command: Command, peer: str) -> str | None:
+    def refusal(
+        self, user: str | None, fields: Mapping[str, str], command: Command, addresses: Sequence[str]
+    ) -> str | None:
         """The reference's remark for a request that is not allowed, or None.
-        ``user``: who signed it; None: nobody did, or nobody had to. ``fields``: its extFields. ``peer``: ip:port."""
+        ``user``: who signed it; None: nobody did, or nobody had to. ``fields``: its extFields.
+        ``addresses``: the peer's and its balancer's: policies have to allow it from each."""
         if command.code in self._white_list or not fields or self._is_free(user):
             return None
         try:
@@ -61,19 +64,19 @@ class Authorization:
                 if user not in self._access.users:
                     return f"User:{user} not found."
                 either = (resource,) if isinstance(resource, str) else resource
-                remarks = [self._remark(user, one, actions, _ip(peer)) for one in either]
+                remarks = [self._remark(user, one, actions, addresses) for one in either]
                 if None not in remarks:
                     return remarks[0]
         except NotReadable:
             return "parse authorization context error."
         return None
 
-    def may_publish(self, user: str | None, topic: str, peer: str) -> bool:
+    def may_publish(self, user: str | None, topic: str, addresses: Sequence[str]) -> bool:
         """Whether a user may be told of a message to a topic that one of its producers sent."""
         if self._is_free(user):
             return True
         known = user is not None and user in self._access.users
-        return known and self._remark(str(user), topic_resource(topic), _PUBLISHES, _ip(peer)) is None
+        return known and self._remark(str(user), topic_resource(topic), _PUBLISHES, addresses) is None
 
     def _is_free(self, user: str | None) -> bool:
         if user is None:
@@ -81,7 +84,11 @@ class Authorization:
         known = self._access.users.get(user)
         return user == self._inner or (known is not None and known.user_type == SUPER)
 
-    def _remark(self, user: str, resource: str, actions: Actions, ip: str) -> str | None:
+    def _remark(self, user: str, resource: str, actions: Actions, addresses: Sequence[str]) -> str | None:
+        """The remark for the first address from which an action is not allowed, or None."""
+        return next(filter(None, (self._remark_from(user, resource, actions, ip) for ip in addresses or ("?",))), None)
+
+    def _remark_from(self, user: str, resource: str, actions: Actions, ip: str) -> str | None:
         if self._judged_by is not self._access.acls or len(self._judged) >= _JUDGED_MAX:
             self._judged, self._judged_by = {}, self._access.acls
         key = user, resource, actions, ip
@@ -93,10 +100,6 @@ class Authorization:
         if len(resource) <= _NAME_CHARACTERS_MAX:
             self._judged[key] = remark
         return remark
-
-
-def _ip(peer: str) -> str:
-    return peer.rpartition(":")[0].strip("[]")
 
 
 def message_at(store: MessageStore, physical_offset: int) -> Record | None:

@@ -228,7 +228,7 @@ class Broker:
                 authorization = Authorization(parts.access, settings.cluster_name, inner, free, lies_at)
                 authentication.authorize = authorization.refusal
                 parts.clients.may_be_asked = lambda producer, member, topic: authorization.may_publish(
-                    member.user, topic, producer.peer
+                    member.user, topic, producer.addresses
                 )
         parts.persist()
         parts.statistics.sample()
@@ -265,6 +265,7 @@ class Broker:
             on_close=self._connection_closed,
             tls=self._tls,
             accepts_proxy=self._settings.proxy_protocol,
+            balancers=lambda: self._settings.proxy_addresses,
             connection=Connection if self._counts is None else self._counts.connection,
         )
 

@@ -116,7 +116,15 @@ class BrokerSettings(ExporterSettings, kw_only=True):
         AdminAddresses,
         Setting("adminAllowedAddresses", "who may change the server: loopback, any, or addresses and networks"),
     ] = field(default_factory=AdminAddresses)
-    proxy_protocol: Annotated[bool, Setting("proxyProtocolEnable", "believe a PROXY preamble about the peer")] = True
+    proxy_protocol: Annotated[bool, Setting("proxyProtocolEnable", "take connections with a PROXY preamble")] = True
+    proxy_addresses: Annotated[
+        AdminAddresses,
+        Setting(
+            "proxyProtocolAddresses",
+            "balancers whose PROXY preamble is believed: none, loopback, any, or addresses and networks",
+            hot=True,
+        ),
+    ] = field(default_factory=lambda: AdminAddresses("none"))
     graceful_shutdown: Annotated[
         bool, Setting("enableShutdownGracefully", "send clients away with GO_AWAY before the ports close", hot=True)
     ] = False

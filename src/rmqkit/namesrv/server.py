@@ -90,6 +90,7 @@ class NameServer:
             clock=clock,
             on_close=self._connection_closed,
             tls=tls,
+            balancers=lambda: settings.proxy_addresses,
             connection=Connection if self._metrics is None else self._metrics.connection,
         )
         self._client_tls = client_tls

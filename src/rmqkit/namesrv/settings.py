@@ -26,6 +26,14 @@ class NamesrvSettings(ExporterSettings, kw_only=True):
         AdminAddresses,
         Setting("adminAllowedAddresses", "who may change the server: loopback, any, or addresses and networks"),
     ] = field(default_factory=AdminAddresses)
+    proxy_addresses: Annotated[
+        AdminAddresses,
+        Setting(
+            "proxyProtocolAddresses",
+            "balancers whose PROXY preamble is believed: none, loopback, any, or addresses and networks",
+            hot=True,
+        ),
+    ] = field(default_factory=lambda: AdminAddresses("none"))
     scan_interval_ms: Annotated[
         int, Setting("scanNotActiveBrokerInterval", "ms between two looks for silent brokers", low=100, hot=True)
     ] = 5000

@@ -17,14 +17,14 @@ from rmqkit.remoting.dispatch import Handler
 __all__ = ["AdminAddresses", "for_admins"]
 
 _LOOPBACK = "loopback"
-_ANY = "any"
-_NAMED = {_LOOPBACK: ("127.0.0.0/8", "::1/128"), _ANY: ("0.0.0.0/0", "::/0")}
+_NAMED = {_LOOPBACK: ("127.0.0.0/8", "::1/128"), "any": ("0.0.0.0/0", "::/0"), "none": ()}
 
 
 class AdminAddresses:
-    """Where administrative requests may come from: a setting's value, made from its text.
-    The text is ``loopback``, ``any``, addresses and networks (``10.1.0.0/16``), separated by commas or semicolons. A
-    proxy on this machine that does not say for whom it speaks (the PROXY protocol does) makes everybody local.
+    """Where requests of a kind may come from: a setting's value, made from its text.
+    The text is ``loopback``, ``any``, ``none``, addresses and networks (``10.1.0.0/16``), separated by commas or
+    semicolons. A proxy on this machine that does not say for whom it speaks (the PROXY protocol does, and its address
+    has to be one of ``proxyProtocolAddresses``) makes everybody local.
     Raises ValueError: a part is none of these; the text names it."""
 
     __slots__ = ("_networks", "_text")

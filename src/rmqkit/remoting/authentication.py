@@ -5,7 +5,7 @@ What a known user may do is another question: `Authentication.authorize`. Source
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -81,7 +81,7 @@ class Authentication:
     Attributes:
         users: looks up who else is known, and those that operators changed; at first, the first user alone.
         authorize: the remark for what the user of a request may not do, or None; it is given the user's name, the
-            extFields, the request and the peer's address.
+            extFields, the request and the addresses it came through, the peer's first.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Authentication:
     ) -> None:
         self.initial = initial
         self.users: Callable[[], Mapping[str, UserInfo]] = lambda: {initial.username or "": initial}
-        self.authorize: Callable[[str | None, Mapping[str, str], Command, str], str | None] | None = None
+        self.authorize: Callable[[str | None, Mapping[str, str], Command, Sequence[str]], str | None] | None = None
         self._inner = inner
         self._white_list = white_list
 
@@ -122,7 +122,9 @@ class Authentication:
         connection.user = fields.get(ACCESS_KEY) if remark is None else None
         if remark is not None and command.code not in self._white_list:
             return remark
-        return None if self.authorize is None else self.authorize(connection.user, fields, command, connection.peer)
+        return (
+            None if self.authorize is None else self.authorize(connection.user, fields, command, connection.addresses)
+        )
 
     def _unknown(self, fields: Mapping[str, str], command: Command) -> str | None:
         """The remark for a request that nobody known has signed."""

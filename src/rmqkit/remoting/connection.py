@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         peer: the other side as ``ip:port``.
         peer_host: the same packed as in records (8 or 20 bytes).
         hops: the addresses of the other side and of a balancer between; empty without TCP.
+        addresses: the hops as text, the one farthest away first.
         user: who signed the request that is being handled, if users have to.
         active_ms: monotonic time of the last read or write.
         frame_since_ms: monotonic time at which the frame began that is still incomplete, or None.
@@ -103,6 +104,7 @@ class Connection(asyncio.Protocol):
         self.peer = "?"
         self.peer_host = pack_host("0.0.0.0", 0)
         self.hops: list[IpAddress] = []
+        self.addresses: tuple[str, ...] = ()
         self.user: str | None = None
         self.active_ms = clock.monotonic_ms()
         self.frame_since_ms: float | None = None
@@ -295,7 +297,7 @@ class Connection(asyncio.Protocol):
             return b""
         self._opening = None
         self._tls = opened.tls
-        if opened.source is not None:
+        if opened.source is not None and opening.believes(self.hops):
             self._name_peer(opened.source)
         return opened.rest if opened.tls is None else opened.tls.feed(opened.rest)
 
@@ -309,6 +311,7 @@ class Connection(asyncio.Protocol):
         self.peer = join_address(str(address), peername[1])
         self.peer_host = pack_host(str(address), peername[1])
         self.hops.append(address)
+        self.addresses = str(address), *self.addresses
 
     def _settle(self, response: Command) -> None:
         call = self._calls.pop(response.opaque, None)

@@ -5,11 +5,17 @@ Source: remoting.md §2.1, §2.2.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
 from rmqkit.errors import FrameError
 from rmqkit.protocol.proxy_header import parse_proxy_header
 from rmqkit.remoting.tls import CLIENT_HELLO, ServerTls, TlsLayer, TlsMode
+
+if TYPE_CHECKING:
+    from rmqkit.remoting.connection import IpAddress
 
 __all__ = ["Opened", "Opening"]
 
@@ -30,12 +36,20 @@ class Opened(Struct):
 
 class Opening:
     """Looks at the beginning of one connection: ``tls`` None means disabled.
-    ``accepts_proxy`` says whether a PROXY preamble is believed."""
+    ``accepts_proxy``: whether a PROXY preamble may come; ``believes``: whether one from this address says who the peer
+    is. Anybody can write one, so that of a stranger is read and changes nothing."""
 
-    __slots__ = ("_accepts_proxy", "_held", "_source", "_tls")
+    __slots__ = ("_accepts_proxy", "_held", "_source", "_tls", "believes")
 
-    def __init__(self, tls: ServerTls | None, *, accepts_proxy: bool) -> None:
+    def __init__(
+        self,
+        tls: ServerTls | None,
+        *,
+        accepts_proxy: bool,
+        believes: Callable[[Sequence[IpAddress]], bool] = lambda hops: False,
+    ) -> None:
         self._tls = tls
+        self.believes = believes
         self._accepts_proxy = accepts_proxy
         self._source: tuple[str, int] | None = None
         self._held = b""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
 from rmqkit.remoting.address import join_address
-from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.admission import AdminAddresses
+from rmqkit.remoting.connection import Connection, IpAddress
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.opening import Opening
 from rmqkit.remoting.tasks import Tasks
@@ -25,6 +27,10 @@ IDLE_MS_MAX = 120_000
 _SWEEP_SECONDS = 5.0
 _DRAIN_LOOK_SECONDS = 0.05
 _BACKLOG = 1024
+_WARNINGS_MAX = 100
+_NOBODY = AdminAddresses("none")
+
+_log = logging.getLogger(__name__)
 
 
 class ListenFailed(RmqError):
@@ -49,7 +55,8 @@ async def bind(protocol: Callable[[], asyncio.BaseProtocol], host: str, port: in
 
 
 class RemotingServer:
-    """Accepts connections on one port and hands their requests to a dispatch; loop only."""
+    """Accepts connections on one port and hands their requests to a dispatch; loop only.
+    ``balancers``: whose PROXY preamble is believed, asked for each one."""
 
     def __init__(
         self,
@@ -61,6 +68,7 @@ class RemotingServer:
         idle_ms_max: int = IDLE_MS_MAX,
         tls: ServerTls | None = None,
         accepts_proxy: bool = True,
+        balancers: Callable[[], AdminAddresses] = lambda: _NOBODY,
         connection: Callable[..., Connection] = Connection,
     ) -> None:
         self._dispatch = dispatch
@@ -71,6 +79,8 @@ class RemotingServer:
         self._idle_ms_max = idle_ms_max
         self._tls = tls
         self._accepts_proxy = accepts_proxy
+        self._balancers = balancers
+        self._unbelieved: set[str] = set()
         self._server: asyncio.Server | None = None
         self._tasks = Tasks()
         self.connections: set[Connection] = set()
@@ -125,8 +135,22 @@ class RemotingServer:
             clock=self._clock,
             on_open=self._remember,
             on_close=self._forget,
-            opening=Opening(self._tls, accepts_proxy=self._accepts_proxy),
+            opening=Opening(self._tls, accepts_proxy=self._accepts_proxy, believes=self._believes),
         )
+
+    def _believes(self, hops: Sequence[IpAddress]) -> bool:
+        """Whether a PROXY preamble from there says who the peer is."""
+        if self._balancers().include(hops):
+            return True
+        source = str(hops[0]) if hops else "?"
+        if source not in self._unbelieved and len(self._unbelieved) < _WARNINGS_MAX:
+            self._unbelieved.add(source)
+            _log.warning(
+                "%s sent a PROXY preamble and is none of proxyProtocolAddresses=%s: who it names is not believed",
+                source,
+                self._balancers(),
+            )
+        return False
 
     def _remember(self, connection: Connection) -> None:
         self.connections.add(connection)
