@@ -142,6 +142,23 @@ class StoreMismatch(StoreError):
     """A file of the store does not have the length or shape that the settings promise."""
 
 
+class StoreDamaged(StoreError):
+    """The log has bytes that are no record before sound ones that a start would cut off.
+
+    Args:
+        root: directory of the store.
+        physical_offset: where they lie.
+        found: what is wrong there, and what lies behind.
+    """
+
+    def __init__(self, root: str, physical_offset: int, found: str) -> None:
+        super().__init__(
+            f"store {root} is damaged: no record lies at {physical_offset} of its commit log ({found}); a start would "
+            f"cut that off: run 'rmq store repair {root}', which keeps it, and start again"
+        )
+        self.physical_offset = physical_offset
+
+
 class LogDiverged(StoreError):
     """The log of a slave and what its master sends are no one history; following has to end.
 

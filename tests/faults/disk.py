@@ -289,9 +289,12 @@ class Recorder:
             self._real["rename"](source, target, **keywords)
             if places[0] and places[1]:
                 (directory, old), (other, new) = places
-                assert directory is other, "no rename between directories"
                 node = directory.live[old]
-                self._enter_name(directory, {old: None, new: node}, node)
+                if directory is other:
+                    self._enter_name(directory, {old: None, new: node}, node)
+                else:  # more than a file system may do: there may be both names
+                    self._enter_name(other, {new: node}, node)
+                    self._enter_name(directory, {old: None}, node)
 
     _replace_ = _rename_
 

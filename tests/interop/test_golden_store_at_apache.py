@@ -11,11 +11,14 @@ from typing import Any
 
 from rmqkit import PullConsumer
 from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.record import iter_records
+from rmqkit.store.repair import repair
 from tests.golden_reading import as_listed, expected_messages, order, simple_queues
 from tests.golden_stores import unpack_golden
 from tests.interop.apache import open_store_with_apache
 from tests.interop.kit import ApacheKit
 from tests.patience import pulling
+from tests.store.stores import golden_settings
 
 OWN_KEYS = ("listenPort", "haListenPort", "namesrvAddr", "brokerIP1")
 
@@ -44,3 +47,28 @@ def test_our_client_pulls_every_listed_message_from_apache_s_broker(apache_kit: 
     at = {order(message): message for message in found}
     assert [at.get(order(message)) for message in expected] == expected
     print(f"{len(expected)} listed messages of {len(queues)} queues found, {len(found) - len(expected)} newer ones")
+
+
+def test_apache_s_broker_walks_over_the_filler_that_a_repair_wrote(apache_kit: ApacheKit, tmp_path: Path) -> None:
+    golden = unpack_golden("5.4.0", tmp_path)
+    conf = {key: value for key, value in golden.manifest["brokerConf"].items() if key not in OWN_KEYS}
+    conf["transactionCheckInterval"] = "3600000"
+    sizes = golden_settings(golden)
+    queues, expected = simple_queues(golden), expected_messages(golden)
+    path = min((golden.root / "commitlog").iterdir())
+    records = list(iter_records(path.read_bytes()))
+    lost = next(one for one in records[len(records) // 2 :] if one.topic == expected[0]["topic"])
+    content = bytearray(path.read_bytes())
+    content[lost.physical_offset + 5] ^= 0x10
+    path.write_bytes(content)
+    repair(golden.root, sizes, is_dry_run=False)
+    assert b"rmq_sys_LOST"[:1] in path.read_bytes()[lost.physical_offset :][: lost.size]
+    (golden.root / "abort").touch()
+    (golden.root / "checkpoint").unlink(missing_ok=True)  # the recovery begins with the first file
+    with open_store_with_apache(apache_kit, golden.root, tmp_path, conf) as pair:
+        found = asyncio.run(pull_all(pair.namesrv_addr, "broker-golden", queues))
+    at = {order(message): message for message in found}
+    missing = [message for message in expected if at.get(order(message)) != message]
+    assert [(one["topic"], one["queueId"], one["queueOffset"]) for one in missing] == [
+        (lost.topic, lost.queue_id, lost.queue_offset)
+    ]

@@ -202,7 +202,7 @@ def test_an_older_segment_cut_short_is_closed(origin, tmp_path):
     done = repair(root, SIZES, is_dry_run=False)
     actions = [step.action for step in done.steps if step.path == str(segments[1])]
     assert actions == ["extended with zeros to 4096 bytes", f"closed by a blank at {at}"]
-    assert {one.kind for one in done.remaining} == {Kind.QUEUE_ENTRY}  # the numbers of the two lost messages
+    assert done.remaining == []  # blank entries keep the numbers of the two lost messages
     assert segments[1].read_bytes()[:at] == content[:at]
     expected = [body for body in bodies(origin) if body not in [record.body for record in lost]]
     assert bodies(root) == expected
@@ -214,17 +214,23 @@ def test_an_older_segment_cut_short_is_closed(origin, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["magic", "body"])
-def test_a_lost_record_is_said_and_its_neighbours_stay(origin, tmp_path, part):
+def test_a_lost_record_becomes_a_filler_and_its_neighbours_stay(origin, tmp_path, part):
     root = copy_store(origin, tmp_path / "s")
     path, record = records_of(root)[5]
-    damage(path, "bit-flipped", record.physical_offset % 4096 + (4 if part == "magic" else 100))
-    log = tree(root / "commitlog")
-    done = repair(root, SIZES, is_dry_run=False)
+    at, end = record.physical_offset % 4096, record.physical_offset % 4096 + record.size
+    damage(path, "bit-flipped", at + (4 if part == "magic" else 100))
+    was, log = path.read_bytes(), tree(root / "commitlog")
     kind = Kind.RECORD if part == "magic" else Kind.BODY_CRC
-    assert kind in {one.kind for one in done.remaining}
-    assert all(one.position == record.physical_offset % 4096 for one in done.remaining if one.kind is kind)
-    assert tree(root / "commitlog") == log
-    assert len(bodies(root)) == (39 if part == "magic" else 40)
+    assert [one.position for one in verify(root, SIZES).findings if one.kind is kind] == [at]
+    done = repair(root, SIZES, is_dry_run=False)
+    said = f"{record.size} bytes from {at} on that are no sound record made a filler"
+    assert (str(path), said) in [(step.path, step.action) for step in done.steps]
+    assert done.remaining == []
+    now = path.read_bytes()
+    assert (now[:at], now[end:]) == (was[:at], was[end:])
+    assert {name for name, _ in tree(root / "commitlog").items() ^ log.items()} == {path.name}
+    assert (root / "repaired" / f"{path.name}-{at}").read_bytes() == was[at:end]
+    assert bodies(root) == [body for body in bodies(origin) if body != record.body]
 
 
 def test_zeros_for_a_whole_segment(origin, tmp_path):
@@ -236,7 +242,7 @@ def test_zeros_for_a_whole_segment(origin, tmp_path):
     assert (str(segments[1]), 0) in [(one.path, one.position) for one in report.findings]
     done = repair(root, SIZES, is_dry_run=False)
     assert (str(segments[1]), "closed by a blank at 0") in [(step.path, step.action) for step in done.steps]
-    assert done.remaining and bodies(root) == kept
+    assert done.remaining == [] and bodies(root) == kept
 
 
 def test_files_that_are_none_of_the_store_stay(origin, tmp_path):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from rmqkit.store.dispatcher import Arrival, arrival_of, batch_count, queue_tags_code
+from rmqkit.store.filler import FILLER_TOPIC
 from rmqkit.store.property_columns import PropertyColumns
 from rmqkit.store.property_crc import CRC_NAME, TRAILER_BYTES
 from rmqkit.store.scan import Records, crc_matches
@@ -77,6 +78,15 @@ class Arrivals:
         """Rows of the records that are in queues: all but the transaction markers of old stores."""
         kinds = self.sys_flags & TRANSACTION_MASK
         return np.flatnonzero((kinds != TRANSACTION_PREPARED) & (kinds != TRANSACTION_ROLLBACK))
+
+    def lost_bytes(self) -> int:
+        """How many bytes fillers stand for; `is_filler` says of one record whether it is one."""
+        topics = [i for i, topic in enumerate(self.topics) if topic and FILLER_TOPIC.startswith(topic)]
+        if not topics:
+            return 0
+        is_rollback = self.sys_flags & TRANSACTION_MASK == TRANSACTION_ROLLBACK
+        rows = np.isin(self.topic, topics) & is_rollback & (self.records.properties_bytes == 0)
+        return int(self.records.field("prepared_transaction_offset")[rows].sum())
 
     def groups(self) -> Iterable[tuple[str, int, Ints]]:
         """Topic, queue id and the ascending rows of every queue that has records here.

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from rmqkit.store.arrivals import Arrivals, Ints
 from rmqkit.store.comparison import queue_entries
-from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY_BYTES, ConsumeQueue
+from rmqkit.store.consume_queue import ConsumeQueue
 from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
 from rmqkit.store.message_index import MessageIndex
+from rmqkit.store.scan import RECORD_BYTES_MIN
 
 __all__ = ["CatchUp", "append_entries"]
 
@@ -32,7 +33,7 @@ class CatchUp:
 
     Attributes:
         gap_max: up to so many blank entries are put where the log lacks records, so that those behind keep their
-            numbers; a larger gap is a damaged number.
+            numbers; a larger gap is a damaged number. Fillers among the records raise it.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class CatchUp:
         Raises:
             OSError: the disk refused.
         """
+        self.gap_max += arrivals.lost_bytes() // RECORD_BYTES_MIN
         tags_codes = arrivals.tags_codes(self._delays_ms)
         ends = arrivals.offsets + arrivals.records.sizes
         for topic, queue_id, rows in arrivals.groups():
@@ -110,30 +112,13 @@ def append_entries(
     Raises:
         OSError: the disk refused.
     """
-    if queue.queue.files and first - queue.max_offset <= gap_max:
-        _fill(queue, first)
+    queue.fill_gap(first, gap_max)
     done = 0
     while done < len(entries):
         enter_one(done)
         done += 1
         if queue.ext is None and queue.max_offset == first + done < first + len(entries):
-            part = entries[done : done + _room(queue)]
+            part = entries[done : done + queue.room]
             begin, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1]) + int(part["size"][-1])
             if queue.append_run(first + done, begin, end, part.tobytes()):
                 done += len(part)
-
-
-def _room(queue: ConsumeQueue) -> int:
-    """How many entries the file that the next one goes to still takes."""
-    file_bytes = queue.queue.file_bytes
-    return (file_bytes - queue.queue.max_offset % file_bytes) // ENTRY_BYTES
-
-
-def _fill(queue: ConsumeQueue, end: int) -> None:
-    """Append blank entries up to a number; they have no extension unit."""
-    ext, queue.ext = queue.ext, None
-    while queue.max_offset < end:
-        at = queue.max_physical_offset
-        is_taken = queue.append_run(queue.max_offset, at, at, BLANK_ENTRY * min(end - queue.max_offset, _room(queue)))
-        assert is_taken, "blanks fit and are the next ones"
-    queue.ext = ext

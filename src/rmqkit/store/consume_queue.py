@@ -132,6 +132,26 @@ class ConsumeQueue(LogicQueue):
             last = self.max_offset - 1
             _log.error("%s-%d: entry %d follows %d, indexed as %d", *place, queue_offset, last, self.max_offset)
 
+    def fill_gap(self, queue_offset: int, gap_max: int) -> None:
+        """Append at most so many blank entries up to a number, for messages that are lost; they have no extension unit.
+        Without effect on a queue without files, which begins with any number, and where more are missing.
+        Raises OSError: the disk refused; some may have been appended."""
+        if not self.queue.files or queue_offset - self.max_offset > gap_max:
+            return
+        ext, self.ext = self.ext, None
+        try:
+            while (left := queue_offset - self.max_offset) > 0:
+                at = self.max_physical_offset
+                is_taken = self.append_run(self.max_offset, at, at, BLANK_ENTRY * min(left, self.room))
+                assert is_taken, "blanks fit and are the next ones"
+        finally:
+            self.ext = ext
+
+    @property
+    def room(self) -> int:
+        """How many entries the file that the next one goes to still takes."""
+        return (self._file_bytes - self.queue.max_offset % self._file_bytes) // ENTRY_BYTES
+
     def _start_at(self, queue_offset: int) -> None:
         """Begin a queue whose earlier messages are gone with a file that is filled with blanks up to an entry."""
         self.close()

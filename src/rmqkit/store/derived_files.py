@@ -15,7 +15,8 @@ index file         the header's counts, an older file being full; every entry's 
 slow and says what is wrong. Extension and batch entries are always looked at one by one. Parts of a log may be compared
 apart from each other, and what was found `Equal` put together; every queue and index file can be checked on its own.
 
-Entries of records that retention removed are held against nothing. Blank entries may fill the start of a queue.
+Entries of records that retention removed are held against nothing. Blank entries may fill the start of a queue, and lie
+anywhere in it when a repair noted in the log that records were lost (`filler`).
 While a broker works (``report.is_live``) a queue may lack the newest records and a slot may be ahead of its header.
 Not handled here: keys that the index lacks (an index is cut by a crash, store.md §7.4). Source: store.md §4–§7.
 """
@@ -148,6 +149,7 @@ class DerivedFiles:
         self._read_last: tuple[int, tuple[list[int], int] | RecordCorrupt | None] = -1, None
         self._queues = QueueComparison(root / _QUEUE, sizes.queue, self._delays_ms)
         self._index: dict[Path, IndexComparison] | None = None
+        self._has_fillers = False
         self.ends: dict[tuple[str, str, int], QueueEnd] = {}
 
     def compare(self, arrivals: Arrivals) -> None:
@@ -155,6 +157,7 @@ class DerivedFiles:
         if self._index is None:
             paths = (path for path in self.index_paths() if path.stat().st_size == self._sizes.index)
             self._index = {path: self._comparison(path) for path in paths}
+        self._has_fillers = self._has_fillers or arrivals.lost_bytes() > 0
         self._queues.compare(arrivals)
         for comparison in self._index.values():
             comparison.compare(arrivals)
@@ -216,7 +219,7 @@ class DerivedFiles:
                     is_filler = False
                 else:
                     skipped = 1
-                    is_filler = is_filler and data.startswith(BLANK_ENTRY, position)
+                    is_filler = (is_filler or self._has_fillers) and data.startswith(BLANK_ENTRY, position)
                 end.offset, end.position = index + skipped, position + skipped * entry_bytes
                 if not is_filler and equal.end_of(index) == index:
                     entry = layout.unpack_from(data, position)

@@ -65,6 +65,8 @@ class Report(Struct):
         damaged_bytes: bytes of the log that are no records.
         tail: the finding about such bytes at the end of the log, if there are any.
         open_ends: the findings about those that end an older segment.
+        gaps: about those, and about records with a wrong checksum, that others follow in their segment: the position
+            where each stretch ends, by its path and position.
         is_live: a broker holds the store; what it is writing was left out.
         is_unclean: ``abort`` exists: the broker was not stopped in order, its next start repairs what it can.
     """
@@ -75,6 +77,7 @@ class Report(Struct):
     damaged_bytes: int = 0
     tail: Finding | None = None
     open_ends: list[Finding] = field(default_factory=list)
+    gaps: dict[tuple[str, int], int] = field(default_factory=dict)
     is_live: bool = False
     is_unclean: bool = False
 
@@ -95,6 +98,7 @@ class Report(Struct):
         """Add what was seen of another part."""
         self.findings += other.findings[: FINDINGS_MAX - len(self.findings)]
         self.counts += other.counts
+        self.gaps |= other.gaps
         self.checked += other.checked
 
 

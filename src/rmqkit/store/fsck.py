@@ -26,6 +26,7 @@ from rmqkit.protocol.message import ReceivedMessage, messages_of_record
 from rmqkit.protocol.record import body_crc
 from rmqkit.store.commit_log import log_directories
 from rmqkit.store.deleted_topics import deleted_topics_path
+from rmqkit.store.filler import is_filler
 from rmqkit.store.findings import FINDINGS_MAX, Finding, Kind, Progress, Report, common_length, files_in_order
 from rmqkit.store.log_view import LogView, Segment
 from rmqkit.store.property_crc import CRC_NAME, TRAILER_BYTES, has_sound_crc
@@ -218,6 +219,7 @@ def dump(
                 on_damage(_unreadable(segment, part))
         elif (
             part.physical_offset >= begin_offset
+            and not is_filler(part)
             and topic in (None, part.topic)
             and queue_id in (None, part.queue_id)
             and begin_ms <= part.store_timestamp
@@ -342,6 +344,8 @@ class LogDamage:
         finding = self.report.add(found.kind, segment.path, found.position, found.expected, found.found + hint)
         if damage.end == len(segment.buffer):
             self.report.open_ends.append(finding)
+        else:
+            self.report.gaps[finding.path, finding.position] = damage.end
         return finding
 
 
@@ -350,6 +354,7 @@ def check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
     for row in arrivals.suspects().tolist():
         record = arrivals.records.record(row)
         position = record.physical_offset - segment.start
+        found_before = report.counts.total()
         if (crc := body_crc(record.body)) != record.body_crc:
             report.add(Kind.BODY_CRC, segment.path, position, f"{record.body_crc:08x}", f"{crc:08x}")
         if record.properties.endswith(b"\0"):  # no CRC covers them: this is how a torn record shows
@@ -359,6 +364,8 @@ def check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
             segment.view[position : position + record.size]
         ):
             report.add(Kind.RECORD_CRC, segment.path, position, "the CRC at the record's end", "another one")
+        if report.counts.total() > found_before:
+            report.gaps[str(segment.path), position] = position + record.size
 
 
 def _unreadable(segment: Segment, damage: Damage) -> Finding:

@@ -39,7 +39,7 @@ from rmqkit.store.scan import Buffer, Damage
 if TYPE_CHECKING:
     from rmqkit.store.arrivals import Arrivals
 
-__all__ = ["LogView", "Segment", "mapped"]
+__all__ = ["LogView", "Segment", "data_end", "mapped"]
 
 _KEPT_BYTES = 64 << 20
 """So much of a segment stays mapped behind the walk."""
@@ -65,7 +65,7 @@ class Segment(Struct):
     def opened(cls, path: Path, start: int) -> Segment:
         """Map a file. Raises OSError: it cannot be read."""
         buffer = mapped(path)
-        return cls(path, start, buffer, memoryview(buffer), _data_end(path))
+        return cls(path, start, buffer, memoryview(buffer), data_end(path))
 
     @property
     def end(self) -> int:
@@ -203,7 +203,7 @@ class LogView:
         return segment.record(damage.end).store_timestamp < stored_ms
 
 
-def _data_end(path: Path) -> int:
+def data_end(path: Path) -> int:
     """Where the last part of a file that is no hole ends; its length when that cannot be told."""
     with open(path, "rb") as file:
         end, size = 0, os.fstat(file.fileno()).st_size

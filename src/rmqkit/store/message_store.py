@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING, Any
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
 from rmqkit.protocol.names import is_light
-from rmqkit.protocol.record import decode_record, record_properties, record_topic
+from rmqkit.protocol.record import Record, decode_record, record_properties, record_topic
 from rmqkit.store.checkpoint import Checkpoint
 from rmqkit.store.commit_log import CommitLog
+from rmqkit.store.consume_queue import ConsumeQueue
 from rmqkit.store.consume_queues import ConsumeQueues
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.deleted_topics import DeletedTopics
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
+from rmqkit.store.filler import is_filler
 from rmqkit.store.flush import Flusher
 from rmqkit.store.index_file import keys_of
 from rmqkit.store.json_files import make_directory, sync_directory, write_durably
@@ -42,8 +44,10 @@ from rmqkit.store.put import Appender
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.recovery import LogEnd, find_log_end
+from rmqkit.store.remains import keep_remains
 from rmqkit.store.replication import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent
+from rmqkit.store.scan import RECORD_BYTES_MIN
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
 from rmqkit.store.transient_pool import TransientPool
@@ -137,6 +141,7 @@ class MessageStore:
         self._retention = Retention(
             root, self._commit_log, self._queues, self._index, settings, clock, disk_used_percent
         )
+        self._gap_max = 0  # so many messages may be missing in a queue, as fillers of the log say
         self._replica: Replica | None = None
         if is_replica:
             self._replica = Replica(self._commit_log, self._dispatcher, self._flusher, settings, self._dispatch_run)
@@ -189,7 +194,8 @@ class MessageStore:
         """Lock, load and recover the directory, and start flushing.
         Raises StoreLocked: another broker uses it.
         Raises StoreMismatch: its files do not have the sizes of the settings, or one is no store file.
-        Raises StoreError: it cannot be read or made. In every case nothing was changed."""
+        Raises StoreError: it cannot be read or made. In every case nothing was changed.
+        Raises StoreDamaged: sound records would be cut off. Nothing in the log was changed."""
         assert not self._appender.is_open, "a store is opened once"
         try:
             self._lock.check()
@@ -252,13 +258,23 @@ class MessageStore:
         end = find_log_end(
             log,
             self._settings,
-            lambda record: self._dispatcher.apply(arrival_of(record, self._delays_ms)),
+            self._dispatch_again,
             self._dispatch_run,
             on_replay=lambda offset: queues.truncate_for_replay(offset, log.min_offset, self._is_record),
             clean=is_clean,
             newest=newest,
             checkpoint=self._checkpoint,
         )
+        if end.remains is not None:
+            keep_remains(
+                self.root,
+                end.remains,
+                is_clean=is_clean,
+                is_replica=self._replica is not None,
+                last_timestamp=end.last_store_timestamp,
+                flushed_timestamp=self._checkpoint.physic_timestamp,
+                indexed_end=sum(newest),
+            )
         self._deleted.cut(end.offset)
         queues.truncate_physical(end.offset)
         log.queue.truncate(end.offset)
@@ -286,13 +302,25 @@ class MessageStore:
         is_own = (record.topic, record.queue_id) == (queue.topic, queue.queue_id)
         return is_own or (is_light(queue.topic) and queue.topic in light_numbers(record.topic, record.properties))
 
+    def _dispatch_again(self, record: Record) -> None:
+        """Dispatch one record in a recovery."""
+        if is_filler(record):
+            self._gap_max += record.prepared_transaction_offset // RECORD_BYTES_MIN
+        elif self._gap_max:
+            queue = self._queues.get(record.topic, record.queue_id)
+            if isinstance(queue, ConsumeQueue):
+                queue.fill_gap(record.queue_offset, self._gap_max)
+        self._dispatcher.apply(arrival_of(record, self._delays_ms))
+
     def _dispatch_run(self, arrivals: Arrivals) -> list[Arrival]:
         from rmqkit.store.catch_up import CatchUp
 
         queues_only = self._dispatcher.without_index()
         has_light = self._dispatcher.has_light
         catch_up = CatchUp(self._queues, self._index, queues_only, self._delays_ms, has_light=has_light)
+        catch_up.gap_max = self._gap_max
         newest_light = catch_up.enter(arrivals)
+        self._gap_max = catch_up.gap_max
         self._dispatcher.dispatched_timestamp = int(arrivals.store_timestamps[-1])
         return newest_light
 

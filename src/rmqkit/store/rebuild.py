@@ -104,7 +104,7 @@ def rebuild(
                 lost_bytes = int(part.offsets[0]) - log.min_offset - record_bytes
                 catch_up.gap_max = lost_bytes // RECORD_BYTES_MIN
                 enter(part)
-                record_bytes += int(part.records.sizes.sum())
+                record_bytes += int(part.records.sizes.sum()) - part.lost_bytes()
                 records += len(part)
             progress(log.end - log.min_offset, log.file_bytes)
         rebuilt = Rebuilt(records, 0, 0)

@@ -18,7 +18,7 @@ gaps in the queues when more were written since the checkpoint; looking costs on
 
 Behind a blank the log goes on in the next file if that exists, else E is where the blank begins: it is written again.
 Then everything behind E goes: queue entries, later files, and the rest of E's file becomes zeros, so that stale bytes
-never look like records again.
+never look like records again. Before that it is looked at, and kept where it is worth it: see `remains`.
 
 A record is sound when `decode_record` takes it, its CRC is right (``checkCRCOnRecover``, or the CRC of the whole
 record with ``forceVerifyPropCRC``), it says the offset it lies at, and no sector of it is missing that may not have
@@ -38,12 +38,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.record import Record, decode_record, is_blank
+from rmqkit.protocol.record import BLANK_BYTES, Record, decode_record, is_blank
 from rmqkit.store import scan
 from rmqkit.store.checkpoint import Checkpoint
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.mapped_file import SECTOR_BYTES, MappedFile
 from rmqkit.store.property_crc import has_sound_crc
+from rmqkit.store.remains import Remains, look_behind
 from rmqkit.store.scan import Buffer, has_numpy
 from rmqkit.store.settings import StoreSettings
 
@@ -69,6 +70,7 @@ class LogEnd(Struct):
         last_store_timestamp: its storeTimestamp, 0 without any.
         newest_store_timestamp: the greatest one, which is another when the clock was set back.
         record_count: sound records walked over.
+        remains: what lies behind, unless that is known to be nothing of the log; not looked at when a blank ends it.
     """
 
     offset: int
@@ -76,6 +78,7 @@ class LogEnd(Struct):
     last_store_timestamp: int = 0
     newest_store_timestamp: int = 0
     record_count: int = 0
+    remains: Remains | None = None
 
 
 def find_log_end(
@@ -115,6 +118,9 @@ def find_log_end(
     walk = _Walk(check, dispatch, dispatch_run, dispatch_from, LogEnd(offset))
     for i in range(start, len(files)):
         if not walk.file(files[i]):
+            # After a stop in order every record is in a queue: what lies behind the newest of these is none.
+            if not clean or walk.end.offset != sum(newest):
+                walk.end.remains = look_behind(files[i:], walk.end.offset, walk.reason, check.record)
             break
         if i + 1 < len(files):
             walk.end.offset = files[i + 1].start
@@ -122,7 +128,7 @@ def find_log_end(
 
 
 class _Walk:
-    """The walk from a file on; ``end`` moves with it."""
+    """The walk from a file on; ``end`` moves with it, and ``reason`` says in the end why no record lies there."""
 
     def __init__(
         self,
@@ -133,6 +139,7 @@ class _Walk:
         end: LogEnd,
     ) -> None:
         self.end = end
+        self.reason = ""
         self._check, self._dispatch, self._dispatch_run = check, dispatch, dispatch_run
         self._dispatch_from = dispatch_from
         self._bulk_from = end.offset + BULK_FROM_BYTES if has_numpy() else None
@@ -149,8 +156,7 @@ class _Walk:
             try:
                 record = self._check.record(file, position)
             except RecordCorrupt as error:
-                if any(view[position : position + 8]):
-                    _log.warning("%s: the log ends at %d: %s", file.path, end.offset, error)
+                self.reason = error.reason if any(view[position : position + BLANK_BYTES]) else "zeros"
                 return False
             if record.physical_offset >= self._dispatch_from:
                 self._dispatch(record)

@@ -7,6 +7,10 @@ torn record at the end of the log            its bytes become zeros, as a recove
 segment that is too short                    it gets its length back, with zeros
 the rest of an older segment is no record    a blank is written where the records end, so that the log goes on in the
                                              next segment; a recovery would cut off everything behind otherwise (*)
+other bytes that are no record, or a record  they become *filler* records, which brokers skip, so that what lies behind
+with a wrong checksum                        survives a recovery (`filler`); blank entries keep the numbers of messages
+                                             that were lost there (*)
+segments that have the names of others       they are renamed as their records say
 queue or extension file                      all queues are made anew (`rebuild`)
 index file                                   the index is made anew
 checkpoint                                   it is removed: a recovery then starts at an older segment
@@ -15,26 +19,32 @@ checkpoint                                   it is removed: a recovery then star
 
 (*) What was there is kept in ``repaired``.
 
-Everything else stays and is reported: lost or changed records, missing segments, files that are none of the store.
+Everything else stays and is reported: missing segments, files that are none of the store.
 Source: store.md §8, §9.1, §11, §12.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
-from rmqkit.protocol.record import BLANK_BYTES, pack_blank
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol.record import BLANK_BYTES, decode_record, pack_blank
 from rmqkit.store.commit_log import log_directories
-from rmqkit.store.findings import Finding, Kind, Progress, Report, common_length
+from rmqkit.store.filler import FILLER_BYTES_MIN, fillers
+from rmqkit.store.findings import Finding, Kind, Progress, Report, common_length, entries_of
 from rmqkit.store.fsck import verify
-from rmqkit.store.json_files import write_durably
-from rmqkit.store.mapped_file import MappedFile
+from rmqkit.store.json_files import sync_directory, write_durably
+from rmqkit.store.log_view import mapped
+from rmqkit.store.mapped_file import MappedFile, file_name
 from rmqkit.store.rebuild import QUEUE_TREES, rebuild
+from rmqkit.store.remains import place_of
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import is_json
 from rmqkit.store.store_lock import StoreLock
@@ -83,13 +93,25 @@ def repair(
         StoreError: there is no store, or its index sizes have to be said.
         OSError: the disk refused; what was done before stays.
     """
+    renames = list(_renames(root, settings))
+    named = [Step(str(path), f"named {target.name}: its records say that they lie there") for path, target in renames]
+    if renames and not is_dry_run:
+        lock = StoreLock(root)
+        lock.acquire()
+        try:
+            _rename(renames)
+        finally:
+            lock.release()
     report = verify(root, settings, progress=progress)
+    if is_dry_run:  # what is wrong with them as they are named now is not asked
+        moved = {str(path) for path, _ in renames}
+        report.findings = [one for one in report.findings if one.path not in moved]
     edits = list(_edits(root, settings, report))
     steps = [step for _, step, _ in edits]
     if is_dry_run:
         repaired = [finding for finding, _, _ in edits]
         left = [one for one in report.findings if one not in repaired and not _tree_of(root, one)]
-        return Repaired(steps + _rebuild_steps(root, report), left, is_dry_run)
+        return Repaired(named + steps + _rebuild_steps(root, report), left, is_dry_run)
     if edits:
         lock = StoreLock(root)
         lock.acquire()
@@ -103,7 +125,34 @@ def repair(
         trees = {_tree_of(root, one) for one in report.findings}
         rebuild(root, settings, queues=_QUEUES in trees, index=_INDEX in trees, progress=progress)
         report = verify(root, settings, progress=progress)
-    return Repaired(steps + rebuilds, report.findings, is_dry_run)
+    return Repaired(named + steps + rebuilds, report.findings, is_dry_run)
+
+
+def _renames(root: Path, settings: StoreSettings | None) -> Iterator[tuple[Path, Path]]:
+    """The log files that have names of others, and the names they should have: such as no file has that keeps its."""
+    folders = {folder for some in log_directories(root, settings or StoreSettings()) for folder in some}
+    log = [path for folder in folders for path in entries_of(folder) if path.name.isdecimal() and path.stat().st_size]
+    places = {path: place_of(memoryview(mapped(path))) for path in log}
+    moved = {path for path, place in places.items() if place is not None and path.name != file_name(place)}
+    while True:
+        kept = {path.name for path in log if path not in moved}
+        targets = Counter(file_name(places[path] or 0) for path in moved)
+        stay = {path for path in moved if targets[name := file_name(places[path] or 0)] > 1 or name in kept}
+        if not stay:
+            break
+        moved -= stay
+    for path in sorted(moved):
+        yield path, path.with_name(file_name(places[path] or 0))
+
+
+def _rename(renames: list[tuple[Path, Path]]) -> None:
+    """Rename files, whose new names may be those of others among them."""
+    for path, _ in renames:
+        path.rename(path.with_name(f"{path.name}.moved"))
+    for path, target in renames:
+        path.with_name(f"{path.name}.moved").rename(target)
+    for folder in {path.parent for path, _ in renames}:
+        sync_directory(folder)
 
 
 def _rebuild_steps(root: Path, report: Report) -> list[Step]:
@@ -134,6 +183,9 @@ def _edits(
         elif finding in report.open_ends and path.stat().st_size - finding.position >= BLANK_BYTES:
             action = f"closed by a blank at {finding.position}"
             act = partial(_cut, root, path, finding.position, is_closed=True)
+        elif (end := report.gaps.pop((finding.path, finding.position), 0)) - finding.position >= FILLER_BYTES_MIN:
+            action = f"{end - finding.position} bytes from {finding.position} on that are no sound record made a filler"
+            act = partial(_bridge, root, path, finding.position, end)
         elif finding.kind is Kind.FILE_SIZE and path.parent in folders and path.stat().st_size < file_bytes:
             action, act = f"extended with zeros to {file_bytes} bytes", partial(_extend, path, file_bytes)
         elif path == root / "checkpoint":
@@ -151,19 +203,49 @@ def _nothing() -> None:
 
 
 def _cut(root: Path, path: Path, position: int, *, is_closed: bool = False) -> None:
-    """End a segment at a position, with zeros or a blank; what was there is kept in ``repaired``."""
+    """End a segment at a position, with zeros or a blank; what was there is kept in ``repaired``.
+    Before a blank comes a filler, which says that messages were lost."""
+    with _opened(path) as file:
+        _keep(root, file, position, file.size)
+        file.clear_from(position)
+        if is_closed:
+            if file.size - position >= FILLER_BYTES_MIN + BLANK_BYTES:
+                lost_bytes, now_ms = file.size - position, int(path.stat().st_mtime * 1000)
+                (filler,) = fillers(file.start + position, FILLER_BYTES_MIN, now_ms, lost_bytes=lost_bytes)
+                file.write(position, filler)
+                position += len(filler)
+            file.write(position, pack_blank(file.size - position))
+
+
+def _bridge(root: Path, path: Path, position: int, end: int) -> None:
+    """Make a stretch of a segment filler records; what was there is kept in ``repaired``."""
+    with _opened(path) as file:
+        _keep(root, file, position, end)
+        try:
+            store_timestamp = decode_record(file.view, end).store_timestamp
+        except RecordCorrupt:
+            store_timestamp = int(path.stat().st_mtime * 1000)
+        for filler in fillers(file.start + position, end - position, store_timestamp):
+            file.write(position, filler)
+            position += len(filler)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[MappedFile]:
+    """A segment to be changed, which is on the disk in the end."""
     size = path.stat().st_size
     file = MappedFile(path, int(path.name), size, wrote=size)
     try:
-        (root / "repaired").mkdir(exist_ok=True)
-        removed = bytes(file.view[position:]).rstrip(b"\0")
-        write_durably(root / "repaired" / f"{path.name}-{position}", removed)
-        file.clear_from(position)
-        if is_closed:
-            file.write(position, pack_blank(size - position))
+        yield file
         file.sync()
     finally:
         file.close()
+
+
+def _keep(root: Path, file: MappedFile, position: int, end: int) -> None:
+    (root / "repaired").mkdir(exist_ok=True)
+    removed = bytes(file.view[position:end]).rstrip(b"\0")
+    write_durably(root / "repaired" / f"{file.path.name}-{position}", removed)
 
 
 def _extend(path: Path, file_bytes: int) -> None:

@@ -88,13 +88,14 @@ class Spilling(Struct):
 
 class Spilled(Struct):
     """What the records of one stretch made: in ``path.queues`` the parts of every share, between ``bounds``, and keys
-    in ``path.keys``. ``batch_topics`` are the topics of its inner batches."""
+    in ``path.keys``. ``batch_topics`` are the topics of its inner batches, fillers stand for ``lost_bytes``."""
 
     path: Path
     bounds: list[int]
     first_key: int
     keys: int
     batch_topics: set[str]
+    lost_bytes: int = 0
 
 
 class QueueTask(Struct):
@@ -194,6 +195,7 @@ class _Spill:
         self._spilled = Spilled(path, [], keys.tell() // _KEY.itemsize, 0, set())
 
     def add(self, segment: Segment, arrivals: Arrivals) -> None:
+        self._spilled.lost_bytes += arrivals.lost_bytes()
         if self._plan.queues:
             self._add_entries(arrivals)
         if self._plan.index:
@@ -271,7 +273,8 @@ def _assigned(
             continue
         stretch, spilled = part
         lost_bytes = stretch.start + stretch.low - log.min_offset - record_bytes
-        record_bytes += stretch.high - stretch.low
+        lost_bytes += spilled.lost_bytes
+        record_bytes += stretch.high - stretch.low - spilled.lost_bytes
         rebuilt.records += stretch.records
         batch_topics |= spilled.batch_topics
         for share, low, high in zip(queues, spilled.bounds, spilled.bounds[1:], strict=False):
