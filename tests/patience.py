@@ -31,7 +31,14 @@ TIMEOUT_MS = 60_000
 
 
 def producing(**settings: Any) -> ProducerSettings:
-    return ProducerSettings(**{"send_timeout_ms": TIMEOUT_MS, "api_timeout_ms": TIMEOUT_MS, **settings})
+    return ProducerSettings(
+        **{
+            "send_timeout_ms": TIMEOUT_MS,
+            "try_timeout_ms": TIMEOUT_MS,
+            "api_timeout_ms": TIMEOUT_MS,
+            **settings,
+        }
+    )
 
 
 def pulling(**settings: Any) -> PullConsumerSettings:
@@ -86,7 +93,7 @@ def _patient(settings: ClientSettings) -> ClientSettings:
     late = [
         field.name
         for field in msgspec.structs.fields(settings)
-        if field.name in ("api_timeout_ms", "send_timeout_ms", "request_timeout_ms")
+        if field.name in ("api_timeout_ms", "send_timeout_ms", "try_timeout_ms", "request_timeout_ms")
         and getattr(settings, field.name) == field.default
     ]
     return msgspec.structs.replace(settings, **dict.fromkeys(late, TIMEOUT_MS))

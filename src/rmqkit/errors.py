@@ -348,7 +348,7 @@ class SendFailed(ClientError):
 
     def __init__(self, topic: str, brokers: list[str], cause: Exception) -> None:
         tries = "1 try" if len(brokers) == 1 else f"{len(brokers)} tries"
-        outcome = f"not stored after {tries} on {', '.join(brokers)}" if brokers else "not sent"
+        outcome = f"not stored after {tries} on {', '.join(dict.fromkeys(brokers))}" if brokers else "not sent"
         super().__init__(f"message for topic {topic} {outcome}: {cause}")
         self.topic = topic
         self.brokers = brokers

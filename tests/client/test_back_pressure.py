@@ -79,11 +79,11 @@ async def test_a_body_larger_than_the_bound_goes_alone():
 
 @on_loop
 async def test_who_waits_too_long_is_told_the_bound_and_takes_no_room():
-    async with Holding() as it:
+    async with Holding(line_timeout_ms=20) as it:
         large = it.send(MIB)
         await until(lambda: it.held, "the large one")
         with pytest.raises(SendFailed) as caught:
-            await it.producer.send(message(1), timeout_ms=20)
+            await it.producer.send(message(1))
         assert str(caught.value) == (
             "message for topic T not sent: 20 ms in line behind 1048576 bytes (backPressureForAsyncSendSize): slow down"
         )

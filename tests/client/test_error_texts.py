@@ -77,7 +77,7 @@ def subscribe_and_assign(first, second):
         ),
         (
             lambda: producer(settings=ProducerSettings(retries=101)),
-            "retries (retryTimesWhenSendFailed) is 101: it must be at least 0 and at most 100",
+            "retries (retryTimesWhenSendFailed) is 101: it must be at least -1 and at most 100",
         ),
         (
             lambda: subscribe("a b"),

@@ -199,7 +199,7 @@ def test_group_names_are_checked(group, text):
 
 
 def test_settings_are_checked():
-    with pytest.raises(SettingsError, match=r"retries \(retryTimesWhenSendFailed\) is -1"):
-        Producer("PG", "a:1", settings=ProducerSettings(retries=-1))
+    with pytest.raises(SettingsError, match=r"retries \(retryTimesWhenSendFailed\) is -2"):
+        Producer("PG", "a:1", settings=ProducerSettings(retries=-2))
     with pytest.raises(SettingsError, match="name_servers and runtime exclude each other"):
         Producer("PG", "a:1", runtime=ClientRuntime("a:1"))

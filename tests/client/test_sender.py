@@ -9,7 +9,7 @@ import pytest
 
 from rmqkit.client.outgoing import Outgoing
 from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.sender import RETRYABLE, Sender, SendStatus
+from rmqkit.client.sender import PASSING, RETRYABLE, Sender, SendStatus
 from rmqkit.client.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import NoNameServer, NoRoute, PeerRefused, RequestTimedOut, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
@@ -109,6 +109,16 @@ async def test_some_refusals_lead_to_another_broker(code):
         assert it.tries()[1] == 4
 
 
+@pytest.mark.parametrize("code", sorted(RETRYABLE - PASSING))
+@on_loop
+async def test_a_refusal_that_time_does_not_mend_is_tried_three_times(code):
+    async with Sending() as it:
+        it.answer(refused(code))
+        with pytest.raises(SendFailed, match="not stored after 3 tries on broker-0: "):
+            await it.sender.send(MESSAGE, timeout_ms=600_000)
+        assert it.tries() == [3]
+
+
 @pytest.mark.parametrize("fields", [None, {}, {"msgId": "A", "queueId": "many", "queueOffset": "7"}])
 @on_loop
 async def test_an_answer_without_its_fields_counts_as_none(fields):
@@ -134,7 +144,7 @@ async def test_other_refusals_are_raised_at_once_with_code_and_remark():
 
 @on_loop
 async def test_after_the_last_try_the_error_names_the_brokers_and_the_last_cause():
-    async with Sending(2) as it:
+    async with Sending(2, retries=2) as it:
         it.answer(*[refused(ResponseCode.SYSTEM_BUSY, "busy")] * 2)
         with pytest.raises(SendFailed) as caught:
             await it.sender.send(MESSAGE, timeout_ms=30_000)
@@ -155,8 +165,8 @@ async def test_the_number_of_tries_is_a_setting():
 
 
 @on_loop
-async def test_a_chosen_queue_gets_one_try():
-    async with Sending(2) as it:
+async def test_a_chosen_queue_gets_one_try_where_the_setting_says_so():
+    async with Sending(2, retry_chosen_queue=False) as it:
         await it.sender.queues("T")
         it.answer(*[refused(ResponseCode.SYSTEM_BUSY)] * 2)
         with pytest.raises(SendFailed):

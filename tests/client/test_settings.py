@@ -20,7 +20,7 @@ from rmqkit.settings import load, setting_table
 
 def test_defaults_are_the_reference_ones():
     producer, consumer = ProducerSettings(), PushConsumerSettings()
-    assert (producer.send_timeout_ms, producer.retries, producer.compress_body_bytes) == (3000, 2, 4096)
+    assert (producer.send_timeout_ms, producer.retries, producer.compress_body_bytes) == (20_000, -1, 4096)
     assert (producer.message_bytes_max, producer.template_topic, producer.template_queue_count) == (
         4194304,
         "TBW102",

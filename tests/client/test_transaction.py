@@ -11,6 +11,7 @@ import pytest
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.producer import Producer
 from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.settings import ProducerSettings
 from rmqkit.client.transaction import TransactionProducer, TransactionState
 from rmqkit.errors import MessageIllegal, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -170,7 +171,9 @@ async def test_without_a_stored_half_message_nothing_runs_and_nothing_ends():
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
         cluster.broker.answer(RequestCode.SEND_MESSAGE_V2, refused(ResponseCode.SYSTEM_BUSY))
-        async with TransactionProducer("TG", cluster.namesrv, execute=never, check=never) as producer:
+        settings = ProducerSettings(retries=0)
+        producer = TransactionProducer("TG", cluster.namesrv, execute=never, check=never, settings=settings)
+        async with producer:
             with pytest.raises(SendFailed):
                 await producer.send_in_transaction(Message(topic="T", body=b"x"))
             with pytest.raises(MessageIllegal, match="in a transaction cannot have a delay_level"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.client.outage import ride_out
 from tests.faults.client.storm import CONF, Storm
 from tests.faults.client.trial import Trial
 from tests.interop.apache import (
@@ -85,6 +86,15 @@ def test_an_apache_broker_that_is_killed_and_comes_back_costs_no_message(broker:
         trial.judge()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.faults
+def test_no_send_fails_while_an_apache_broker_is_killed_and_comes_back(broker: Broker) -> None:
+    async def outage() -> None:
+        broker.kill()
+        await asyncio.to_thread(broker.start)
+
+    asyncio.run(ride_out(broker.namesrv_addr, "PyRiddenOut", outage))
 
 
 @pytest.mark.faults

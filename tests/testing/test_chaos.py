@@ -67,7 +67,7 @@ def test_doubtful_sends_are_stored_and_busy_ones_are_not(rmq_broker, rmq_topic):
     assert sum(end for (topic, _), end in ends.items() if topic == rmq_topic) == COUNT
     rmq_broker.chaos(busy=1)
     with pytest.raises(SendFailed, match=r"\[CHAOS\]broker busy"):
-        send_all(rmq_broker, rmq_topic, count=1, send_timeout_ms=5000)
+        send_all(rmq_broker, rmq_topic, count=1, retries=2)
     rmq_broker.chaos()
     assert send_all(rmq_broker, rmq_topic, count=3) == {SendStatus.SEND_OK: 3}
 

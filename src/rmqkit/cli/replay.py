@@ -112,6 +112,8 @@ def replay(
                 ProducerSettings,
                 options,
                 send_timeout_ms=options["timeout_ms"],
+                try_timeout_ms=-1,
+                retries=2,
                 message_bytes_max=sys.maxsize,  # a broker took them before
             )
             producer = await stack.enter_async_context(Producer(_GROUP, settings=sending, runtime=runtime))

@@ -42,6 +42,8 @@ _GROUP = "rmq-send"
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 8 << 20
 _READS_HELD_MAX = 4
+_RETRIES = 2
+"""Whoever types a command wants to hear soon that no broker is there."""
 
 Given = PlacedMessage | RmqError
 """A message, or why there is none in its place."""
@@ -135,7 +137,12 @@ def send(
     as_json = options["as_json"]
     tally = Tally("sending", total, is_shown=not (as_json and sys.stdout.isatty()))
     settings = client_settings(
-        ProducerSettings, options, send_timeout_ms=options["timeout_ms"], message_bytes_max=bytes_max
+        ProducerSettings,
+        options,
+        send_timeout_ms=options["timeout_ms"],
+        try_timeout_ms=-1,
+        retries=_RETRIES,
+        message_bytes_max=bytes_max,
     )
     last: list[SendResult] = []
 

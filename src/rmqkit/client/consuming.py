@@ -33,6 +33,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from rmqkit.client import calls
 from rmqkit.client.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
 from rmqkit.client.locks import QueueLocks
 from rmqkit.client.offsets import Offsets
@@ -134,7 +135,7 @@ class Consuming:
         self._begun_ms, self._begun_text = 0, "0"
         self._locks = locks
         self._retries_max = self._retries_unless_set if settings.retries_max < 0 else settings.retries_max
-        self._resend = Sender(runtime, _INNER_PRODUCER, ProducerSettings())
+        self._resend = Sender(runtime, _INNER_PRODUCER, ProducerSettings(retries=2))
         self._ready: asyncio.Queue[tuple[ProcessQueue, list[ReceivedMessage]]] = asyncio.Queue()
         self._taken_by_hand: asyncio.Queue[_Item | None] = asyncio.Queue()
         self._again: set[asyncio.TimerHandle] = set()
@@ -401,7 +402,7 @@ class Consuming:
     async def _send_to_retry_topic(self, message: ReceivedMessage) -> bool:
         try:
             prepared = outgoing_retry(message, self._group, self._retries_max, self._runtime.namespace)
-            await self._resend.send(prepared, timeout_ms=ProducerSettings().send_timeout_ms)
+            await self._resend.send(prepared, timeout_ms=calls.SEND_BACK_TIMEOUT_MS)
         except (RmqError, ValueError) as error:
             _log.warning("message %s of %s stays here: %s", message.msg_id, message.topic, error)
             return False

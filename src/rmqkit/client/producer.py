@@ -84,9 +84,9 @@ class Producer(Client):
         """Send a message and wait until a broker has stored it.
 
         Args:
-            timeout_ms: for all tries together; the setting ``send_timeout_ms`` otherwise. With ``auto_batch`` a send
-                that gives it does not wait for others.
-            queue: send there, once.
+            timeout_ms: for all tries and pauses together, from when it is the send's turn; the setting
+                ``send_timeout_ms`` otherwise. With ``auto_batch`` a send that gives it does not wait for others.
+            queue: send there, and nowhere else.
             selector: chooses the queue (see `rmqkit.client.selectors`), then as above.
 
         Raises:

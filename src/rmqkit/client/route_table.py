@@ -49,11 +49,20 @@ class RouteTable:
         self._fetching = asyncio.Lock()
         self._asking: dict[str, asyncio.Task[PublishQueues]] = {}
         self._logical: dict[MessageQueue, str] = {}
+        self._seen: set[str] = set()
         self.brokers: dict[str, dict[int, str]] = {}
 
     def known_publish_queues(self, topic: str) -> PublishQueues | None:
         """The queues to send to, when they are known already."""
         return self._publish.get(topic)
+
+    def was_writable(self, topic: str) -> bool:
+        """Whether a topic has a route: it can be written to, or could be while its brokers had a master."""
+        return topic in self._routes
+
+    def has_known(self, broker_name: str) -> bool:
+        """Whether a route names this broker, or once named it."""
+        return broker_name in self._seen
 
     async def publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
         """The queues to send to.
@@ -205,4 +214,5 @@ class RouteTable:
         self._logical = {queue: name for queue, name in self._logical.items() if queue.topic != topic}
         self._logical |= logical_queues(topic, route)
         self.brokers = {name: ids for known in self._routes.values() for name, ids in broker_addresses(known).items()}
+        self._seen |= self.brokers.keys()
         self._on_change(topic)

@@ -4,17 +4,23 @@
 outcome of a try                            then
 ==========================================  ========================================================================
 stored (SEND_OK)                            return it
-stored, but not flushed or replicated       return it; with ``retryAnotherBrokerWhenNotStoreOK`` the next try
+stored, but not flushed or replicated       return it; with ``retryAnotherBrokerWhenNotStoreOK`` the next try, twice
 no address, no connection, no answer, or    next try, on another broker where there is one
 one that cannot be read
-refused with a code of `RETRYABLE`          next try
+refused with a code of `PASSING`            next try, as above
+refused with another code of `RETRYABLE`    next try, as above, twice at most
 refused with any other code                 raise PeerRefused at once
 ==========================================  ========================================================================
 
-All tries share one budget of time. A queue chosen by the caller gets one try. A message may be stored twice when an
-answer was lost; consumers tell by its unique key. Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies,
-sends wait in line, at the cost of their own time. Not here: checks and compression (`outgoing`), which brokers are
-avoided (`faults`). Loop only.
+All tries share one budget of time, and go on until it is used up unless ``retries`` says how many there may be. A try
+that is not answered ends after ``try_timeout_ms``, the next such one after twice the time: a message may be stored by
+each of them, and consumers tell by its unique key. Before a broker is tried again there is a pause (`Backoff`).
+
+A message for a queue that the caller chose goes to that queue only. While one such message is tried again, those for
+the same queue wait behind it, so the order in which they were first tried is kept (`_Mending`).
+
+Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies, sends wait in line; their time begins when it is
+their turn. Not here: checks and compression (`outgoing`), which brokers are avoided (`faults`). Loop only.
 Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 """
 
@@ -41,6 +47,7 @@ from rmqkit.errors import (
     NoRoute,
     PeerRefused,
     RemotingError,
+    RequestTimedOut,
     RmqError,
     SendFailed,
 )
@@ -49,9 +56,10 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, request
 from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.protocol.properties import MSG_REGION, TRACE_ON
+from rmqkit.remoting.backoff import Backoff
 from rmqkit.remoting.permits import Permits
 
-__all__ = ["RETRYABLE", "SendResult", "SendStatus", "Sender"]
+__all__ = ["PASSING", "RETRYABLE", "SendResult", "SendStatus", "Sender"]
 
 R = TypeVar("R")
 
@@ -68,6 +76,15 @@ RETRYABLE = frozenset(
     )
 )
 """Refusals after which another broker is tried."""
+
+PASSING = frozenset((ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.GO_AWAY))
+"""Refusals of a broker that starts, stops or has too much to do: they are tried again as long as there is time."""
+assert PASSING < RETRYABLE, "what passes is worth another try"
+
+_LASTING_RETRIES = 2
+"""Further tries after refusals that time does not mend, as in Java."""
+_PAUSE_MS = 20.0
+_PAUSE_MS_MAX = 2000.0
 
 
 class SendStatus(enum.Enum):
@@ -117,6 +134,7 @@ class Sender:
         self._group = group
         self._settings = settings
         self._permits = Permits(settings.sends_max, settings.sends_bytes_max)
+        self._mending: dict[MessageQueue, _Mending] = {}
         self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
 
     async def queues(self, topic: str, timeout_ms: float | None = None) -> PublishQueues:
@@ -133,6 +151,9 @@ class Sender:
                     topic, settings.template_topic, settings.template_queue_count
                 )
         except TimeoutError:
+            known = self._runtime.routes.known_publish_queues(topic)
+            if known is not None:  # it came just now
+                return known
             asked = ", ".join(self._runtime.name_servers)
             where = f"no name server said in {timeout_ms:.0f} ms where topic {topic} is"
             raise NoRoute(f"{where}, asked {asked}: look whether they run and can be reached") from None
@@ -168,52 +189,133 @@ class Sender:
         Raises SendFailed: every try failed, or the time is over."""
         if message.tell is not None:
             return await self._told(message, self.send(message, timeout_ms=timeout_ms, queue=queue))
-        deadline_ms = self._clock.monotonic_ms() + timeout_ms
         body_bytes = len(message.body)
-        if not self._permits.take_now(body_bytes) and not await self._permits.take(timeout_ms, body_bytes):
-            limit = f"{self._settings.sends_max} sends (backPressureForAsyncSendNum)"
-            if self._permits.free > 0:
-                limit = f"{self._settings.sends_bytes_max} bytes (backPressureForAsyncSendSize)"
-            raise SendFailed(message.topic, [], ClientError(f"{timeout_ms:.0f} ms in line behind {limit}: slow down"))
+        if not self._permits.take_now(body_bytes):
+            await self._wait_in_line(message.topic, body_bytes)
         try:
-            return await self._send(message, deadline_ms, queue)
+            return await self._send(message, self._clock.monotonic_ms() + timeout_ms, queue)
         finally:
             self._permits.give_back(body_bytes)
 
+    async def _wait_in_line(self, topic: str, body_bytes: int) -> None:
+        settings = self._settings
+        line_ms = settings.line_timeout_ms
+        if not await self._permits.take(None if line_ms < 0 else line_ms, body_bytes):
+            limit = f"{settings.sends_max} sends (backPressureForAsyncSendNum)"
+            if self._permits.free > 0:
+                limit = f"{settings.sends_bytes_max} bytes (backPressureForAsyncSendSize)"
+            raise SendFailed(topic, [], ClientError(f"{line_ms} ms in line behind {limit}: slow down"))
+
     async def _send(self, message: Outgoing, deadline_ms: float, queue: MessageQueue | None) -> SendResult:
-        left_ms = deadline_ms - self._clock.monotonic_ms()
-        queues = await self.queues(message.topic, left_ms) if queue is None else PublishQueues([queue])
-        tries = 1 + self._settings.retries if queue is None else 1
-        brokers: list[str] = []
-        failure: RmqError | None = None
-        not_safe: SendResult | None = None
-        for tries_left in range(tries - 1, -1, -1):
-            started_ms = self._clock.monotonic_ms()
-            left_ms = deadline_ms - started_ms
-            if left_ms <= 0 and brokers:
-                break
-            chosen = self._pick(queues, brokers[-1] if brokers else None)
-            brokers.append(chosen.broker_name)
+        if queue is None:
+            return await self._send_anywhere(message, deadline_ms)
+        tries = _Tries(self._settings.retries if self._settings.retry_chosen_queue else 0)
+        mending = self._mending.get(queue)
+        if mending is None:
+            result = await self._try_noted(message, queue, deadline_ms, tries)
+            if result is not None:
+                return result
+            is_known = self._runtime.routes.has_known(self._runtime.routes.broker_of(queue))
+            if not is_known or not tries.may_go_on or self._left_ms(deadline_ms) <= 0:
+                return tries.outcome(message.topic)
+            mending = self._mending.setdefault(queue, _Mending())
+        mending.users += 1
+        try:
+            # asyncio's locks are fair: it is the order in which sends failed, or came.
+            if not await self._has_turn(mending, deadline_ms):
+                tries.failure = tries.failure or ConnectFailed(queue.broker_name, "sends before this one still wait")
+                return tries.outcome(message.topic)
             try:
-                result = await self._try(message, chosen, self._try_timeout_ms(left_ms, tries_left))
-            except (RemotingError, HeaderError) as error:
-                failure = error
-                self._note(chosen, started_ms, is_isolated=True)
-                self._runtime.refresh_routes_soon()
-            except PeerRefused as error:
-                self._note(chosen, started_ms, is_isolated=True, is_reachable=error.code not in RETRYABLE)
-                if error.code not in RETRYABLE:
+                while tries.may_go_on and (not tries.brokers or self._left_ms(deadline_ms) > 0):
+                    if tries.brokers:
+                        await self._pause(tries.backoff.next_ms(), deadline_ms)
+                    result = await self._try_noted(message, queue, deadline_ms, tries)
+                    if result is not None:
+                        return result
+                return tries.outcome(message.topic)
+            finally:
+                mending.turn.release()
+        finally:
+            mending.users -= 1
+            if not mending.users and self._mending.get(queue) is mending:
+                del self._mending[queue]
+
+    async def _send_anywhere(self, message: Outgoing, deadline_ms: float) -> SendResult:
+        tries = _Tries(self._settings.retries)
+        tried_since_pause: set[str] = set()
+        queues: PublishQueues | None = None
+        while tries.may_go_on:
+            left_ms = self._left_ms(deadline_ms)
+            if left_ms <= 0 and tries.brokers:
+                break
+            # An own topic's route may have changed for the better; while it has no master the queues are the old ones.
+            queues = self._runtime.routes.known_publish_queues(message.topic) or queues
+            if queues is None:
+                queues = await self._found_queues(message.topic, deadline_ms)
+            chosen = self._pick(queues, tries.brokers[-1] if tries.brokers else None)
+            if chosen.broker_name in tried_since_pause:
+                await self._pause(tries.backoff.next_ms(), deadline_ms)
+                tried_since_pause.clear()
+            tried_since_pause.add(chosen.broker_name)
+            result = await self._try_noted(message, chosen, deadline_ms, tries)
+            if result is not None:
+                return result
+        return tries.outcome(message.topic)
+
+    async def _found_queues(self, topic: str, deadline_ms: float) -> PublishQueues:
+        """The queues of a topic; one that has a route, but no broker to write to, is waited for.
+        Raises NoRoute: as `queues`."""
+        backoff = Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
+        while True:
+            try:
+                return await self.queues(topic, self._left_ms(deadline_ms))
+            except NoRoute:
+                is_passing = self._settings.retries and self._runtime.routes.was_writable(topic)
+                if not is_passing or self._left_ms(deadline_ms) <= 0:
                     raise
-                failure = error
-            else:
-                self._note(chosen, started_ms)
-                if result.status is SendStatus.SEND_OK or not self._settings.retry_not_stored:
-                    return result
-                not_safe = result
-        if not_safe is not None:
-            return not_safe
-        assert failure is not None, "a try ends with a result or a failure"
-        raise SendFailed(message.topic, brokers, failure) from failure
+            self._runtime.refresh_routes_soon()
+            await self._pause(backoff.next_ms(), deadline_ms)
+
+    async def _has_turn(self, mending: _Mending, deadline_ms: float) -> bool:
+        try:
+            async with asyncio.timeout(max(0.0, self._left_ms(deadline_ms)) / 1000):
+                await mending.turn.acquire()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _pause(self, pause_ms: float, deadline_ms: float) -> None:
+        await asyncio.sleep(max(0.0, min(pause_ms, self._left_ms(deadline_ms))) / 1000)
+
+    def _left_ms(self, deadline_ms: float) -> float:
+        return deadline_ms - self._clock.monotonic_ms()
+
+    async def _try_noted(
+        self, message: Outgoing, queue: MessageQueue, deadline_ms: float, tries: _Tries
+    ) -> SendResult | None:
+        """Try once and write down in ``tries`` how it went; None when there is nothing to return yet.
+        Raises PeerRefused: in a way that no other broker would change."""
+        started_ms = self._clock.monotonic_ms()
+        timeout_ms = tries.timeout_ms(deadline_ms - started_ms, self._settings.try_timeout_ms)
+        tries.begins(queue.broker_name)
+        try:
+            result = await self._try(message, queue, timeout_ms)
+        except (RemotingError, HeaderError) as error:
+            tries.failed(error, is_passing=isinstance(error, RemotingError))
+            self._note(queue, started_ms, is_isolated=True)
+            self._runtime.refresh_routes_soon()
+            return None
+        except PeerRefused as error:
+            self._note(queue, started_ms, is_isolated=True, is_reachable=error.code not in RETRYABLE)
+            if error.code not in RETRYABLE:
+                raise
+            tries.failed(error, is_passing=error.code in PASSING and not message.is_reply)
+            return None
+        self._note(queue, started_ms)
+        if result.status is SendStatus.SEND_OK or not self._settings.retry_not_stored:
+            return result
+        tries.stored_less_safely(result)
+        return None
 
     async def send_one_way(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> None:
         """Write the message to a connection; nobody tells whether it was stored.
@@ -301,7 +403,62 @@ class Sender:
             raise ConnectFailed(queue.broker_name, "no route names its master", NOT_REGISTERED)
         return address
 
-    def _try_timeout_ms(self, left_ms: float, tries_left: int) -> float:
-        """What one try may take; the last one all that is left."""
-        limit_ms = self._settings.try_timeout_ms
-        return max(1.0, min(left_ms, limit_ms) if limit_ms > 0 and tries_left else left_ms)
+
+class _Tries:
+    """How the tries of one message went.
+
+    Attributes:
+        brokers: names, in the order they were tried.
+        failure: the last one.
+    """
+
+    __slots__ = ("_lasting", "_most", "_not_safe", "_unanswered", "backoff", "brokers", "failure")
+
+    def __init__(self, retries: int) -> None:
+        self._most = retries + 1 if retries >= 0 else 0
+        self._lasting = 0
+        self._unanswered = 0
+        self._not_safe: SendResult | None = None
+        self.brokers: list[str] = []
+        self.failure: RmqError | None = None
+        self.backoff = Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
+
+    @property
+    def may_go_on(self) -> bool:
+        return self._lasting <= _LASTING_RETRIES and (not self._most or len(self.brokers) < self._most)
+
+    def timeout_ms(self, left_ms: float, limit_ms: int) -> float:
+        """What the next try may take; the last one, if that is known, all that is left."""
+        is_last = self._most and len(self.brokers) == self._most - 1
+        if limit_ms > 0 and not is_last:
+            left_ms = min(left_ms, limit_ms << self._unanswered)
+        return max(1.0, left_ms)
+
+    def begins(self, broker_name: str) -> None:
+        self.brokers.append(broker_name)
+
+    def failed(self, error: RmqError, *, is_passing: bool) -> None:
+        self.failure = error
+        self._lasting += not is_passing
+        self._unanswered += isinstance(error, RequestTimedOut)
+
+    def stored_less_safely(self, result: SendResult) -> None:
+        self._not_safe = result
+        self._lasting += 1
+
+    def outcome(self, topic: str) -> SendResult:
+        """Raises SendFailed: it is stored nowhere."""
+        if self._not_safe is not None:
+            return self._not_safe
+        assert self.failure is not None, "a try ends with a result or a failure"
+        raise SendFailed(topic, self.brokers, self.failure) from self.failure
+
+
+class _Mending:
+    """The sends to one queue since one of them failed: one at a time, until none is left."""
+
+    __slots__ = ("turn", "users")
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.users = 0

@@ -107,11 +107,23 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
 class ProducerSettings(ClientSettings, kw_only=True):
     """How messages are sent."""
 
-    send_timeout_ms: Annotated[int, Setting("sendMsgTimeout", "ms a send may take, all tries together", low=1)] = 3000
+    send_timeout_ms: Annotated[
+        int, Setting("sendMsgTimeout", "ms a send may take once it is its turn, all tries and pauses together", low=1)
+    ] = 20_000
     try_timeout_ms: Annotated[
-        int, Setting("sendMsgMaxTimeoutPerRequest", "ms one try may take, the last one excepted; -1: no such limit")
+        int,
+        Setting("sendMsgMaxTimeoutPerRequest", "ms until a try without an answer is given up; -1: no limit", low=-1),
+    ] = 3000
+    retries: Annotated[
+        int,
+        Setting("retryTimesWhenSendFailed", "more tries after a failed one; -1: while there is time", low=-1, high=100),
     ] = -1
-    retries: Annotated[int, Setting("retryTimesWhenSendFailed", "more tries after a failed one", low=0, high=100)] = 2
+    retry_chosen_queue: Annotated[
+        bool, Setting("retryChosenQueue", "whether what a program sends to a queue is tried again, at the same queue")
+    ] = True
+    line_timeout_ms: Annotated[
+        int, Setting("sendLineTimeout", "ms a send may wait in line for its turn; -1: until it comes", low=-1)
+    ] = -1
     retry_not_stored: Annotated[
         bool, Setting("retryAnotherBrokerWhenNotStoreOK", "whether flush and replication time-outs are sent again")
     ] = False

@@ -124,6 +124,8 @@ class RemotingClient:
             async with asyncio.timeout(timeout_ms / 1000.0):  # wait_for() may lose a cancellation
                 return await asyncio.shield(task)
         except TimeoutError:
+            if task.done() and not task.cancelled() and task.exception() is None:  # in the same turn as the timer
+                return task.result()
             raise ConnectFailed(address, f"no connection within {timeout_ms:.0f} ms") from None
 
     def connected(self, address: str) -> Connection | None:

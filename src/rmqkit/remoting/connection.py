@@ -9,6 +9,7 @@ are not frames close the connection, and only it, with one log line. Loop only. 
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import logging
 from collections.abc import Callable
@@ -37,6 +38,10 @@ WRITE_BYTES_HIGH = 4 << 20
 _log = logging.getLogger(__name__)
 _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
+_STANDSTILL_MS = 100.0
+"""A timer that comes this much late tells of a loop that was busy with something else."""
+_LOOKS_MAX = 64
+"""Turns in which what arrives may put off the end of a call: 16 MiB, as a turn reads 256 KiB."""
 
 
 class _Call(Struct, gc=False):
@@ -46,6 +51,7 @@ class _Call(Struct, gc=False):
     deadline_ms: float
     timeout_ms: float
     code: int
+    is_put_off: bool = False
 
 
 class Connection(asyncio.Protocol):
@@ -99,6 +105,8 @@ class Connection(asyncio.Protocol):
         self._calls: dict[int, _Call] = {}
         self._opaque = 0
         self._sweep_at_ms = float("inf")
+        self._sweep_due = 0.0
+        self._chunks = 0
         self._sweep: asyncio.TimerHandle | None = None
         self._closed_because = "the peer closed it"
         self.peer = "?"
@@ -221,6 +229,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.active_ms = self._clock.monotonic_ms()
+        self._chunks += 1
         self._flush_due = True  # everything answered below leaves in the one write at the end
         try:
             if self._opening is not None:
@@ -324,14 +333,44 @@ class Connection(asyncio.Protocol):
             if self._sweep is not None:
                 self._sweep.cancel()
             self._sweep_at_ms = at_ms
-            self._sweep = self._loop.call_later(max(0.0, at_ms - now_ms) / 1000.0, self._expire_calls)
+            delay = max(0.0, at_ms - now_ms) / 1000.0
+            self._sweep_due = self._loop.time() + delay
+            self._sweep = self._loop.call_later(delay, self._expire_calls)
 
     def _expire_calls(self) -> None:
+        """End the calls whose time is over, when there is no answer to read.
+
+        A loop that stood still has neither written what was asked nor read what was answered: calls have that time
+        again, once. Then the loop turns until nothing more arrives, as the answer may lie in the socket.
+        """
+        late_ms = (self._loop.time() - self._sweep_due) * 1000.0
         now_ms = self._clock.monotonic_ms()
         self._sweep_at_ms = float("inf")
-        for opaque in [opaque for opaque, call in self._calls.items() if call.deadline_ms <= now_ms]:
+        is_over = False
+        for call in self._calls.values():
+            if call.deadline_ms > now_ms:
+                continue
+            if late_ms > _STANDSTILL_MS and not call.is_put_off:
+                call.is_put_off = True
+                call.deadline_ms = now_ms + min(late_ms, call.timeout_ms)
+            else:
+                is_over = True
+        if is_over:
+            self._end_calls(now_ms, self._chunks, _LOOKS_MAX)
+        elif self._calls:
+            self._sweep_by(min(call.deadline_ms for call in self._calls.values()), now_ms)
+
+    def _end_calls(self, until_ms: float, chunks: int, looks_left: int) -> None:
+        """End the calls that were due at a time, after one more look at the socket while it has something."""
+        if looks_left == _LOOKS_MAX or (looks_left and chunks != self._chunks):
+            # Two turns, as what a turn reads is handled after what was to be called in it.
+            look = functools.partial(self._end_calls, until_ms, self._chunks, looks_left - 1)
+            self._loop.call_soon(self._loop.call_soon, look)
+            return
+        for opaque in [opaque for opaque, call in self._calls.items() if call.deadline_ms <= until_ms]:
             call = self._calls.pop(opaque)
             if not call.answer.done():
                 call.answer.set_exception(RequestTimedOut(self.peer, call.code, call.timeout_ms))
         if self._calls:
-            self._sweep_by(min(call.deadline_ms for call in self._calls.values()), now_ms)
+            earliest_ms = min(call.deadline_ms for call in self._calls.values())
+            self._sweep_by(earliest_ms, self._clock.monotonic_ms())

@@ -35,14 +35,14 @@ class Permits:
         self.free_bytes -= size
         return True
 
-    async def take(self, timeout_ms: float, size: int = 0) -> bool:
-        """Wait for a permit; False when none came in time."""
+    async def take(self, timeout_ms: float | None, size: int = 0) -> bool:
+        """Wait for a permit, None: however long; False when none came in time."""
         if self.take_now(size):
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((turn, size))
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await turn
         except TimeoutError:
             if turn.done() and not turn.cancelled():

@@ -87,6 +87,8 @@ class SinkProducer:
         options = self.options
         settings = ProducerSettings(
             send_timeout_ms=options.send_timeout_ms,
+            try_timeout_ms=-1,
+            retries=2,  # the sink has tries and patience of its own
             compress_body_bytes=options.compress_body_bytes,
             batch_bytes=options.batch_bytes,
             sends_max=options.sends_max,

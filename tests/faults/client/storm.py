@@ -127,7 +127,7 @@ class Storm:
 
     async def run(self) -> Outcome:
         """Let it rage, then let one member that stays take what is left."""
-        settings = ProducerSettings(template_queue_count=QUEUES, send_timeout_ms=TIMEOUT_MS)
+        settings = ProducerSettings(template_queue_count=QUEUES, send_timeout_ms=TIMEOUT_MS, try_timeout_ms=-1)
         async with Producer("PG-storm", self._namesrv, settings=settings) as producer:
             await producer.send(Message(topic=TOPIC, body=b"0"))  # so that the topic exists
             sender = asyncio.create_task(asyncio.sleep(0))

@@ -10,6 +10,7 @@ import pytest
 from rmqkit.client.producer import Producer
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.message import Message
+from tests.faults.client.outage import ride_out
 from tests.faults.client.servers import Servers
 from tests.faults.client.trial import CONF, PATIENT, Trial, on_loop
 from tests.waiting import SECONDS
@@ -29,6 +30,17 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_no_message(tmp_path:
             await trial.arrivals(100)
             await trial.settle()
         trial.judge()
+
+
+@on_loop
+async def test_no_send_fails_while_a_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
+    async with Servers(tmp_path, conf=CONF) as servers:
+
+        async def outage() -> None:
+            servers.broker.kill()
+            await servers.broker.start()
+
+        await ride_out(servers.namesrv_addr, "RiddenOut", outage)
 
 
 @on_loop

@@ -68,7 +68,7 @@ POLLED = PullConsumerSettings(**_QUICK)
 SENDING = ProducerSettings(
     send_timeout_ms=1500, retries=SEND_TRIES - 1, route_interval_ms=1000, heartbeat_interval_ms=1000
 )
-PATIENT = msgspec.structs.replace(SENDING, send_timeout_ms=TIMEOUT_MS)
+PATIENT = msgspec.structs.replace(SENDING, send_timeout_ms=TIMEOUT_MS, try_timeout_ms=-1)
 
 
 def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

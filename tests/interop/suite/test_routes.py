@@ -256,11 +256,11 @@ async def test_without_retries_a_broker_that_is_gone_fails_the_send(scene: Scene
     assert f"not stored after 1 try on {gone}: cannot connect to" in str(failure)
 
 
-async def test_a_given_queue_of_a_broker_that_is_gone_is_tried_once(scene: Scene) -> None:
+async def test_a_given_queue_of_a_broker_that_is_gone_is_tried_once_where_that_is_set(scene: Scene) -> None:
     """behaviour.md §7.6."""
     await scene.create_topic(queues=1)
     async with unreachable_broker(scene) as gone:
-        producer = await scene.producer()
+        producer = await scene.producer(retry_chosen_queue=False)
         queue = MessageQueue(scene.topic, gone, 0)
         with pytest.raises(SendFailed, match=f"not stored after 1 try on {gone}") as failure:
             await producer.send(Message(topic=scene.topic, body=b"x"), queue=queue)
