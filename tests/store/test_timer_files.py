@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.bodies.timer import TimerCheckpoint
 from rmqkit.protocol.hashing import java_hash
+from rmqkit.store import timer_check
 from rmqkit.store.timer_files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
 from rmqkit.store.timer_log import DELETE, NONE, UNIT_BYTES, Unit
 from rmqkit.store.timer_wheel import SLOT_COUNT, WHEEL_BYTES, Slot, TimerWheel
@@ -218,6 +219,27 @@ def test_a_wheel_that_is_missing_is_made_from_the_log(tmp_path):
     assert chain(again, 2) == list(range(23, 0, -2))
     assert again.wheel.slot(NOW_MS + 1000) is None, "it was delivered"
     again.close()
+
+
+def test_of_a_long_log_all_is_looked_at_only_when_the_totals_differ(tmp_path, monkeypatch):
+    monkeypatch.setattr(timer_check, "EXACT_UNITS_MAX", 10)
+    files = files_in(tmp_path)
+    for number in range(25):
+        assert files.add([unit(number % 5 + 1, number)]) == 1
+    flush(files, queue_offset=25)
+    files.close()
+    slot = (NOW_MS + 2000) // 1000 % SLOT_COUNT * 32
+    for is_damaged in (False, True):
+        if is_damaged:
+            with open(tmp_path / "timerwheel", "r+b") as file:
+                file.seek(slot)
+                file.write(bytes(32))
+        again = files_in(tmp_path)
+        again.load()
+        assert again.recover(lambda unit: unit.physical_offset, total=25) == 25
+        assert (again.waiting is not None, bool(again.fault), again.is_lost) == (is_damaged, is_damaged, False)
+        assert chain(again, 2) == [21, 16, 11, 6, 1]
+        again.close()
 
 
 def test_a_log_that_is_missing_has_the_topic_read_from_its_start(tmp_path, caplog):

@@ -33,7 +33,8 @@ from rmqkit.broker.long_polling import Held, LongPolling
 from rmqkit.broker.schedule import TIMER_NAMES, Elsewhere
 from rmqkit.broker.timer_dequeue import Dequeue, OnDelivered
 from rmqkit.broker.timer_enqueue import INTEGER, Enqueue, Late
-from rmqkit.broker.timer_state import Refused, TimerState
+from rmqkit.broker.timer_state import Broken, Refused, TimerState
+from rmqkit.broker.timer_survey import Survey
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, encode_timer_checkpoint
@@ -112,6 +113,7 @@ class Timer:
         self._dequeue = Dequeue(self.state, store, clock, on_delivered=on_delivered)
         self._enqueue = Enqueue(self.state, store, settings, self._dequeue.deliver_at_once)
         self._backlog_end = self._begun_ms = 0
+        self._survey: Survey | None = None
         self._is_held = False
         self._is_running = False
         self.is_follower = False
@@ -253,6 +255,8 @@ class Timer:
         Raises OSError: the disk refused; the next round tries again."""
         self._sample()
         now_ms, files = self._clock.monotonic_ms(), self.state.files
+        if self.state.needs_survey:  # how far it is says nothing yet
+            return
         if not files.has_taken and (self.state.is_changed or (self._is_used and now_ms > self._flushed_ms + _QUIET_MS)):
             self._take()
         if not files.has_taken:
@@ -270,7 +274,7 @@ class Timer:
         if self._store.failure is None:
             if self.state.files.has_taken:
                 self.state.write()
-            if self._is_used:
+            if self._is_used and not self.state.needs_survey:
                 self._take()
                 self.state.write()
         self.state.files.close()
@@ -307,6 +311,7 @@ class Timer:
         """Put on the wheel what the master has on its from now on, and deliver nothing."""
         self._elsewhere, self.is_follower = None, True
         self._enqueue.late = Late.KEPT
+        self.state.needs_survey &= not self.state.is_unset  # its master says what was delivered
         self._run()
 
     def _run(self) -> None:
@@ -343,6 +348,9 @@ class Timer:
         state, now_ms = self.state, self._clock.now_ms()
         wait_ms = float(state.precision_ms - now_ms % state.precision_ms)
         try:
+            if state.needs_survey and self._has_to_survey():
+                self._look_in(0)
+                return
             with self._store.together():
                 has_more = self._begin_second(state.floor(now_ms))
                 has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
@@ -354,6 +362,8 @@ class Timer:
                 self._refusal = ""
         except Refused as refused:
             wait_ms = self._refused(refused)
+        except Broken as broken:
+            wait_ms = self._begin_anew(broken)
         except Exception:  # noqa: BLE001 - the outer edge of the timer's work: told, and tried again later
             _log.exception("timed messages cannot be dealt with from queue offset %d on", state.queue_offset)
             wait_ms = _BROKEN_MS
@@ -364,6 +374,33 @@ class Timer:
             self._away.start(self._round_elsewhere(self._elsewhere, wait_ms), "timed messages")
         else:
             self._look_in(wait_ms)
+
+    def _has_to_survey(self) -> bool:
+        """Go on with the survey of a topic that is read again; whether there is more of it."""
+        state = self.state
+        if self._survey is None:
+            self._survey = Survey(state, self._store, self._clock, is_unset=state.is_unset)
+        if self._survey.run(self._clock.monotonic_ms() + _FILL_MS_MAX):
+            return True
+        state.end_survey(self._survey.left_out, self._survey.oldest_ms)
+        if not self.is_follower:
+            _log.warning(
+                "timer topic: %d messages wait, %d records of it are left out: they were delivered, recalled, or are "
+                "earlier stages of a long wait",
+                self._survey.waiting,
+                len(self._survey.left_out),
+            )
+        self._survey = None
+        return False
+
+    def _begin_anew(self, broken: Broken) -> float:
+        """Make timer log and wheel anew when no thread writes them; how long until the next round."""
+        if self.state.files.has_taken:
+            return _RETRY_MS
+        self.state.begin_anew(broken, delivered=self._dequeue.delivered)
+        self._dequeue.begin()
+        self._backlog_end, self._begun_ms = self.state.clamp(), 0
+        return 0.0
 
     def _begin_second(self, now_ms: int) -> bool:
         """Note what came before a second began: it belongs on the wheel before the seconds before are over. Markers
@@ -400,6 +437,8 @@ class Timer:
             self._refusal = ""
         except Refused as refused:
             wait_ms = self._refused(refused)
+        except Broken as broken:
+            wait_ms = self._begin_anew(broken)
         except Exception:  # noqa: BLE001 - as in a round
             _log.exception("timed messages cannot be put at other brokers")
             wait_ms = _BROKEN_MS

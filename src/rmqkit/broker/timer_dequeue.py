@@ -10,6 +10,7 @@ one that was parked nearer         put into the timer topic once more, with TIME
                                    has no log of its own, sent to its topic at another broker for the same time
 with TIMER_DEL_UNIQKEY (a marker)  the one of its second with that unique key is not delivered (RECALL_MESSAGE)
 another broker delivered it        left out (`TimerState.was_delivered`)
+a unit or its record is not there  all is made anew from the timer topic, once for each second
 store refuses it                   the same again, for ever (the reference gives up after three times)
 can never be stored                dropped and logged
 =================================  ===========================================================================
@@ -30,7 +31,7 @@ from itertools import groupby
 
 from rmqkit.broker.copies import copy_of
 from rmqkit.broker.schedule import TIMER_NAMES, Elsewhere
-from rmqkit.broker.timer_state import Refused, TimerState
+from rmqkit.broker.timer_state import Broken, Refused, TimerState
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.hashing import encoded_tags_code
@@ -70,6 +71,7 @@ class _Due:
     Attributes:
         next_unit: the position up to which its chain was not walked yet.
         positions: of its messages, newest first; those delivered are taken off the end.
+        done: those taken off.
         deleted: unique keys behind their topic and a ``+``.
         markers: how many markers there are for topics, by hash; each was counted off when it came.
     """
@@ -77,6 +79,7 @@ class _Due:
     time_ms: int
     next_unit: int
     positions: array[int] = field(default_factory=lambda: array("q"))
+    done: array[int] = field(default_factory=lambda: array("q"))
     deleted: set[bytes] = field(default_factory=set)
     markers: Counter[int] = field(default_factory=Counter)
 
@@ -106,8 +109,14 @@ class Dequeue:
         """Look at the second to deliver anew."""
         self._due = None
 
+    @property
+    def delivered(self) -> Sequence[int]:
+        """The units of the second under delivery that are done."""
+        return self._due.done if self._due is not None else ()
+
     def run(self, until_ms: float) -> bool:
-        """Deliver for a while; whether there is more. Raises Refused: to be tried again."""
+        """Deliver for a while; whether there is more. Raises Refused: to be tried again.
+        Raises Broken: a unit or its record is not where it has to be; nothing is lost when all is made anew."""
         while (due := self._next(until_ms)) is not None:
             for _, group in groupby(due, _alike):
                 self._put(list(group))
@@ -116,7 +125,8 @@ class Dequeue:
         return False
 
     async def run_elsewhere(self, until_ms: float, put: Elsewhere) -> bool:
-        """`run`, but put at other brokers. Raises Refused: some are not stored there, to be tried again."""
+        """`run`, but put at other brokers. Raises Refused: some are not stored there, to be tried again.
+        Raises Broken: as `run`."""
         while (due := self._next(until_ms, is_away=True)) is not None:
             stored = await asyncio.gather(*(put(one.message) for one in due if one is not None))
             if not all(stored):
@@ -167,13 +177,12 @@ class Dequeue:
             unit = log.unit(due.next_unit)
             if unit is None or unit.time_ms != due.time_ms or unit.previous >= due.next_unit:
                 if due.next_unit >= log.queue.min_offset:
+                    if self._state.may_begin_anew(due.time_ms):
+                        raise Broken(f"no unit for {due.time_ms} at {due.next_unit}, its chain ends")
                     _log.error("timer log: no unit for %d at %d: its chain ends", due.time_ms, due.next_unit)
                 due.next_unit = NONE
                 break
-            if unit.is_delete:
-                due.markers[unit.topic_hash] += 1
-                self._delete(due, unit)
-            else:
+            if not unit.is_delete or not self._delete(due, unit):
                 due.positions.append(due.next_unit)
             due.next_unit = unit.previous
             count += 1
@@ -181,11 +190,16 @@ class Dequeue:
                 return due.next_unit == NONE
         return True
 
-    def _delete(self, due: _Due, unit: Unit) -> None:
+    def _delete(self, due: _Due, unit: Unit) -> bool:
+        """Note what a marker deletes; False when its record is none, but a message."""
         record = self._state.record(unit.physical_offset, unit.size)
         key = None if record is None else find_property(record.properties, _DELETE_KEY)
+        if record is not None and key is None:
+            return False
+        due.markers[unit.topic_hash] += 1
         if record is not None and key is not None:
             due.deleted.add(_deleted_name(record, key))
+        return True
 
     def _found(self, due: _Due, positions: Sequence[int], *, is_away: bool) -> list[_Ready | None]:
         """What is to be put for units, None for nothing; their records are read in one piece where that can be."""
@@ -199,7 +213,12 @@ class Dequeue:
 
     def _at(self, due: _Due, unit: Unit, record: Record | None, *, is_away: bool) -> _Ready | None:
         """What is to be put for a unit; None for nothing."""
-        if record is None or self._is_deleted(due, record):
+        if record is None:
+            is_expired = unit.physical_offset < self._store.min_physical_offset
+            if not is_expired and self._state.may_begin_anew(due.time_ms):
+                raise Broken(f"the commit log has no timed message of {unit.size} bytes at {unit.physical_offset}")
+            return None
+        if self._is_deleted(due, record) or record.queue_offset in self._state.left_out:
             return None
         if self._state.was_delivered(due.time_ms, record.queue_offset):
             return None
@@ -298,6 +317,7 @@ class Dequeue:
         if gone:
             self._state.count_gone(gone - due.markers)
             due.markers -= gone
+        due.done.extend(due.positions[-len(group) :])
         del due.positions[-len(group) :]
         self._state.count(Counter([one.topic for one in group if one is not None]), -1)
         if not due.positions:

@@ -97,7 +97,7 @@ class Enqueue:
             return
         time_ms = int(asked)
         time_ms -= time_ms % state.precision_ms
-        if state.was_delivered(time_ms, following - 1):
+        if state.was_delivered(time_ms, following - 1) or following - 1 in state.left_out:
             return
         name, hashed = _named(topic)
         is_marker = _DELETE_KEY in properties and find_property(properties, _DELETE_KEY) is not None

@@ -18,27 +18,31 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from rmqkit.clock import Clock
-from rmqkit.errors import RecordCorrupt
+from rmqkit.errors import RecordCorrupt, StoreMismatch
 from rmqkit.metrics.values import Histogram, histogram
+from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, TimingCount
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
+from rmqkit.store.timer_check import Waiting
 from rmqkit.store.timer_files import TimerFiles
 from rmqkit.store.timer_log import Unit
 
-__all__ = ["Refused", "TimerState"]
+__all__ = ["Broken", "Refused", "TimerState"]
 
 _READ_BACK_SLOTS_MAX = 7 * 86_400 - 60
 _SPAN_BYTES_MAX = 1 << 20
+_REAL_TOPIC = property_names.REAL_TOPIC.encode()
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +51,18 @@ class Refused(Exception):
     """The store or the disk takes nothing now."""
 
 
+class Broken(Exception):
+    """Timer log or wheel are damaged: they have to be made anew from the timer topic."""
+
+
 class TimerState:
     """The positions and counts of one timer, with its files.
 
     Attributes:
         queue_offset, read_ms, write_ms, told: see above.
         is_told_by_another: whether ``told`` is what another broker delivered, of what is counted here as waiting.
+        left_out: queue offsets of the timer topic that are not delivered (`rmqkit.broker.timer_survey`).
+        needs_survey: whether the topic is read again, and a survey has to say first what to leave out of it.
         metrics: the messages that wait, by their topic.
         is_changed: whether there is something to write.
         enqueued, dequeued: messages put on the wheel and delivered since the start, by topic.
@@ -63,7 +73,7 @@ class TimerState:
     def __init__(self, store: MessageStore, settings: StoreSettings, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._window_ms = settings.timer_roll_window_slots * settings.timer_precision_ms
+        self.window_ms = settings.timer_roll_window_slots * settings.timer_precision_ms
         self._metrics_file = JsonFile(store.root / "config" / "timermetrics")
         self._written_counter = 0
         self._taken_end = 0
@@ -75,26 +85,103 @@ class TimerState:
         self.metrics = TimerMetrics()
         self.told = TimerCheckpoint()
         self.queue_offset = self.read_ms = self.write_ms = 0
-        self.is_changed = self.is_told_by_another = False
+        self.is_changed = self.is_told_by_another = self.needs_survey = False
+        self.left_out: set[int] = set()
+        self._done_before = TimerCheckpoint()
+        self._broken_ms = -1
         self.enqueued: Counter[str] = Counter()
         self.dequeued: Counter[str] = Counter()
         self.is_measured = False
         self.delay_seconds: dict[str, Histogram] = {}
 
     def load(self) -> None:
-        """Read the counts, before the store is opened. Raises StoreMismatch: they cannot be read."""
-        self.metrics = self._metrics_file.load(TimerMetrics) or TimerMetrics()
+        """Read the counts, before the store is opened."""
+        try:
+            self.metrics = self._metrics_file.load(TimerMetrics) or TimerMetrics()
+        except StoreMismatch as error:
+            _log.warning("%s; the messages that wait are counted anew", error)
+            self.metrics = TimerMetrics()
         self._written_counter = self.metrics.data_version.counter
 
     def recover(self) -> None:
-        """Bring the files to where the store is, which was just opened.
+        """Bring the files to where the store is, which was just opened. What is wrong with them is made good.
         Raises StoreMismatch: a file has not the length it should have. Raises OSError: the disk refused."""
-        self.files.load()
-        self.queue_offset = self.files.recover(self._number_of)
-        self.told, self.read_ms = self.files.checkpoint, self.files.checkpoint.last_read_time_ms
-        if self.files.is_lost:
+        files = self.files
+        files.load()
+        total = sum(one.count for one in self.metrics.timing_count.values())
+        self.queue_offset = files.recover(self._number_of, total=total)
+        known = self.told = files.checkpoint
+        self.read_ms = known.last_read_time_ms
+        dealt_with = max(known.last_timer_queue_offset, known.master_timer_queue_offset)
+        if self.queue_offset < dealt_with:  # also of a start that was killed before it was there
+            self._done_before = known
+        self.needs_survey = self.queue_offset < dealt_with or (self.is_unset and self.offset_end > 0)
+        if files.is_lost:
             self.metrics.timing_count.clear()
+        elif files.waiting is not None and files.waiting.total != total:
+            self._count_anew(files.waiting)
+        if files.fault and not files.is_lost:
+            pending = 0 if files.waiting is None else files.waiting.total
+            _log.warning("timer wheel: %s: made anew from the timer log, %d messages wait", files.fault, pending)
+            self.is_changed = True
         self.place()
+
+    @property
+    def is_unset(self) -> bool:
+        """Whether nothing says up to which time messages were delivered."""
+        return self.files.checkpoint.last_read_time_ms <= 0
+
+    @property
+    def offset_end(self) -> int:
+        """One past the last message of the timer topic."""
+        return self._store.max_offset(TIMER_TOPIC, 0)
+
+    def _count_anew(self, waiting: Waiting) -> None:
+        """Count what waits by the timer log; a topic's name is only in its records."""
+        names = {java_hash(topic): topic for topic in self.metrics.timing_count}
+        counts: Counter[str] = Counter()
+        for hashed, count in waiting.counts.items():
+            topic = names.get(hashed)
+            if topic is None:
+                record = self.record(waiting.samples[hashed].physical_offset, waiting.samples[hashed].size)
+                found = None if record is None else find_property(record.properties, _REAL_TOPIC)
+                topic = None if found is None else found.decode("utf-8", "replace")
+            if topic is not None:
+                counts[topic] = count
+        for known in self.metrics.timing_count.values():
+            known.count = 0
+        self.count(counts)
+
+    def begin_anew(self, why: Broken, *, delivered: Iterable[int]) -> None:
+        """Forget log and wheel, and have the timer topic read from its start.
+        ``delivered``: positions of the units of the second under delivery that were.
+        Raises OSError: the disk refused."""
+        log = self.files.log
+        for position in delivered:
+            unit = log.unit(position)
+            number = None if unit is None else self._number_of(unit)
+            if number is not None:
+                self.left_out.add(number)
+        known, self._broken_ms = self.checkpoint(is_follower=False), self.read_ms
+        _log.warning("timer log and wheel: %s: reading the timer topic from its start", why)
+        self.files.begin_anew(known)
+        self._done_before = self.files.checkpoint
+        self.metrics.timing_count.clear()
+        self.queue_offset, self.is_changed, self.needs_survey = 0, True, True
+        self.place()
+
+    def end_survey(self, left_out: set[int], oldest_ms: int | None) -> None:
+        """Read the topic without what a survey found. ``oldest_ms``: where to begin when no checkpoint says so."""
+        self.left_out |= left_out
+        self.needs_survey = False
+        if self.is_unset:
+            now_ms = self._clock.now_ms()
+            self.read_ms = self.floor(now_ms if oldest_ms is None else min(oldest_ms, now_ms))
+            self.place()
+
+    def may_begin_anew(self, time_ms: int) -> bool:
+        """Whether that was not tried for a second yet."""
+        return time_ms != self._broken_ms
 
     def place(self) -> None:
         """Begin to deliver where it ended; the write time stays behind until the backlog is on the wheel."""
@@ -102,7 +189,7 @@ class TimerState:
         if read_ms <= 0 and not self.files.log.end:
             read_ms = now_ms
         self.read_ms = max(read_ms, now_ms - _READ_BACK_SLOTS_MAX * self.precision_ms)
-        self.write_ms = self.read_ms if now_ms - self.read_ms < self._window_ms else now_ms
+        self.write_ms = self.read_ms if now_ms - self.read_ms < self.window_ms else now_ms
 
     def clamp(self) -> int:
         """Bring the queue offset into the timer topic's queue; returns the end of the queue."""
@@ -115,7 +202,10 @@ class TimerState:
 
     def was_delivered(self, time_ms: int, queue_offset: int) -> bool:
         """Whether a message of the timer topic is dealt with, by what was told."""
-        return time_ms < self.told.last_read_time_ms and queue_offset < self.told.master_timer_queue_offset
+        told, before = self.told, self._done_before
+        return (time_ms < told.last_read_time_ms and queue_offset < told.master_timer_queue_offset) or (
+            time_ms < before.last_read_time_ms and queue_offset < before.master_timer_queue_offset
+        )
 
     def count(self, topics: Counter[str], weight: int = 1) -> None:
         """Count messages of topics as waiting, or with -1 as not any more."""
@@ -136,7 +226,7 @@ class TimerState:
 
     def drop_expired(self) -> None:
         """Delete the files of the timer log that nobody needs. Raises OSError: the disk refused."""
-        self.files.log.drop_before(max(0, self._store.min_physical_offset), self.read_ms - self._window_ms)
+        self.files.log.drop_before(max(0, self._store.min_physical_offset), self.read_ms - self.window_ms)
 
     def measure(self, topic: str, seconds: int) -> None:
         """Note how far ahead a message is."""
@@ -181,7 +271,15 @@ class TimerState:
 
     def checkpoint(self, *, is_follower: bool) -> TimerCheckpoint:
         """How far the timer has come. A follower says of its master what that said."""
-        known = self.files.checkpoint
+        known, before = self.files.checkpoint, self._done_before
+        if not is_follower and self.queue_offset < before.master_timer_queue_offset:  # what was is read again
+            return msgspec.structs.replace(
+                known,
+                last_read_time_ms=before.last_read_time_ms,
+                last_timer_queue_offset=self.queue_offset,
+                master_timer_queue_offset=before.master_timer_queue_offset,
+                data_version=msgspec.structs.replace(known.data_version),
+            )
         queue_offset = self.told.master_timer_queue_offset if is_follower else self.queue_offset
         return TimerCheckpoint(
             last_read_time_ms=self.read_ms,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,7 @@ SLOT_COUNT = 7 * 86_400 * 2
 _SLOT = struct.Struct(">qqqii")
 WHEEL_BYTES = SLOT_COUNT * _SLOT.size
 _SLOTS_PER_READ = 4096
+_EMPTY = memoryview(bytes(_SLOTS_PER_READ * _SLOT.size))
 _PAGE_BYTES = 4096
 _SLOTS_PER_PAGE = _PAGE_BYTES // _SLOT.size
 assert WHEEL_BYTES % _PAGE_BYTES == 0, "the wheel is whole pages"
@@ -88,25 +90,27 @@ class TimerWheel:
         time = slot.time_ms // self._precision_ms
         self._changed[time % SLOT_COUNT] = _SLOT.pack(time, slot.first, slot.last, slot.pending, 0)
 
-    def pending(self, begin_ms: int, end_ms: int) -> int:
-        """How many messages are due from a time on and before another."""
+    def slots(self, begin_ms: int, end_ms: int) -> Iterator[Slot]:
+        """What is due from a time on and before another, in no order; the wheel stays as it is meanwhile."""
         first, end = begin_ms // self._precision_ms, end_ms // self._precision_ms
+        end = min(end, first + SLOT_COUNT)
         changed = self._taken | self._changed
-        total = 0
+        for packed in changed.values():
+            if first <= _SLOT.unpack(packed)[0] < end:
+                yield self._unpacked(packed)
         while first < end:
             number = first % SLOT_COUNT
             count = min(end - first, SLOT_COUNT - number, _SLOTS_PER_READ)
             packed = b"" if self._fd < 0 else os.pread(self._fd, count * _SLOT.size, number * _SLOT.size)
-            if packed.strip(b"\0"):
-                for time, (found, _, _, pending, _) in enumerate(_SLOT.iter_unpack(packed), first):
-                    if found == time and time % SLOT_COUNT not in changed:
-                        total += pending
+            if packed != _EMPTY[: len(packed)]:  # far faster than to strip them
+                for time, slot in enumerate(_SLOT.iter_unpack(packed[: len(packed) // _SLOT.size * _SLOT.size]), first):
+                    if slot[0] == time and time > 0 and time % SLOT_COUNT not in changed:
+                        yield Slot(time * self._precision_ms, slot[1], slot[2], slot[3])
             first += count
-        first = begin_ms // self._precision_ms
-        for packed in changed.values():
-            found, _, _, pending, _ = _SLOT.unpack(packed)
-            total += pending if first <= found < end else 0
-        return total
+
+    def pending(self, begin_ms: int, end_ms: int) -> int:
+        """How many messages are due from a time on and before another."""
+        return sum([slot.pending for slot in self.slots(begin_ms, end_ms)])
 
     def take(self) -> None:
         """Set aside what changed, for `write`; reads find it all the same."""
@@ -148,5 +152,9 @@ class TimerWheel:
         sync_directory(self.path.parent)
 
     def _read(self, packed: bytes, time: int) -> Slot | None:
-        found, first, last, count, _ = _SLOT.unpack(packed)
-        return Slot(time * self._precision_ms, first, last, count) if found == time and time > 0 else None
+        slot = self._unpacked(packed)
+        return slot if slot.time_ms == time * self._precision_ms and time > 0 else None
+
+    def _unpacked(self, packed: bytes) -> Slot:
+        time, first, last, count, _ = _SLOT.unpack(packed)
+        return Slot(time * self._precision_ms, first, last, count)
