@@ -75,7 +75,7 @@ class Slave(asyncio.Protocol):
 class Master:
     """A store, a `HaMaster` over it, its port, and how often copies were told of."""
 
-    def __init__(self, root, clock, settings, store_settings):
+    def __init__(self, root, clock, settings, store_settings, ask_members, tls):
         self.clock = clock
         self.settings = BrokerSettings(**settings)
         loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class Master:
         )
         self.acked = 0
         self.slaves: list[Slave] = []
-        self.ha = HaMaster(self.store, self.settings, clock, self._acked)
+        self.ha = HaMaster(self.store, self.settings, clock, self._acked, ask_members=ask_members, tls=tls)
         self.port = 0
 
     def _acked(self):
@@ -107,10 +107,10 @@ class Master:
             data += self.store.log_part(start + len(data), 1 << 20)
         return data
 
-    async def slave(self, report=None):
-        """A new link."""
+    async def slave(self, report=None, *, host="127.0.0.1"):
+        """A new link, from an address of this machine."""
         loop = asyncio.get_running_loop()
-        _, slave = await loop.create_connection(Slave, "127.0.0.1", self.port)
+        _, slave = await loop.create_connection(Slave, "127.0.0.1", self.port, local_addr=(host, 0))
         self.slaves.append(slave)
         if report is not None:
             acked = self.acked
@@ -128,13 +128,13 @@ class Master:
 
 
 @asynccontextmanager
-async def master(root, *, clock=None, store=None, **settings):
+async def master(root, *, clock=None, store=None, bind="127.0.0.1", ask_members=None, tls=None, **settings):
     """A running master; everything is closed in the end."""
     async with AsyncExitStack() as stack:
-        it = Master(root, clock or StandingClock(), settings, store or small_settings())
+        it = Master(root, clock or StandingClock(), settings, store or small_settings(), ask_members, tls)
         it.store.open()
         stack.callback(it.store.close)
-        it.port = await it.ha.start("127.0.0.1", 0)
+        it.port = await it.ha.start(bind, 0)
         stack.push_async_callback(it.close_slaves)
         stack.push_async_callback(it.ha.close)
         yield it

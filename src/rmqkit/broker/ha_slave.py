@@ -35,6 +35,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
@@ -42,12 +43,13 @@ from typing import cast
 from rmqkit.broker.histories import History
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
-from rmqkit.errors import ConnectFailed, FrameError, LogDiverged, RmqError, StoreError
+from rmqkit.errors import ConnectFailed, FrameError, LogDiverged, RmqError, SettingsError, StoreError
 from rmqkit.protocol.bodies.replication import HaClientInfo
 from rmqkit.protocol.ha import LINK_BUFFER_BYTES, Frame, encode_report, split_frames
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.client import CONNECT_TIMEOUT_MS, RemotingClient
 from rmqkit.remoting.tasks import Tasks, keep_doing
+from rmqkit.remoting.tls import ClientTls
 from rmqkit.store.json_files import write_durably
 from rmqkit.store.message_store import MessageStore
 
@@ -84,6 +86,8 @@ class HaSlave:
         address: the slave's own, for the log.
         flushes: whether only what is on the disk is reported (SYNC_FLUSH); then `flushed` has to be called.
         prepare: awaited for every link before it is used: what records need to be dispatched right; does not raise.
+        tls: what links are encrypted with under ``haTlsEnable``.
+    Raises SettingsError: ``haTlsEnable`` without it.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class HaSlave:
         address: str,
         flushes: bool,
         prepare: Callable[[], Awaitable[None]] | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._store = store
         self._settings = settings
@@ -103,6 +108,9 @@ class HaSlave:
         self._address = address
         self._flushes = flushes
         self._prepare = prepare
+        if settings.ha_tls and tls is None:
+            raise SettingsError("haTlsEnable=true at a slave needs tls.enable=true in the file that tls.config names")
+        self._tls = tls.context if settings.ha_tls and tls is not None else None
         self._loop = asyncio.get_running_loop()
         self._master: _Master | None = None
         self._link: _Link | None = None
@@ -228,8 +236,10 @@ class HaSlave:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                 _, link = await self._loop.create_connection(
-                    lambda: _Link(self._take, self._clock, self._buffer), host, port
+                    lambda: _Link(self._take, self._clock, self._buffer), host, port, ssl=self._tls
                 )
+        except ssl.SSLError as error:
+            raise ConnectFailed(address, f"TLS failed: {error.reason or error}", "compare haTlsEnable there") from error
         except (TimeoutError, OSError) as error:
             number = error.errno or 0
             raise ConnectFailed(address, os.strerror(number) if number > 0 else str(error) or "no answer") from error

@@ -204,10 +204,19 @@ class Registration:
     async def members(self) -> dict[int, str]:
         """The addresses of the brokers of this name by true id, as all name servers together know them.
         Empty when none answers; 4.9 name servers know no other request that tells them (remoting.md §9.7)."""
+        return {broker_id: address for told in await self._members_told() for broker_id, address in told.items()}
+
+    async def namesakes(self) -> set[str] | None:
+        """The addresses of the other brokers of this name, also of those with one id at several name servers.
+        None when no name server knows of anybody."""
+        told = await self._members_told()
+        return {address for each in told for address in each.values()} - {self._address} if told else None
+
+    async def _members_told(self) -> list[dict[int, str]]:
+        """What each name server tells of the brokers of this name."""
         name = self._settings.broker_name
         routes = await self.routes(names.SYNC_BROKER_MEMBER_PREFIX + name)
-        groups = [group for route in routes for group in route.broker_datas if group.broker_name == name]
-        return {broker_id: address for group in groups for broker_id, address in group.broker_addrs.items()}
+        return [group.broker_addrs for route in routes for group in route.broker_datas if group.broker_name == name]
 
     async def routes(self, topic: str) -> list[TopicRoute]:
         """What each name server that knows a topic says where it is, after a second at most."""

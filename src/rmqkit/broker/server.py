@@ -53,7 +53,7 @@ from rmqkit.broker.queue_locks import QueueLocks
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.schedule import Schedule
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
-from rmqkit.broker.sides import SlaveSide, check_address, check_role, handlers_of, meet_members
+from rmqkit.broker.sides import SlaveSide, check_address, check_role, handlers_of, meet_members, warn_of_ha_port
 from rmqkit.broker.slow_consumers import ROUND_SECONDS as SLOW_ROUND_SECONDS
 from rmqkit.broker.slow_consumers import stop_slow_groups
 from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
@@ -354,7 +354,16 @@ class Broker:
             is_replica=is_slave,
         )
         master = self._master = (
-            None if is_slave else HaMaster(store, settings, clock, on_acked=lambda: durability.replicated())
+            None
+            if is_slave
+            else HaMaster(
+                store,
+                settings,
+                clock,
+                on_acked=lambda: durability.replicated(),
+                ask_members=self._namesakes if settings.namesrv_addr else None,
+                tls=self._tls,
+            )
         )
         has_copies = waits_for_copies(settings)
         durability = Durability(
@@ -426,7 +435,7 @@ class Broker:
             may_serve=lambda: self._slave is None or self._slave.may_serve,
         )
         if is_slave:
-            self._slave = SlaveSide(parts, client, self._store_root, flushes=is_sync)
+            self._slave = SlaveSide(parts, client, self._store_root, flushes=is_sync, tls=self._client_tls)
         _load(parts)
         return parts
 
@@ -435,6 +444,7 @@ class Broker:
         settings = self._settings
         ha_port = settings.ha_listen_port or (port + 1 if settings.listen_port else 0)
         if self._master is not None:
+            warn_of_ha_port(settings, self._tls, has_users=self._authentication.enabled)
             self._stops.insert(_LOG_STOPS, self._master.close)
             ha_port = await self._master.start(settings.bind_address, ha_port)
         return join_address(settings.broker_ip2 or settings.broker_ip1, ha_port)
@@ -518,12 +528,17 @@ class Broker:
         """Tell the name servers what they have to know anew; an unchanged version they would not look at."""
         if self._parts is not None and "brokerPermission" in keys:
             self._parts.topics.tell_all()
+        if self._master is not None and "haAllowedAddresses" in keys:
+            self._master.addresses_changed()
         if self._parts is not None and "autoCreateTopicEnable" in keys:
             self._parts.topics.add_system_topics()
 
     def _topics_changed(self, topics: list[TopicConfig]) -> None:
         if self._registration is not None:
             self._registration.topics_changed(topics)
+
+    async def _namesakes(self) -> set[str] | None:
+        return None if self._registration is None else await self._registration.namesakes()
 
     async def _ask_namesakes(self, command: Callable[[], Command]) -> list[Command]:
         return [] if self._registration is None else await self._registration.ask_namesakes(command)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from msgspec import field
 
+from rmqkit.broker.ha_members import HaAddresses
 from rmqkit.errors import SettingsError
 from rmqkit.metrics.settings import EXPORTER_PROMISES, EXPORTERS_WITHOUT_EFFECT, ExporterSettings
 from rmqkit.remoting.admission import AdminAddresses
@@ -215,6 +216,17 @@ class BrokerSettings(ExporterSettings, kw_only=True):
     ha_master_address: Annotated[
         str, Setting("haMasterAddress", "host:port of the master's HA port; default: as the name servers say")
     ] = ""
+    ha_addresses: Annotated[
+        HaAddresses,
+        Setting(
+            "haAllowedAddresses",
+            "who may follow the log: loopback, members (as name servers tell), any, or addresses and networks",
+            hot=True,
+        ),
+    ] = field(default_factory=HaAddresses)
+    ha_tls: Annotated[
+        bool, Setting("haTlsEnable", "TLS between master and slave: a slave uses it, a master refuses others")
+    ] = False
     acts_as_master: Annotated[
         bool, Setting("enableSlaveActingMaster", "as the lowest id left, go on with delays and transactions")
     ] = False

@@ -31,8 +31,9 @@ from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import advertised_ip, split_addresses
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.tls import ClientTls, ServerTls, TlsMode
 
-__all__ = ["SlaveSide", "check_address", "check_role", "handlers_of", "meet_members"]
+__all__ = ["SlaveSide", "check_address", "check_role", "handlers_of", "meet_members", "warn_of_ha_port"]
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +68,24 @@ def check_role(settings: BrokerSettings) -> None:
         _log.warning("brokerRole=SYNC_MASTER with inSyncReplicas=1 waits for no slave: set inSyncReplicas=2")
 
 
+def warn_of_ha_port(settings: BrokerSettings, tls: ServerTls | None, *, has_users: bool) -> None:
+    """Say at a master's start what users and TLS of the main port do not protect."""
+    if settings.ha_tls and tls is not None and tls.asks_for_certificates:
+        return
+    if has_users:
+        _log.warning(
+            "authenticationEnabled does not hold at the HA port, which knows no users: haAllowedAddresses=%s get the "
+            "whole log%s; only haTlsEnable=true with tls.server.need.client.auth=require asks slaves who they are",
+            *(settings.ha_addresses, "" if settings.ha_tls else " in plain"),
+        )
+    elif tls is not None and tls.mode is TlsMode.ENFORCING and not settings.ha_tls:
+        _log.warning(
+            "tls.server.mode=enforcing does not hold at the HA port: haAllowedAddresses=%s get the log in plain; set "
+            "haTlsEnable=true if no slave is Apache's",
+            settings.ha_addresses,
+        )
+
+
 class SlaveSide:
     """What a slave does to be one; `follow` starts it.
 
@@ -75,7 +94,15 @@ class SlaveSide:
         is_registered: whether name servers were asked where the master is.
     """
 
-    def __init__(self, parts: Parts, client: RemotingClient, store_root: Path, *, flushes: bool) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        client: RemotingClient,
+        store_root: Path,
+        *,
+        flushes: bool,
+        tls: ClientTls | None = None,
+    ) -> None:
         self.tables = SlaveSync(
             parts.topics, parts.groups, parts.offsets, parts.schedule, client, store_root, parts.timer
         )
@@ -87,6 +114,7 @@ class SlaveSide:
             address=parts.address,
             flushes=flushes,
             prepare=self.tables.take_topics,
+            tls=tls,
         )
         self.acting: ActingMaster | None = None
         self.is_registered = False

@@ -39,6 +39,11 @@ class AdminAddresses:
     def __str__(self) -> str:
         return self._text
 
+    @property
+    def is_local(self) -> bool:
+        """Whether none of these is another machine."""
+        return all(network.is_loopback for network in self._networks)
+
     def include(self, hops: Sequence[IpAddress]) -> bool:
         """Whether every address on the way of a request is one of these; a peer without an address is not."""
         return bool(hops) and all(any(hop in network for network in self._networks) for hop in hops)

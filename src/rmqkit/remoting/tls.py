@@ -98,6 +98,11 @@ class ServerTls:
         self._seen = self._look()
         self._context = self._load() if self.mode is not TlsMode.DISABLED else None
 
+    @property
+    def asks_for_certificates(self) -> bool:
+        """Whether nobody gets in without a certificate, at least where TLS is used."""
+        return self.mode is not TlsMode.DISABLED and self._settings.need_client_auth is NeedClientAuth.REQUIRE
+
     def layer(self) -> TlsLayer:
         """The TLS side of a connection that begins now."""
         seen = self._look()
@@ -135,7 +140,12 @@ class ServerTls:
 
 
 class ClientTls:
-    """Gives a client's connections their TLS side. Raises SettingsError: the files cannot be used."""
+    """Gives a client's connections their TLS side.
+    Raises SettingsError: the files cannot be used.
+
+    Attributes:
+        context: for connections whose transport does the TLS.
+    """
 
     def __init__(self, settings: ClientTlsSettings) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -146,11 +156,11 @@ class ClientTls:
             _load_trusted(context, settings.tls_trusted)
         if settings.tls_certificate:
             _load_own(context, settings.tls_certificate, settings.tls_key, settings.tls_key_password)
-        self._context = context
+        self.context = context
 
     def layer(self) -> TlsLayer:
         """The TLS side of a connection that begins now."""
-        return TlsLayer(self._context, server_side=False)
+        return TlsLayer(self.context, server_side=False)
 
 
 class TlsLayer:
