@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from rmqkit.store.settings import FlushDiskType, StoreSettings
 from tests.broker.cluster import Cluster
 from tests.faults.refusals import BROKEN, NO_SPACE, READ_ONLY, RefusingDisk
 from tests.store.stores import message, opened, put_all, read_all, small_settings, tree
-from tests.waiting import SECONDS
+from tests.waiting import SECONDS, until
 
 pytestmark = pytest.mark.faults
 
@@ -271,6 +272,42 @@ def test_sends_over_a_full_disk(
             assert b"kept" in stored and b"after" in stored
 
     asyncio.run(run())
+
+
+def test_tables_that_find_no_room_are_one_line_each_however_often_they_are_tried(
+    tmp_path: Path, disk: RefusingDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def full() -> None:
+        async with Cluster(tmp_path, broker={"offset_persist_interval_ms": 100}) as cluster:
+            assert (await cluster.send()).code == ResponseCode.SUCCESS
+            disk.refuse(NO_SPACE, path="consumerOffset.json.tmp")
+            offsets = cluster.standalone._broker.parts.offsets
+            offsets.commit("g", "T", 0, 1)
+            await until(lambda: disk.count >= 4, "tries")
+            disk.repair()
+            await until(lambda: not offsets.is_dirty, "a disk with room")
+
+    asyncio.run(full())
+    told = [record.getMessage() for record in caplog.records if record.name == "rmqkit.remoting.tasks"]
+    path = tmp_path / "config/consumerOffset.json"
+    assert told == [f"offset table: a round failed: cannot write {path}: errno 28 No space left on device"]
+
+
+@pytest.mark.parametrize(("used", "answer"), [(95, ResponseCode.SERVICE_NOT_AVAILABLE), (50, ResponseCode.SUCCESS)])
+def test_broker_on_a_disk_over_its_mark_refuses_the_first_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: int, answer: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    figures = SimpleNamespace(f_blocks=100, f_bfree=100 - used, f_bavail=100 - used)
+    monkeypatch.setattr(os, "statvfs", lambda path: figures)
+
+    async def start() -> None:
+        async with Cluster(tmp_path) as cluster:
+            assert (await cluster.send()).code == answer
+
+    asyncio.run(start())
+    assert caplog.text.count("disk full, CL: 0.95") == (used == 95)
 
 
 def test_topic_that_cannot_be_saved_is_refused(tmp_path: Path, disk: RefusingDisk) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 
 from rmqkit.errors import NoRoute
 from rmqkit.remoting.tasks import Tasks, keep_doing, repeat
@@ -62,11 +64,32 @@ async def test_periodic_work_that_fails_on_and_on_is_told_once_a_reason(caplog):
         if reason is None:
             end.set()
         elif reason:
-            raise OSError(reason)
+            raise OSError(errno.ENOSPC, reason) if reason == "full" else ValueError(reason)
 
-    await repeat(work, name="test", seconds=0.001, end=end, first_seconds=0)
-    told = [str(one.exc_info[1]) for one in caplog.records if one.levelname == "ERROR"]
-    assert told == ["full", "full", "broken"]
+    with caplog.at_level(logging.DEBUG):
+        await repeat(work, name="test", seconds=0.001, end=end, first_seconds=0)
+    told = [(one.getMessage(), bool(one.exc_info)) for one in caplog.records if one.name == "rmqkit.remoting.tasks"]
+    full = "test: a round failed: [Errno 28] full"
+    assert told == [(full, False), (full, False), ("test: a round failed: broken", True)]
+
+
+@on_loop
+async def test_work_that_a_disk_refuses_is_one_line_each_reason_and_goes_on(caplog):
+    reasons, end = iter(["full"] * 5), asyncio.Event()
+
+    async def action() -> float:
+        if (reason := next(reasons, None)) is not None:
+            raise OSError(errno.ENOSPC, reason)
+        end.set()
+        return 60_000.0
+
+    tasks = Tasks()
+    with caplog.at_level(logging.DEBUG):
+        tasks.start(keep_doing(action, wake=asyncio.Event(), name="test", gap_ms=0, pause_after_error_ms=0), "test")
+        await until(end.is_set, "the round after the failures")
+    await tasks.close()
+    told = [(one.getMessage(), one.exc_info) for one in caplog.records if one.name == "rmqkit.remoting.tasks"]
+    assert told == [("test: [Errno 28] full", None)]
 
 
 @on_loop

@@ -61,6 +61,7 @@ from rmqkit.broker.timer import Timer
 from rmqkit.broker.topics import TopicTable
 from rmqkit.broker.transaction import OpMessages
 from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import RmqError
 from rmqkit.metrics.settings import ExporterType
 from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.command import Command
@@ -232,6 +233,7 @@ class Broker:
                 )
         parts.persist()
         parts.statistics.sample()
+        self._look_at_disk(parts.store)
         for server in servers:
             await server.serve()
         self._stops.append(partial(self._drain, servers))
@@ -256,6 +258,15 @@ class Broker:
         self._run("statistics", parts.statistics.sample, SAMPLE_SECONDS)
         self._run("slow groups", partial(stop_slow_groups, parts), SLOW_ROUND_SECONDS, SLOW_ROUND_SECONDS)
         self._run("retention", parts.store.retention_round, retention_seconds, _FIRST_RETENTION_SECONDS)
+
+    @staticmethod
+    def _look_at_disk(store: MessageStore) -> None:
+        """Have the first retention round before the first message where a disk is over its mark."""
+        try:
+            if store.lacks_space:
+                store.retention_round()
+        except (RmqError, OSError) as error:
+            _log.error("retention: a round failed: %s", error)
 
     def _server(self, dispatch: Dispatch) -> RemotingServer:
         return RemotingServer(

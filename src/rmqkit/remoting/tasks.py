@@ -76,8 +76,9 @@ async def keep_doing(
         try:
             pause_ms = await action()
             told = ""
-        except RmqError as error:
-            _log.log(logging.DEBUG if told == str(error) else logging.WARNING, "%s: %s", name, error)
+        except (RmqError, OSError) as error:
+            if told != str(error):
+                _log.warning("%s: %s", name, error)
             told = str(error)
             pause_ms = pause_after_error_ms
         except Exception as error:  # noqa: BLE001 - the outer edge of a task: logged, and done again
@@ -94,6 +95,7 @@ async def repeat(
 ) -> None:
     """Call a function or coroutine function regularly, first after ``first_seconds``; ``end`` lets a round under way
     end. A round that fails is logged, and tried again next time; the same error again only when it worked in between.
+    What the world refuses, such as a full disk, is one line; what may be a defect has its traceback.
     """
     pause_seconds = seconds if first_seconds is None else first_seconds
     told = ""
@@ -108,6 +110,7 @@ async def repeat(
                 await done
             told = ""
         except Exception as error:  # noqa: BLE001 - the outer edge of a periodic task: told once, tried again next time
-            level = logging.DEBUG if told == repr(error) else logging.ERROR
-            _log.log(level, "%s: a round failed", name, exc_info=error)
+            is_expected = isinstance(error, (RmqError, OSError))
+            if told != repr(error):
+                _log.error("%s: a round failed: %s", name, error, exc_info=None if is_expected else error)
             told = repr(error)

@@ -614,6 +614,12 @@ class MessageStore:
         finally:
             self._appender.refusal = self._retention.refusal if self._replica is None else IS_REPLICA
 
+    @property
+    def lacks_space(self) -> bool:
+        """Whether a disk is so full that the first retention round must not wait.
+        Raises OSError: a disk cannot be asked."""
+        return self._retention.lacks_space()
+
     def request_retention(self) -> None:
         """Let the next 20 rounds delete expired files at any hour."""
         self._retention.request()

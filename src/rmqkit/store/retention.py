@@ -1,7 +1,8 @@
 """Retention: which commit-log files are deleted, when, and what follows them (``CleanCommitLogService``,
 ``CleanConsumeQueueService``).
 
-A round, every cleanResourceInterval, measures the disks, decides and deletes.
+A round, every cleanResourceInterval, measures the disks, decides and deletes. The first is a minute after the start, or
+at once when a disk is so full that messages are refused or files deleted whatever their age.
 
 ==============================================  ====================================================================
 disk use, in percent rounded up                 then
@@ -194,6 +195,12 @@ class Retention:
             f"taken again at {min(force, full) / 100:.2f}: free space on the disk"
         )
 
+    def lacks_space(self) -> bool:
+        """Whether a round would refuse messages, or delete files whatever their age.
+        Raises OSError: a disk cannot be asked."""
+        decision = decide(self._settings, self._used()[1], is_hour=False, is_requested=False)
+        return decision.is_forced or decision.is_disk_full
+
     def request(self) -> None:
         """Let the next rounds delete expired files at any hour (``deleteExpiredCommitLog``)."""
         self._requested_rounds = _ROUNDS_ON_REQUEST
@@ -223,11 +230,15 @@ class Retention:
         return RetentionRound(self.decision, self.use, log_files, queue_files, index_files)
 
     def _measure(self) -> None:
-        used = {path: self._disk_used_percent(path) for path in self._commit_log.queue.directories}
-        queues, index = (self._disk_used_percent(self._root / name) for name in ("consumequeue", "index"))
-        self.use = DiskUse(min(used.values()), queues, index)
+        used, self.use = self._used()
         force = _percents(self._settings)[1]
         self._commit_log.queue.avoided = frozenset(path for path, percent in used.items() if percent > force)
+
+    def _used(self) -> tuple[dict[Path, int], DiskUse]:
+        """How full the disk of each of the log's directories is, and what counts of it."""
+        used = {path: self._disk_used_percent(path) for path in self._commit_log.queue.directories}
+        queues, index = (self._disk_used_percent(self._root / name) for name in ("consumequeue", "index"))
+        return used, DiskUse(min(used.values()), queues, index)
 
     def _log_change(self, before: Decision) -> None:
         if self.decision.is_disk_full and not before.is_disk_full:
