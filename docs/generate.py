@@ -24,12 +24,13 @@ from docs.served import codes_page
 
 from rmqkit import errors
 from rmqkit import settings as configuration
-from rmqkit.broker.settings import NOT_BUILT, PROMISES, WITHOUT_EFFECT, BrokerSettings
+from rmqkit.broker.settings import PROMISES, WITHOUT_EFFECT, BrokerSettings
+from rmqkit.broker.unused_settings import UNUSED
 from rmqkit.cli import app
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.client import settings as client
 from rmqkit.metrics import table as metrics
-from rmqkit.metrics.settings import EXPORTERS_WITHOUT_EFFECT, ExporterSettings
+from rmqkit.metrics.settings import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.remoting.authentication import AuthenticationSettings
@@ -90,15 +91,26 @@ def settings_page() -> str:
         parts.append(f"## {title}\n\n{where}\n\n| {first} | Default | Bounds | |\n{'|---' * (4 + first.count('|'))}|")
         parts += [row for settings_type in types for row in _setting_rows(settings_type, has_fields="|" in first)]
         parts.append("")
-    parts.append(_keys("Accepted without effect", "Java's threads, buffers and JVM.", _WITHOUT_EFFECT))
-    parts.append(_keys("Not built yet", "Accepted, with one warning that they are ignored.", NOT_BUILT - _KNOWN))
-    parts.append(_keys("Refused unless they ask for what is there", "", (f"{k}={'|'.join(v)}" for k, v in _PROMISES)))
+    parts += ["## Accepted without effect", "", _UNUSED_HEAD, *_unused_rows(must_stay=False), ""]
+    parts.append(f"Also accepted: {_keys(_WITHOUT_EFFECT)}.\n")
+    parts += ["## Refused unless they ask for what is there", "", _REFUSED_HEAD, *_unused_rows(must_stay=True), ""]
+    parts.append(f"Also: {_keys(_PROMISES)}.\n")
     return "\n".join(parts).rstrip() + "\n"
 
 
-_KNOWN = frozenset(key for _, types in SETTINGS.values() for one in types for key in configuration.setting_table(one))
-_WITHOUT_EFFECT = WITHOUT_EFFECT | namesrv.WITHOUT_EFFECT | EXPORTERS_WITHOUT_EFFECT
-_PROMISES = sorted((PROMISES | namesrv.PROMISES).items())
+_UNUSED_HEAD = """Every setting of Apache's 5.4.0 broker is known. These mean nothing here; they are shown, changed
+and kept like others, and a line in the log names those that are set to something else than Apache's default, which is
+shown here.
+
+| Why | Keys |
+|---|---|"""
+_REFUSED_HEAD = """Another value would promise what is not kept: at start and in a request it is an error.
+
+| Why | Keys |
+|---|---|"""
+_UNUSED_KEYS = frozenset(key for group in UNUSED for key in group.defaults)
+_WITHOUT_EFFECT = (WITHOUT_EFFECT | namesrv.WITHOUT_EFFECT) - _UNUSED_KEYS
+_PROMISES = [f"{k}={'|'.join(v)}" for k, v in (PROMISES | namesrv.PROMISES).items() if k not in _UNUSED_KEYS]
 
 
 def _setting_rows(settings_type: type[msgspec.Struct], *, has_fields: bool) -> Iterator[str]:
@@ -131,8 +143,14 @@ def _choices(value_type: object) -> str:
     return ""
 
 
-def _keys(title: str, what: str, keys: Iterable[str]) -> str:
-    return f"## {title}\n\n{what}\n\n{', '.join(f'`{key}`' for key in sorted(keys))}\n"
+def _keys(keys: Iterable[str]) -> str:
+    return ", ".join(f"`{key}`" for key in sorted(keys))
+
+
+def _unused_rows(*, must_stay: bool) -> Iterator[str]:
+    for group in UNUSED:
+        if group.must_stay == must_stay:
+            yield _row(group.reason, _keys(group.settings.split()))
 
 
 def _row(*cells: str) -> str:

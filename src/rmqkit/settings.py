@@ -63,6 +63,7 @@ class Setting:
         high: largest value allowed, inclusive.
         hot: whether it may be changed while the process runs.
         secret: whether its value is shown to nobody.
+        only: the one value that is accepted, where another would promise what is not kept; ``help`` says why.
     """
 
     key: str
@@ -71,6 +72,7 @@ class Setting:
     high: int | None = None
     hot: bool = False
     secret: bool = False
+    only: str | None = None
 
 
 class Given(NamedTuple):
@@ -135,7 +137,10 @@ def load(
         owners = [i for i, table in enumerate(tables) if key in table]
         for i in owners:
             name, value_type, setting = tables[i][key]
-            chosen[i][name] = _convert(text, value_type, setting, where)
+            chosen[i][name] = value = _convert(text, value_type, setting, where)
+            if setting.only is not None and _text(value) != setting.only:
+                remedy = f"use {key}={setting.only}" if setting.only else "leave it out"
+                raise SettingsError(f"{where}: {key}={text} is not supported: {setting.help}; {remedy}")
         if not owners:
             if key in accepted:
                 loaded.without_effect.append(key)

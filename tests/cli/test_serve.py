@@ -120,7 +120,13 @@ def test_a_configuration_that_cannot_be_read(tmp_path):
         ("flushDiskType=SOMETIMES", "flushDiskType=SOMETIMES must be one of ASYNC_FLUSH, SYNC_FLUSH"),
         ("listenPort=eleven", "listenPort=eleven must be a whole number from 0 to 65535"),
         ("brokerRole=OWNER", "brokerRole=OWNER must be one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
-        ("enableDLegerCommitLog=true", "enableDLegerCommitLog=true is not supported yet: use false"),
+        (
+            "enableDLegerCommitLog=true",
+            (
+                "enableDLegerCommitLog=true is not supported: the controller, DLedger and broker containers are not "
+                "built; use enableDLegerCommitLog=false"
+            ),
+        ),
     ],
 )
 def test_a_configuration_value_that_cannot_be_used(tmp_path, text, line):
@@ -141,14 +147,16 @@ def test_a_slave_has_an_id_of_its_own(tmp_path):
 def test_unknown_and_useless_configuration_keys_are_told_and_do_not_matter(tmp_path):
     config = tmp_path / "broker.conf"
     config.write_text(
-        "brokerNmae=x\nsendMessageThreadPoolNums=16\nuseEpollNativeSelector=true\nenableCompaction=true\n"
+        "brokerNmae=x\nsendMessageThreadPoolNums=16\nuseEpollNativeSelector=true\nenableCompaction=true\nuseSpinLock=1\n"
     )
     with run_standalone(tmp_path / "store", tmp_path, "-c", str(config)) as standalone:
         standalone.stop()
         log = standalone.process.log.read_text()
     assert "unknown key brokerNmae is ignored, did you mean brokerName?" in log
-    assert "without effect here: sendMessageThreadPoolNums, useEpollNativeSelector" in log
-    assert "not supported yet and ignored: enableCompaction" in log
+    assert log.count("without effect here: sendMessageThreadPoolNums=16 (one event loop answers requests, ") == 1
+    assert log.count("without effect here: useEpollNativeSelector=true (Netty's sockets and buffers, ") == 1
+    assert f"{config}: without effect here: useSpinLock\n" in log
+    assert "enableCompaction" not in log  # it is what Apache's broker has, too
 
 
 def test_a_store_in_use(tmp_path):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rmqkit import settings as configuration
-from rmqkit.broker.settings import PROMISES, WITHOUT_EFFECT, BrokerSettings, refuse_unsupported
+from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
 from rmqkit.errors import SettingsError
-from rmqkit.metrics.settings import ExporterType, MetricLabels
+from rmqkit.metrics.settings import EXPORTERS_WITHOUT_EFFECT, ExporterType, MetricLabels
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.standalone import Standalone
 
@@ -46,7 +46,7 @@ def test_differences_are_refused_and_other_exporters_settings_are_accepted():
     with pytest.raises(SettingsError, match="metricsInDelta=true is not supported yet: use false"):
         refuse_unsupported({"metricsInDelta": "true"}, source="broker.conf", promises=PROMISES)
     refuse_unsupported({"metricsInDelta": "false"}, source="broker.conf", promises=PROMISES)
-    assert "metricsGrpcExporterTarget" in WITHOUT_EFFECT
+    assert "metricsGrpcExporterTarget" in EXPORTERS_WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize(("port", "namesrv_port"), [("7000", 7001), ("0", 0)])

@@ -60,6 +60,7 @@ from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
 from rmqkit.broker.timer import Timer
 from rmqkit.broker.topics import TopicTable
 from rmqkit.broker.transaction import OpMessages
+from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
 from rmqkit.metrics.settings import ExporterType
@@ -153,7 +154,9 @@ class Broker:
         self._tls = tls
         self._client_tls = client_tls
         self._authentication = authentication or AuthenticationSettings()
-        self._configuration = configuration or Configuration([settings, store_settings, self._authentication])
+        self._configuration = configuration or Configuration(
+            [settings, store_settings, self._authentication, UnusedSettings()]
+        )
         self._dispatch = dispatch
         self._stops: list[_Work] = []
         self._parts: Parts | None = None

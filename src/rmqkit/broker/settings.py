@@ -10,12 +10,11 @@ from msgspec import field
 
 from rmqkit.broker.ha_members import HaAddresses
 from rmqkit.errors import SettingsError
-from rmqkit.metrics.settings import EXPORTER_PROMISES, EXPORTERS_WITHOUT_EFFECT, ExporterSettings
+from rmqkit.metrics.settings import EXPORTER_PROMISES, ExporterSettings
 from rmqkit.remoting.admission import AdminAddresses
 from rmqkit.settings import Setting
 
 __all__ = [
-    "NOT_BUILT",
     "PROMISES",
     "WITHOUT_EFFECT",
     "BrokerRole",
@@ -251,6 +250,12 @@ class BrokerSettings(ExporterSettings, kw_only=True):
     pop_retry_percent: Annotated[
         int, Setting("popFromRetryProbability", "percent of pops that try retries first", low=0, high=100, hot=True)
     ] = 20
+    mixed_topics: Annotated[
+        bool, Setting("enableMixedMessageType", "create topics whose message.type is MIXED", hot=True)
+    ] = False
+    deletes_retry_topics: Annotated[
+        bool, Setting("clearRetryTopicWhenDeleteTopic", "delete with a topic the retry topics of its pops", hot=True)
+    ] = True
     pop_retry_percent_by_priority: Annotated[
         int,
         Setting("popFromRetryProbabilityForPriority", "the same for topics of priorities", low=0, high=100, hot=True),
@@ -294,40 +299,15 @@ class BrokerSettings(ExporterSettings, kw_only=True):
     ] = True
 
 
-WITHOUT_EFFECT = EXPORTERS_WITHOUT_EFFECT | frozenset(
+WITHOUT_EFFECT = frozenset(
     """
-    rocketmqHome brokerConfigPath sendMessageThreadPoolNums pullMessageThreadPoolNums litePullMessageThreadPoolNums
-    ackMessageThreadPoolNums processReplyMessageThreadPoolNums queryMessageThreadPoolNums adminBrokerThreadPoolNums
-    clientManageThreadPoolNums commitLogRecoverMaxNum consumerManageThreadPoolNums loadBalanceProcessorThreadPoolNums
-    heartbeatThreadPoolNums endTransactionThreadPoolNums putMessageFutureThreadPoolNums serverWorkerThreads
-    serverCallbackExecutorThreads serverSelectorThreads serverAsyncSemaphoreValue serverOnewaySemaphoreValue
-    serverSocketSndBufSize serverSocketRcvBufSize serverPooledByteBufAllocatorEnable useEpollNativeSelector useTLS
-    useReentrantLockWhenPutMessage useSpinLock transferMsgByHeap sendThreadPoolQueueCapacity
-    pullThreadPoolQueueCapacity replyThreadPoolQueueCapacity queryThreadPoolQueueCapacity
-    clientManagerThreadPoolQueueCapacity consumerManagerThreadPoolQueueCapacity heartbeatThreadPoolQueueCapacity
-    endTransactionPoolQueueCapacity adminBrokerThreadPoolQueueCapacity ackThreadPoolQueueCapacity
-    putThreadPoolQueueCapacity loadBalanceThreadPoolQueueCapacity litePullThreadPoolQueueCapacity
-    flushConsumerOffsetHistoryInterval highSpeedMode commercialEnable clientAsyncSemaphoreValue
-    clientOnewaySemaphoreValue clientCallbackExecutorThreads clientWorkerThreads deleteCommitLogFilesInterval
-    deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly redeleteHangedFileInterval
-    fastFailIfNoBufferInStorePool osPageCacheBusyTimeOutMills bitMapLengthConsumeQueueExt haSlaveFallbehindMax
-    userCacheMaxNum userCacheExpiredSecond userCacheRefreshSecond aclCacheMaxNum aclCacheExpiredSecond
-    aclCacheRefreshSecond statefulAuthenticationCacheMaxNum statefulAuthenticationCacheExpiredSecond
-    statefulAuthorizationCacheMaxNum statefulAuthorizationCacheExpiredSecond
+    brokerConfigPath useSpinLock commercialEnable haSlaveFallbehindMax userCacheMaxNum userCacheExpiredSecond
+    userCacheRefreshSecond aclCacheMaxNum aclCacheExpiredSecond aclCacheRefreshSecond statefulAuthenticationCacheMaxNum
+    statefulAuthenticationCacheExpiredSecond statefulAuthorizationCacheMaxNum statefulAuthorizationCacheExpiredSecond
     """.split()
 )
-"""Keys of Java's configuration about threads, buffers, files in use and the JVM: accepted, noted, without effect."""
-
-NOT_BUILT = frozenset(
-    """
-    brokerFastFailureEnable consumerOffsetUpdateVersionStep
-    controllerAddr delayOffsetUpdateVersionStep
-    disappearTimeAfterStart enableCompaction
-    enableScheduleAsyncDeliver flushCommitLogTimed
-    waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue
-    """.split()
-)
-"""Keys of parts that are not built yet: accepted, with one note that they are ignored."""
+"""Keys of Java's configuration that 5.4.0 does not show, of caches and of older versions: accepted, noted, without
+effect. What it shows is in `rmqkit.broker.unused_settings`."""
 
 _AUTHENTICATION = "org.apache.rocketmq.auth.authentication"
 _AUTHORIZATION = "org.apache.rocketmq.auth.authorization"
@@ -344,10 +324,6 @@ PROMISES = EXPORTER_PROMISES | {
         f"{_AUTHORIZATION}.strategy.{kind}AuthorizationStrategy" for kind in ("Stateless", "Stateful")
     ),
     "migrateAuthFromV1Enabled": ("false",),
-    "duplicationEnable": ("false",),
-    "enableControllerMode": ("false",),
-    "enableDLegerCommitLog": ("false",),
-    "storeType": ("default",),
 }
 """Keys that promise something, and the values whose promise is kept."""
 

@@ -498,7 +498,7 @@ def doctor(
 
 
 def _patient(everything: Configuration, notes: list[str]) -> Patient:
-    broker, stored, users, _, *tls = everything.settings
+    broker, stored, users, _, _, *tls = everything.settings
     return Patient(broker, stored, store_root(stored), users, tls[0], tls[1], notes)
 
 

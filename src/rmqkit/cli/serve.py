@@ -65,7 +65,7 @@ def standalone(
     from rmqkit.standalone import Standalone
 
     namesrv, both = running.configurations
-    broker_settings, store_settings, users, _, *tls = both.settings
+    broker_settings, store_settings, users, _, _, *tls = both.settings
     root, sides = _unsharded(store_root(store_settings)), _tls(*tls)
     settings: dict[str, Any] = {"namesrv": namesrv.settings[0], "broker": broker_settings, "store": store_settings}
     _run(
@@ -98,7 +98,7 @@ def broker(
     from rmqkit.broker.server import Broker
 
     (everything,) = running.configurations
-    broker_settings, store_settings, users, _, *tls = everything.settings
+    broker_settings, store_settings, users, _, _, *tls = everything.settings
     root, sides = _unsharded(store_root(store_settings)), _tls(*tls)
     make = {"authentication": users, "configuration": everything, **sides}
     _run(

@@ -28,7 +28,8 @@ import typer
 
 from rmqkit import settings as configuration
 from rmqkit.broker import settings as broker_keys
-from rmqkit.broker.settings import NOT_BUILT, BrokerSettings, refuse_unsupported
+from rmqkit.broker.settings import BrokerSettings, refuse_unsupported
+from rmqkit.broker.unused_settings import UNUSED, UnusedSettings, unused_notes
 from rmqkit.cli import logging_setup
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.errors import SettingsError
@@ -43,8 +44,12 @@ __all__ = ["BROKER", "NAMESRV", "Config", "NameServers", "Running", "Set", "Sour
 
 PROMISES = {**broker_keys.PROMISES, **namesrv_keys.PROMISES}
 WITHOUT_EFFECT = broker_keys.WITHOUT_EFFECT | namesrv_keys.WITHOUT_EFFECT
+_UNUSED = frozenset(key for group in UNUSED for key in group.defaults)
 _SHARED: tuple[type[msgspec.Struct], ...] = (LoggingSettings, ServerTlsSettings, ClientTlsSettings)
-BROKER: tuple[type[msgspec.Struct], ...] = (BrokerSettings, StoreSettings, AuthenticationSettings, *_SHARED)
+BROKER: tuple[type[msgspec.Struct], ...] = (
+    *(BrokerSettings, StoreSettings, AuthenticationSettings, UnusedSettings),
+    *_SHARED,
+)
 NAMESRV: tuple[type[msgspec.Struct], ...] = (NamesrvSettings, *_SHARED)
 _ENVIRONMENT = "RMQCONF_"
 
@@ -134,7 +139,7 @@ class Sources:
         for key in PROMISES.keys() & given.keys():
             text, source = given[key]
             refuse_unsupported({key: text}, source=source, promises={key: PROMISES[key]})
-        accepted = WITHOUT_EFFECT | NOT_BUILT | PROMISES.keys()
+        accepted = WITHOUT_EFFECT | _UNUSED | PROMISES.keys()
         loaded = configuration.load(self._types, given, without_effect=accepted)
         notes = []
         for key, nearest in loaded.unknown:
@@ -142,10 +147,11 @@ class Sources:
             if key in self._options:
                 raise SettingsError(f"--set {key}={self._options[key]}: unknown key{hint or '; see --print-config'}")
             notes.append(f"{given[key].source}: unknown key {key} is ignored{hint}")
-        for what, keys in (("without effect here", WITHOUT_EFFECT), ("not supported yet and ignored", NOT_BUILT)):
-            named = sorted(keys.intersection(loaded.without_effect))
-            if named:
-                notes.append(f"{self.file}: {what}: {', '.join(named)}")
+        if UnusedSettings in self._types:
+            notes += [f"{self.file}: {note}" for note in unused_notes({key: one.text for key, one in given.items()})]
+        named = sorted(set(loaded.without_effect) - PROMISES.keys())
+        if named:
+            notes.append(f"{self.file}: without effect here: {', '.join(named)}")
         return given, notes
 
     def _given(self) -> dict[str, Given]:
@@ -224,8 +230,11 @@ class Running:
             _log.warning("%s", note)
 
     def print(self, *, as_json: bool) -> None:
-        """Every setting, sorted: its origin, bounds and meaning, then a line that a file may have."""
-        rows = sorted({row.key: row for one in self.configurations for row in one.described()}.items())
+        """Every setting, sorted: its origin, bounds and meaning, then a line that a file may have. Those without effect
+        are left out where nobody gave them."""
+        described = [row for one in self.configurations for row in one.described()]
+        told = {row.key: row for row in described if row.key not in _UNUSED or row.source != "default"}
+        rows = sorted(told.items())
         if as_json:
             print(msgspec.json.format(msgspec.json.encode([row for _, row in rows])).decode())
             return

@@ -86,7 +86,24 @@ def test_a_secret_is_shown_to_nobody():
             ERROR,
             "unknown key longPollingEnabled, did you mean longPollingEnable?; nothing was changed",
         ),
-        ("sendMessageThreadPoolNums=4", ERROR, "sendMessageThreadPoolNums: without effect here; nothing was changed"),
+        ("useSpinLock=true", ERROR, "useSpinLock: without effect here; nothing was changed"),
+        ("sendMessageThreadPoolNums=many", ERROR, "request: sendMessageThreadPoolNums=many must be a whole number"),
+        (
+            "timerStopEnqueue=true",
+            ERROR,
+            (
+                "request: timerStopEnqueue=true is not supported: timed messages are always taken and delivered; "
+                "use timerStopEnqueue=false"
+            ),
+        ),
+        (
+            "messageStorePlugIn=x",
+            ERROR,
+            (
+                "request: messageStorePlugIn=x is not supported: storage engines other than files are not built; "
+                "leave it out"
+            ),
+        ),
     ],
 )
 def test_what_cannot_be_changed_leaves_everything_as_it_was(run, text, code, remark):
@@ -131,6 +148,31 @@ def test_a_file_that_cannot_be_written_leaves_everything_as_it_was(tmp_path):
             assert await shown(cluster) == before
 
     asyncio.run(main())
+
+
+def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
+    file = tmp_path / "broker.conf"
+
+    async def main():
+        cluster = Cluster(tmp_path / "store")
+        broker = cluster.standalone._broker
+        broker._configuration = Configuration(broker._configuration.settings, file=file)
+        async with cluster:
+            settings, _ = await shown(cluster)
+            assert (settings["maxTopicLength"], settings["timerCheckMetricsWhen"]) == ("127", "05")
+            text = "maxTopicLength=200\nwakeFlushWhenPutMessage=false\ntimerStopEnqueue=false\npopReviveConcurrency=1"
+            assert (await change(cluster, text)).code == OK
+            settings, version = await shown(cluster)
+            assert (settings["maxTopicLength"], settings["popReviveConcurrency"]) == ("200", "1")
+            assert version["counter"] == 1
+
+    asyncio.run(main())
+    assert "maxTopicLength=200\n" in file.read_text()
+    told = [one.getMessage() for one in caplog.records if "without effect" in one.getMessage()]
+    assert told == [
+        "without effect here: maxTopicLength=200 (Apache's 5.4.0 broker does not read it, either)",
+        "without effect here: popReviveConcurrency=1 (POP keeps its check points in the log, whatever these say)",
+    ]
 
 
 # -- what a change does, at once

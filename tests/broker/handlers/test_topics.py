@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rmqkit.protocol.bodies.topics import TopicRoute
+from rmqkit.protocol.bodies.topics import TopicConfig, TopicRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.fastjson import decode_as
@@ -241,6 +241,25 @@ def test_what_belongs_to_no_topic_goes(run, tmp_path):
         assert offsets == {"T@g": {"0": 1}}
 
     run(scenario)
+
+
+def test_mixed_topics_are_made_where_a_setting_says_so(run):
+    async def scenario(cluster):
+        assert (await cluster.ask(CREATE, **FIELDS, attributes="+message.type=MIXED")).code == 0
+
+    run(scenario, broker={"mixed_topics": True})
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+def test_a_setting_says_whether_retry_topics_go_with_their_topic(run, deletes):
+    async def scenario(cluster):
+        parts = cluster.standalone._broker._parts
+        parts.topics.put(TopicConfig(topic_name="T"), TopicConfig(topic_name="%RETRY%g_T"))
+        parts.offsets.commit("g", "T", 0, 0)
+        assert (await cluster.ask(DELETE, topic="T")).code == 0
+        assert (parts.topics.get("%RETRY%g_T") is None) is deletes
+
+    run(scenario, broker={"deletes_retry_topics": deletes})
 
 
 def test_offsets_that_a_group_left_behind_go(run):

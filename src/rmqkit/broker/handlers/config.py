@@ -6,11 +6,15 @@ Every change gives the settings a new version, which is told with them. Source: 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import msgspec
 
 from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.broker.parts import Parts
-from rmqkit.broker.settings import NOT_BUILT, WITHOUT_EFFECT
+from rmqkit.broker.settings import WITHOUT_EFFECT
+from rmqkit.broker.unused_settings import unused_notes
 from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
@@ -20,6 +24,8 @@ from rmqkit.remoting.connection import Connection
 
 __all__ = ["ConfigHandlers"]
 
+_log = logging.getLogger(__name__)
+
 
 class ConfigHandlers(Handlers):
     """Answers operators who ask for settings."""
@@ -28,7 +34,7 @@ class ConfigHandlers(Handlers):
         super().__init__(parts)
         self._configuration = parts.configuration
         self._version = DataVersion(timestamp=self._clock.now_ms())
-        parts.configuration.listeners.append(lambda keys: self._version.advance(self._clock.now_ms()))
+        parts.configuration.listeners.append(self._changed)
 
     @answers(RequestCode.GET_BROKER_CONFIG)
     def config(self, connection: Connection, command: Command) -> Command:
@@ -39,4 +45,10 @@ class ConfigHandlers(Handlers):
     def update_config(self, connection: Connection, command: Command) -> Command:
         """Change hot settings; they are in the file when this is answered."""
         black_list = self._settings.config_black_list
-        return change_settings(self._configuration, command, black_list, WITHOUT_EFFECT | NOT_BUILT)
+        return change_settings(self._configuration, command, black_list, WITHOUT_EFFECT)
+
+    def _changed(self, keys: Sequence[str]) -> None:
+        self._version.advance(self._clock.now_ms())
+        texts = self._configuration.texts()
+        for note in unused_notes({key: texts[key] for key in keys}):
+            _log.warning("%s", note)

@@ -79,7 +79,8 @@ class TopicHandlers(Handlers):
         fault = topic_fault(topic) if not topic.strip() else self._conflict(topic)
         if fault is not None:
             return reply(command, ResponseCode.INVALID_PARAMETER, fault)
-        retries = [retry_topic(f"{group}{mark}{topic}") for group in self._offsets.groups(topic) for mark in "_+"]
+        groups = self._offsets.groups(topic) if self._settings.deletes_retry_topics else ()
+        retries = [retry_topic(f"{group}{mark}{topic}") for group in groups for mark in "_+"]
         for name in (topic, *filter(self._topics.get, retries)):
             self._topics.remove(name)
             self._offsets.remove_topic(name)
@@ -150,7 +151,7 @@ class TopicHandlers(Handlers):
             known = self._topics.get(config.topic_name)
             changes = config.attributes or {}
             fault = topic_fault(config.topic_name) or self._conflict(config.topic_name)
-            if fault is None and changes.get("+message.type") == "MIXED":
+            if fault is None and changes.get("+message.type") == "MIXED" and not self._settings.mixed_topics:
                 fault = "MIXED message type is not supported."
             if fault is None and known is None and changes.get("+cleanup.policy") == "COMPACTION":
                 fault = _NO_COMPACTION

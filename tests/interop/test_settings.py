@@ -1,0 +1,87 @@
+"""Every setting that a real Apache broker shows is known to ours, and ours shows no other but its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.unused_settings import UNUSED, UnusedSettings
+from rmqkit.cli.sources import BROKER
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, request
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.settings import parse_properties, setting_table, to_properties
+from rmqkit.standalone import Standalone
+from tests.interop.apache import BROKER_CONF, ApachePair, ask
+from tests.interop.conftest import ACCESS_CONF
+
+OURS_ALONE = """
+    adminAllowedAddresses haMasterAddress indexTagsEnable logFile logFileBytesMax logFileCount logFormat logLevel
+    proxyProtocolEnable readOnlyCommitLogStorePaths
+""".split()
+# Apache's broker has them, and does not show them.
+NOT_SHOWN_BY_APACHE = """
+    authenticationEnabled authenticationWhitelist authorizationEnabled authorizationWhitelist initAuthenticationUser
+    innerClientAuthenticationCredentials
+    tls.client.authServer tls.client.certPath tls.client.keyPassword tls.client.keyPath tls.client.trustCertPath
+    tls.enable tls.server.certPath tls.server.keyPassword tls.server.keyPath tls.server.mode
+    tls.server.need.client.auth tls.server.trustCertPath
+""".split()
+# Apache takes them from the machine, or from how it was started; the last is worked out from other settings.
+OF_THE_MACHINE = """
+    endTransactionThreadPoolNums heartbeatThreadPoolNums litePullMessageThreadPoolNums processReplyMessageThreadPoolNums
+    pullMessageThreadPoolNums putMessageFutureThreadPoolNums queryMessageThreadPoolNums sendMessageThreadPoolNums
+    clientCallbackExecutorThreads rocketmqHome connectTimeoutMillis bitMapLengthConsumeQueueExt
+""".split()
+
+
+def shown_by(apache: ApachePair) -> dict[str, str]:
+    """What Apache's broker has; it also shows what its file says besides."""
+    answer = ask(apache.broker_addr, Command(RequestCode.GET_BROKER_CONFIG))
+    shown = parse_properties(bytes(answer.payload).decode())
+    return {key: text for key, text in shown.items() if key not in ACCESS_CONF}
+
+
+def test_every_setting_of_apache_s_broker_is_known_and_no_other(apache: ApachePair) -> None:
+    theirs = shown_by(apache)
+    known = {key for one in BROKER for key in setting_table(one)}
+    assert len(theirs) > 400
+    assert theirs.keys() - known == set(), "Apache's broker has them, ours does not know them"
+    assert {key for key in known - theirs.keys() if not key.startswith("tls.")} == {
+        key for key in (*OURS_ALONE, *NOT_SHOWN_BY_APACHE) if not key.startswith("tls.")
+    }
+
+
+def test_no_setting_is_both_with_and_without_effect() -> None:
+    without = [key for group in UNUSED for key in group.defaults]
+    assert len(without) == len(set(without)), "in two groups"
+    effective = {key for one in BROKER if one is not UnusedSettings for key in setting_table(one)}
+    assert effective.isdisjoint(without)
+
+
+def test_what_has_no_effect_is_shown_with_apache_s_default(apache: ApachePair) -> None:
+    theirs, ours = shown_by(apache), to_properties(UnusedSettings())
+    compared = ours.keys() - {*OF_THE_MACHINE, *BROKER_CONF}
+    assert len(compared) > 280
+    assert {key: (theirs[key], ours[key]) for key in compared if theirs[key] != ours[key]} == {}
+
+
+def test_our_broker_accepts_every_setting_as_apache_s_shows_it(apache: ApachePair, tmp_path: Path) -> None:
+    """All that mean nothing, in one request; what must stay as it is has Apache's default."""
+    theirs = shown_by(apache)
+    text = "".join(f"{key}={theirs[key]}\n" for key in to_properties(UnusedSettings()) if key != "rocketmqHome")
+
+    async def main() -> tuple[int, str | None, dict[str, str]]:
+        settings = BrokerSettings(listen_port=0, bind_address="127.0.0.1")
+        client = RemotingClient()
+        async with Standalone(tmp_path, broker=settings) as ours:
+            update = Command(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+            changed = await client.call(ours.broker_address, update, 60_000)
+            shown = await client.call(ours.broker_address, request(RequestCode.GET_BROKER_CONFIG), 60_000)
+        await client.close()
+        return changed.code, changed.remark, parse_properties(bytes(shown.payload).decode())
+
+    code, remark, shown = asyncio.run(main())
+    assert code == 0, remark
+    assert theirs.keys() <= shown.keys()
