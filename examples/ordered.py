@@ -21,7 +21,6 @@ ORDERS = 5
 async def main() -> None:
     histories: dict[str, list[str]] = defaultdict(list)
     failed: set[str] = set()
-    complete = asyncio.Event()
     consumer = PushConsumer("warehouse", NAME_SERVERS, settings=SETTINGS, ordered=True)
 
     @consumer.on("OrderEvents")
@@ -32,15 +31,14 @@ async def main() -> None:
             raise RuntimeError("no boxes left")  # comes again, before "shipped"
         histories[order].append(event)
         if sum(map(len, histories.values())) == ORDERS * len(EVENTS):
-            complete.set()
+            await consumer.close()  # a service runs until SIGTERM instead
 
     async with Producer("shop", NAME_SERVERS) as producer:
         for event in EVENTS:
             for order in range(ORDERS):
                 message = Message(topic="OrderEvents", body=f"{order} {event}".encode(), sharding_key=str(order))
                 await producer.send(message, selector=selectors.by_sharding_key)
-    async with consumer:
-        await complete.wait()
+    await consumer.run()
     for order in sorted(histories):
         print(f"order {order}: {', '.join(histories[order])}")
 

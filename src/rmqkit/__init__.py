@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rmqkit.client.pull_consumer import PullResult as PullResult
     from rmqkit.client.push_consumer import PushConsumer as PushConsumer
     from rmqkit.client.request_reply import Reply as Reply
+    from rmqkit.client.running import run as run
     from rmqkit.client.runtime import ClientRuntime as ClientRuntime
     from rmqkit.client.sender import SendResult as SendResult
     from rmqkit.client.sender import SendStatus as SendStatus
@@ -75,6 +76,7 @@ rmqkit.client.producer Producer
 rmqkit.client.pull_consumer PullConsumer PullResult
 rmqkit.client.push_consumer PushConsumer
 rmqkit.client.request_reply Reply
+rmqkit.client.running run
 rmqkit.client.runtime ClientRuntime
 rmqkit.client.sender SendResult SendStatus
 rmqkit.client.settings ClientSettings CompressionType MessageModel ProducerSettings PullConsumerSettings

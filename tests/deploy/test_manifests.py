@@ -20,6 +20,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rmqkit import PushConsumerSettings
 from rmqkit.cli import doctor
 from rmqkit.settings import parse_properties
 from tests.interop.server_process import ServerProcess, wait_until
@@ -79,6 +80,19 @@ def test_the_brokers_name_servers_are_the_pods_of_their_set():
     for name in ("broker.yaml", "broker-outside.yaml"):
         (config,) = (one for one in MANIFESTS[name] if one["kind"] == "ConfigMap")
         assert parse_properties(config["data"]["broker.conf"])["namesrvAddr"].split(";") == addresses
+
+
+def test_a_consumer_has_longer_to_end_than_it_waits_for_its_handlers():
+    (deployment,) = MANIFESTS["consumer.yaml"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > PushConsumerSettings().drain_ms / 1000 + 10
+    (container,) = pod["containers"]
+    interpreter, program = container["command"]
+    assert interpreter == "python" and (ROOT / "examples" / program).exists()
+    assert str(pod["securityContext"]["runAsUser"]) == user_of_image()
+    (config,) = (one for one in MANIFESTS["broker.yaml"] if one["kind"] == "ConfigMap")
+    told = {one["name"]: one["value"] for one in container["env"]}
+    assert told == {"NAMESRV_ADDR": parse_properties(config["data"]["broker.conf"])["namesrvAddr"]}
 
 
 def test_inside_and_outside_differ_in_the_address_that_is_told():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from rmqkit import Message, sync
 from tests.interop.standalone import run_standalone
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -64,7 +66,7 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_example_is_run():
-    others = {"demo.py"}  # is for people to watch and needs Spark: `make demo`
+    others = {"demo.py", "service.py"}  # `make demo`, for people to watch; the other has a test of its own
     assert {path.name for path in EXAMPLES.glob("*.py")} - others <= PRINTS.keys()
 
 
@@ -74,6 +76,19 @@ def test_an_example_prints_what_it_is_for(namesrv, name):
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(PRINTS[name], done.stdout.strip()), done.stdout
+
+
+def test_the_service_finishes_what_it_does_when_it_is_asked_to_end(namesrv):
+    with sync.Producer("shop", namesrv) as producer:
+        producer.send(Message(topic="Orders", body=b"17"))
+    command = [sys.executable, str(EXAMPLES / "service.py"), namesrv]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert "billed order 17\n" in iter(process.stdout.readline, "")
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0
+    assert rest.splitlines()[-1] == "closed"
 
 
 @pytest.mark.spark

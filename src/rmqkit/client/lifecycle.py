@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rmqkit.client import forks
 from rmqkit.client.hooks import Hook, Hooks
+from rmqkit.client.running import run
 from rmqkit.client.runtime import ClientRuntime
 from rmqkit.client.settings import ClientSettings
 from rmqkit.clock import Clock
@@ -70,6 +71,9 @@ class Client:
     instead; its owner starts and closes it.
     Raises SettingsError: the group's name is not legal, both or neither of name servers and runtime are given."""
 
+    closes_last = False
+    """Whether handlers of other clients may use it, so that `run` closes it after them."""
+
     _kind = "client"
     _reserved_group = ""
     _trace_kind = "CONSUME"
@@ -101,6 +105,7 @@ class Client:
         self._closing: asyncio.Task[None] | None = None
         self._calls = 0
         self._idle = asyncio.Event()
+        self._closed = asyncio.Event()
         forks.tell(self, Client._forked)
 
     def _make_trace(self, settings: ClientSettings) -> MessageTrace:
@@ -162,6 +167,20 @@ class Client:
                 await self._trace.close()
             if self._owns_runtime:
                 await self._runtime.close()
+            self._closed.set()
+
+    async def run(self) -> None:
+        """Run until SIGINT or SIGTERM asks the process to end, then finish what is under way and close::
+
+            asyncio.run(consumer.run())
+
+        Starts it if that was not done. `rmqkit.run`, or `rmqkit.sync.run`, does it for several clients together; raises
+        as that does."""
+        await run(self)
+
+    async def wait_closed(self) -> None:
+        """Wait until somebody has closed it."""
+        await self._closed.wait()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -202,6 +221,16 @@ class Client:
         if self._is_started or (self._closing is not None and not self._closing.done()):
             self._state = _State.LEFT_BEHIND
         return self.is_left_behind
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was neither started nor closed."""
+        return self._state is _State.NEW
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and has ended."""
+        return self._closed.is_set()
 
     @property
     def _is_started(self) -> bool:

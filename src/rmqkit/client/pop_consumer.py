@@ -34,8 +34,7 @@ class PopConsumer(PushConsumer):
         async def bill(message: ReceivedMessage) -> None:
             ...                                   # returning acknowledges the message, raising has it come again
 
-        async with consumer:
-            await stop_signal.wait()
+        await consumer.run()                      # until SIGINT or SIGTERM
 
     or message by message::
 

@@ -46,6 +46,8 @@ class Producer(Client):
         hooks: are told of every send.
     """
 
+    closes_last = True
+
     _kind = "producer"
     _trace_kind = "PRODUCE"
     _reserved_group = "DEFAULT_PRODUCER"

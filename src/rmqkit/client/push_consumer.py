@@ -52,8 +52,7 @@ class PushConsumer(Consumer):
         async def bill(message: ReceivedMessage) -> None:
             ...                                   # returning consumes the message, raising has it come again
 
-        async with consumer:
-            await stop_signal.wait()
+        await consumer.run()                      # until SIGINT or SIGTERM
 
     The members of a group share the queues and must have equal subscriptions and ``allocate`` functions (see
     `rmqkit.client.allocate`). ``ordered`` handles the messages of a queue one after the other: no other member has the

@@ -16,6 +16,7 @@ is first used there; the parent's are not touched. A consumer is the parent's: t
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,12 +27,15 @@ from rmqkit.client import consumer, forks, pop_consumer, producer, pull_consumer
 from rmqkit.client.lifecycle import Client
 from rmqkit.client.polling import MessageStream
 from rmqkit.client.portal import Portal, portal
+from rmqkit.client.running import closing_order, told_by_signals
+from rmqkit.errors import ClientError
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
+__all__ = ["PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer", "run"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_LOOK_SECONDS = 0.2
 _Method = Callable[Concatenate[Any, P], T]
 
 
@@ -112,6 +116,39 @@ def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[Received
     return call
 
 
+def run(*clients: _Blocking) -> None:
+    """`rmqkit.run`, blocking: it ends the same way, and coroutine functions and threads at work may finish.
+    Raises ClientError: it is called elsewhere than in the main thread, which alone gets signals, or without clients.
+    Raises NoRoute: as `start` of the clients."""
+    if not clients:
+        raise ClientError("run() has no clients: give it at least one")
+    asked = threading.Event()
+    with told_by_signals(asked.set):
+        try:
+            for client in clients:
+                if client.is_new and not asked.is_set():
+                    client.start()
+            # With a time, as a wait without one keeps signals away on Windows.
+            while not asked.wait(_LOOK_SECONDS) and not all(client.is_closed for client in clients):
+                pass
+        finally:
+            for together in filter(None, closing_order(clients)):
+                together[0]._here().run(functools.partial(_close_all, [one._client for one in together]))
+
+
+def _runs(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
+    """A method that runs the client by `run` of this module."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        run(self)
+
+    return functools.update_wrapper(call, method)
+
+
+async def _close_all(clients: list[Client]) -> None:
+    await asyncio.gather(*(client.close() for client in clients))
+
+
 class _Blocking:
     """What the facades have in common."""
 
@@ -123,7 +160,24 @@ class _Blocking:
     _goes_on_after_fork = False
 
     start = _waits(Client.start)
+    wait_closed = _waits(Client.wait_closed)
+    run = _runs(Client.run)
     close = _waits_unless_left_behind(Client.close)
+
+    @property
+    def closes_last(self) -> bool:
+        """As `Client.closes_last`."""
+        return self._client.closes_last
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was neither started nor closed."""
+        return self._client.is_new
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and has ended."""
+        return self._client.is_closed
 
     def _forked(self) -> bool:
         self._anew = threading.Lock()  # the thread that held the lock is not here

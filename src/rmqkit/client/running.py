@@ -1,0 +1,141 @@
+"""Clients as a program: they run until somebody asks the process to end, and then finish what they do.
+
+==================  ==================================================================================================
+what happens        then
+==================  ==================================================================================================
+`run` is called     clients that are not started are, in the order given
+SIGINT, SIGTERM     consumers take nothing more, wait for their handlers (``drain_ms``), save their offsets and leave;
+                    then producers, which handlers may send with, send what is under way and leave
+a second signal     ends the process at once, as without `run`
+every client is     `run` returns
+closed
+==================  ==================================================================================================
+
+Loops that cannot watch signals, as on Windows, get them from Python's own handlers. Loop only, and in the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from rmqkit.errors import ClientError
+
+__all__ = ["Runs", "closing_order", "run", "told_by_signals"]
+
+C = TypeVar("C", bound="_HasOrder")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_log = logging.getLogger(__name__)
+
+
+class Runs(Protocol):
+    """A client, as far as it runs. ``closes_last`` says that the others' handlers may use it."""
+
+    @property
+    def closes_last(self) -> bool: ...
+
+    @property
+    def is_new(self) -> bool: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+
+async def run(*clients: Runs) -> None:
+    """Run clients until SIGINT or SIGTERM asks the process to end, then have them finish and close::
+
+        asyncio.run(rmqkit.run(consumer, producer))
+
+    Clients that are not started are started. Consumers stop taking messages, wait for their handlers, save their
+    offsets and leave; producers close after them. It returns then, and also when all clients are closed otherwise. A
+    second signal ends the process at once.
+
+    Raises ClientError: it is called elsewhere than in the main thread, which alone gets signals, or without clients.
+    Raises NoRoute: as `start` of the clients."""
+    if not clients:
+        raise ClientError("run() has no clients: give it at least one")
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    with told_by_signals(asked.set, loop):
+        working = [
+            asyncio.create_task(_start_and_wait(clients), name="clients that run"),
+            asyncio.create_task(asked.wait(), name="signals"),
+        ]
+        try:
+            await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+            for together in closing_order(clients):
+                await asyncio.gather(*(client.close() for client in together))
+    if not working[0].cancelled():
+        working[0].result()
+
+
+async def _start_and_wait(clients: Sequence[Runs]) -> None:
+    for client in clients:
+        if client.is_new:
+            await client.start()
+    for client in clients:
+        await client.wait_closed()
+
+
+class _HasOrder(Protocol):
+    @property
+    def closes_last(self) -> bool: ...
+
+
+def closing_order(clients: Sequence[C]) -> list[list[C]]:
+    """Those that close first, and those that close when the first have."""
+    first = [client for client in clients if not client.closes_last]
+    return [first, [client for client in clients if client.closes_last]]
+
+
+@contextlib.contextmanager
+def told_by_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
+    """Have SIGINT and SIGTERM call a function, the first time; with a loop it is called there.
+    Raises ClientError: this is not the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ClientError("run() is not in the main thread, where signals arrive: use 'with' and close() here")
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            if loop is not None:
+                with contextlib.suppress(NotImplementedError):
+                    loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not from Python
+
+    def on_signal(number: int, frame: Any = None) -> None:
+        restore()
+        _log.info("%s: finishing what is under way", signal.Signals(number).name)
+        tell()
+
+    def on_python_signal(number: int, frame: Any) -> None:
+        if loop is None:
+            on_signal(number)
+        else:
+            loop.call_soon_threadsafe(on_signal, number)
+
+    for number in _SIGNALS:
+        if loop is not None:
+            try:
+                loop.add_signal_handler(number, on_signal, number)
+                continue
+            except NotImplementedError:
+                pass
+        signal.signal(number, on_python_signal)
+    try:
+        yield
+    finally:
+        restore()
