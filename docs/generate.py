@@ -54,7 +54,7 @@ SETTINGS: dict[str, tuple[str, Sequence[type[msgspec.Struct]]]] = {
         "In either file, or in a file of their own that `tls.config.file` names.",
         (ServerTlsSettings, ClientTlsSettings),
     ),
-    "Users": ("In `broker.conf`.", (AuthenticationSettings,)),
+    "Users": ("In `broker.conf`; in `namesrv.conf` for what brokers say of themselves.", (AuthenticationSettings,)),
     "Every client": ("Fields of the settings of producers and consumers.", (client.ClientSettings,)),
     "Producers": ("`ProducerSettings`", (client.ProducerSettings,)),
     "Consumers": ("`PullConsumerSettings`, `PushConsumerSettings`", (client.ConsumerSettings,)),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
+
+import msgspec
 
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
@@ -29,7 +32,7 @@ class Standalone:
         broker: ``namesrv_addr`` is set here.
         tls: what both ports do about TLS; None means disabled.
         client_tls: how the broker reaches the name server, and it the broker; None means plain.
-        authentication: whose requests the broker takes.
+        authentication: whose requests the broker takes; the name server takes what is signed by its own, only.
         configurations: what operators are shown and may change, of the name server and of the broker.
     """
 
@@ -51,7 +54,15 @@ class Standalone:
         namesrv.kv_config_path = namesrv.kv_config_path or str(store_root / "config" / KV_FILE)
         if namesrv.exporter_type is ExporterType.PROM and namesrv.exporter_port == self._broker_settings.exporter_port:
             namesrv.exporter_port += bool(namesrv.exporter_port)  # one file speaks of both, each has a port of its own
-        self._namesrv = NameServer(namesrv, clock, tls=tls, client_tls=client_tls, configuration=configurations[0])
+        authentication = _with_inner(authentication)
+        self._namesrv = NameServer(
+            namesrv,
+            clock,
+            tls=tls,
+            client_tls=client_tls,
+            authentication=authentication,
+            configuration=configurations[0] or Configuration([namesrv]),
+        )
         self._broker = Broker(
             self._broker_settings,
             store or StoreSettings(),
@@ -102,3 +113,11 @@ class Standalone:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
+
+
+def _with_inner(authentication: AuthenticationSettings | None) -> AuthenticationSettings | None:
+    """The users, with one for what the two servers say to each other: where nobody named it, of this process alone."""
+    if authentication is None or not authentication.enabled or authentication.inner_credentials:
+        return authentication
+    credentials = {"accessKey": f"standalone-{secrets.token_hex(8)}", "secretKey": secrets.token_hex(16)}
+    return msgspec.structs.replace(authentication, inner_credentials=msgspec.json.encode(credentials).decode())

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import struct
 
 
@@ -18,6 +19,11 @@ class Answer:
         self.remark = header.get("remark") or ""
         self.fields = header.get("extFields") or {}
         self.body = body
+
+    @property
+    def table(self) -> dict:
+        """The body as JSON; Java's dialect writes numbers as names without quotes."""
+        return json.loads(re.sub(rb"([{,])(\d+):", rb'\1"\2":', self.body))
 
 
 def signed(fields: dict[str, str], body: bytes, user: str, secret: str) -> dict[str, str]:

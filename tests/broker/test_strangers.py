@@ -133,3 +133,149 @@ def test_who_writes_a_proxy_line_is_where_it_is(serve, balancers, ips, code, pre
         assert answer.code == code, answer.remark
 
     serve(scenario, users=True, broker={"proxyProtocolAddresses": balancers})
+
+
+REGISTER, UNREGISTER, ROUTE, CLUSTERS, REGISTER_TOPIC, DATA_VERSION, BROKER_HEARTBEAT = (
+    103,
+    104,
+    105,
+    106,
+    217,
+    322,
+    904,
+)
+ELSEWHERE = "127.0.0.2"
+TOPIC = {"topicName": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 0}
+SELF_TEST = {**TOPIC, "topicName": "SELF_TEST_TOPIC"}
+VERSION = {"timestamp": 9_000_000_000_000, "counter": 9, "stateVersion": 9}
+REGISTRATION = json.dumps(
+    {
+        "topicConfigSerializeWrapper": {
+            "dataVersion": VERSION,
+            "topicConfigTable": {"TBW102": TOPIC, "SELF_TEST_TOPIC": SELF_TEST},
+        },
+        "filterServerList": [],
+    }
+).encode()
+
+
+def as_broker(address, name="broker-a", broker_id=0, cluster="DefaultCluster"):
+    return {
+        "brokerName": name,
+        "brokerAddr": address,
+        "clusterName": cluster,
+        "brokerId": str(broker_id),
+        "haServerAddr": "10.6.6.6:10912",
+        "compressed": "false",
+        "bodyCrc32": "0",
+    }
+
+
+async def told(servers):
+    """What clients are told of brokers and of a topic."""
+    answers = [await ask(servers.namesrv_address, CLUSTERS), await ask(servers.namesrv_address, ROUTE, topic="TBW102")]
+    return [answer.table for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (REGISTER, {"address": "10.6.6.6:10911"}),
+        (REGISTER, {"address": "10.6.6.6:10911", "cluster": "Other"}),
+        (REGISTER, {"address": "10.6.6.6:10911", "broker_id": -1}),
+        (REGISTER, {}),
+        (REGISTER, {"broker_id": 7}),
+        (REGISTER, {"cluster": "Other"}),
+        (REGISTER, {"name": "other"}),
+        (UNREGISTER, {}),
+        (UNREGISTER, {"name": "other"}),
+        (DATA_VERSION, {}),
+        (BROKER_HEARTBEAT, {}),
+    ],
+)
+def test_nobody_speaks_for_a_broker_that_is_alive(serve, code, said):
+    """Whoever could would have its clients send to another address, or to none."""
+
+    async def scenario(servers):
+        before = await told(servers)
+        async with Stranger(servers.namesrv_address, source=ELSEWHERE) as stranger:
+            body = REGISTRATION if code == REGISTER else json.dumps(VERSION).encode()
+            fields = as_broker(**{"address": servers.broker_address, **said})
+            answer = await stranger.ask(code, body, **fields)
+            assert answer.code == REFUSED, answer.remark
+            assert servers.broker_address in answer.remark
+        assert await told(servers) == before
+
+    serve(scenario, broker={"brokerName": "broker-a"})
+
+
+def test_nobody_changes_the_queues_of_a_broker_that_is_alive(serve):
+    async def scenario(servers):
+        before = await told(servers)
+        queues = [{"brokerName": "broker-a", "readQueueNums": 0, "writeQueueNums": 0, "perm": 0, "topicSysFlag": 0}]
+        async with Stranger(servers.namesrv_address, source=ELSEWHERE) as stranger:
+            body = json.dumps({"queueDatas": queues, "brokerDatas": []}).encode()
+            assert (await stranger.ask(REGISTER_TOPIC, body, topic="TBW102")).code == REFUSED
+        assert await told(servers) == before
+
+    # it is on this machine, too: an administrator may
+    serve(scenario, broker={"brokerName": "broker-a"}, namesrv={"adminAllowedAddresses": "127.0.0.1"})
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", ELSEWHERE])
+def test_a_broker_has_the_place_of_one_that_is_gone(serve, source):
+    async def scenario(servers):
+        first, second = as_broker("10.0.0.1:10911", "b"), as_broker("10.0.0.2:10911", "b")
+        async with Stranger(servers.namesrv_address) as broker:
+            assert (await broker.ask(REGISTER, REGISTRATION, **first)).code == OK
+            assert (await broker.ask(REGISTER, REGISTRATION, **first)).code == OK
+            async with Stranger(servers.namesrv_address, source=source) as other:
+                answer = await other.ask(REGISTER, REGISTRATION, **second)
+                assert (answer.code, "10.0.0.1:10911 and alive" in answer.remark) == (REFUSED, True)
+        async with Stranger(servers.namesrv_address, source=source) as other:
+            while (answer := await other.ask(REGISTER, REGISTRATION, **second)).code != OK:
+                assert answer.code == REFUSED  # until the name server has seen the end of the connection
+            addresses = (await other.ask(CLUSTERS)).table["brokerAddrTable"]["b"]["brokerAddrs"]
+            assert addresses == {"0": "10.0.0.2:10911"}
+
+    serve(scenario)
+
+
+def test_a_setting_lets_a_broker_have_the_place_of_one_that_is_alive(serve):
+    async def scenario(servers):
+        async with Stranger(servers.namesrv_address, source=ELSEWHERE) as leader:
+            assert (await leader.ask(REGISTER, REGISTRATION, **as_broker("10.6.6.6:10911"))).code == OK
+            assert (await told(servers))[0]["brokerAddrTable"]["broker-a"]["brokerAddrs"] == {"0": "10.6.6.6:10911"}
+
+    serve(scenario, broker={"brokerName": "broker-a"}, namesrv={"allowBrokerTakeover": "true"})
+
+
+def test_only_some_addresses_may_speak_for_brokers(serve):
+    async def scenario(servers):
+        before = await told(servers)
+        async with Stranger(servers.namesrv_address, source=ELSEWHERE) as stranger:
+            for code in (REGISTER, UNREGISTER, REGISTER_TOPIC, DATA_VERSION, BROKER_HEARTBEAT):
+                answer = await stranger.ask(code, REGISTRATION, **as_broker("10.6.6.6:10911", "new"), topic="T")
+                assert answer.code == REFUSED and "registrationAllowedAddresses=127.0.0.1;" in answer.remark
+            assert (await stranger.ask(ROUTE, topic="TBW102")).code == OK
+        assert await told(servers) == before
+
+    serve(scenario, namesrv={"registrationAllowedAddresses": "127.0.0.1;"})
+
+
+def test_where_users_are_in_force_brokers_sign_what_they_say_of_themselves(serve):
+    """The broker of this standalone is registered when it has started; clients need not sign what they ask."""
+
+    async def scenario(servers):
+        name_server = servers.namesrv_address
+        before = await told(servers)
+        await with_rights(servers.broker_address, "eve", "*")
+        for user in (None, "eve"):
+            for code in (REGISTER, UNREGISTER, REGISTER_TOPIC, DATA_VERSION, BROKER_HEARTBEAT):
+                answer = await ask(name_server, code, REGISTRATION, user, **as_broker("10.6.6.6:1", "new"), topic="T")
+                assert answer.code == REFUSED and "innerClientAuthenticationCredentials" in answer.remark, code
+        assert await told(servers) == before
+        answer = await ask(name_server, REGISTER, REGISTRATION, "root", **as_broker("10.6.6.6:1", "new"))
+        assert answer.code == OK, answer.remark
+
+    serve(scenario, users=True)

@@ -5,6 +5,7 @@ comes back empty is full again within one registration interval; clients go on w
 """
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from rmqkit import Message, Producer, PullConsumer
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import loads
+from rmqkit.remoting.authentication import Credentials
 from tests.interop import standalone
 from tests.interop.apache import (
     BROKER_NAME,
@@ -33,6 +35,7 @@ from tests.interop.standalone import run_name_server
 from tests.patience import producing, pulling
 
 COUNT = 200
+INNER = {"accessKey": "inner", "secretKey": "inner-secret"}
 READY_SECONDS = 150
 STOP_SECONDS = 150
 REGISTER_INTERVAL_SECONDS = 10
@@ -119,6 +122,31 @@ def test_apache_s_broker_may_compress_its_registration(version: str, tmp_path: P
         route = loads(ask(namesrv, route_request("TBW102")).payload)
         assert [broker["brokerAddrs"] for broker in route["brokerDatas"]] == [{"0": broker_addr}]
         assert [(queue["readQueueNums"], queue["perm"]) for queue in route["queueDatas"]] == [(8, 7)]
+
+
+def test_apache_s_broker_signs_its_registration(tmp_path: Path) -> None:
+    """Where our name server wants that; a broker that does not sign stays out."""
+    inner = f"innerClientAuthenticationCredentials={json.dumps(INNER)}"
+    conf = f'authenticationEnabled=true\ninitAuthenticationUser={{"username":"root","password":"secret12"}}\n{inner}\n'
+    signs = {
+        **dict(line.split("=", 1) for line in conf.splitlines()),
+        "authenticationProvider": "org.apache.rocketmq.auth.authentication.provider.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": (
+            "org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider"
+        ),
+        "authConfigPath": tmp_path / "auth",
+        "brokerZoneName": "z",
+    }
+    inner_user = Credentials(access_key=INNER["accessKey"], secret_key=INNER["secretKey"])
+    with (
+        run_name_server(tmp_path, conf=conf) as (_, namesrv),
+        run_apache_broker(
+            kit_or_skip("5.4.0"), tmp_path / "store", tmp_path, namesrv, signs, credentials=inner_user
+        ) as (_, broker_addr),
+    ):
+        assert members(namesrv) == {"0": broker_addr}
+        unsigned = Command(RequestCode.UNREGISTER_BROKER, fields={"brokerName": BROKER_NAME})
+        assert ask(namesrv, unsigned).code == ResponseCode.NO_PERMISSION
 
 
 def test_our_broker_and_apache_s_clients_use_apache_s_name_server(apache_kit: ApacheKit, tmp_path: Path) -> None:

@@ -134,10 +134,10 @@ def namesrv(
     from rmqkit.namesrv.server import NameServer
 
     (everything,) = running.configurations
-    settings, _, *tls = everything.settings
+    settings, users, _, *tls = everything.settings
     sides = _tls(*tls)
     _run(
-        lambda: NameServer(settings, configuration=everything, **sides),
+        lambda: NameServer(settings, authentication=users, configuration=everything, **sides),
         lambda server: f"ready namesrv={server.address}{_metrics(server.metrics_address)}",
         running.reload,
     )

@@ -50,7 +50,7 @@ BROKER: tuple[type[msgspec.Struct], ...] = (
     *(BrokerSettings, StoreSettings, AuthenticationSettings, UnusedSettings),
     *_SHARED,
 )
-NAMESRV: tuple[type[msgspec.Struct], ...] = (NamesrvSettings, *_SHARED)
+NAMESRV: tuple[type[msgspec.Struct], ...] = (NamesrvSettings, AuthenticationSettings, *_SHARED)
 _ENVIRONMENT = "RMQCONF_"
 
 _log = logging.getLogger("rmqkit")

@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from rmqkit.namesrv.claims import Claims
 from rmqkit.namesrv.kv import ORDER_TOPIC_CONFIG, KeyValues
 from rmqkit.namesrv.route_views import in_zone, with_acting_masters
 from rmqkit.namesrv.routes import Departure, MemberChange, Registration, RouteTable
@@ -95,7 +96,7 @@ class RouteHandlers(TableHandlers):
 
 
 class BrokerHandlers(TableHandlers):
-    """Answers brokers; ``on_change`` is told of each group that a lower id joined."""
+    """Answers brokers; ``on_change`` is told of each group that a lower id joined, ``claims`` says whom to believe."""
 
     def __init__(
         self,
@@ -104,24 +105,27 @@ class BrokerHandlers(TableHandlers):
         kv: KeyValues,
         unregistration: Unregistration,
         on_change: Callable[[MemberChange], None],
+        claims: Claims,
     ) -> None:
         super().__init__(settings, routes, kv)
+        self._claims = claims
         self._unregistration = unregistration
         self._on_change = on_change
 
     @answers(RequestCode.REGISTER_BROKER)
     def register_broker(self, connection: Connection, command: Command) -> Command:
         """Take in a broker, in full or with the topics that changed."""
+        if (refused := self._claims.refused(connection, command)) is not None:
+            return refused
         header = decode_header(command, RegisterBrokerRequest)
         body = command.payload
         if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
             return reply(command, ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        registered = self._routes.register(
-            _registration(
-                header, decode_registration(body, is_compressed=header.compressed, version=command.version), connection
-            ),
-            forget_missing=self._settings.delete_topic_with_registration,
-        )
+        decoded = decode_registration(body, is_compressed=header.compressed, version=command.version)
+        registration = _registration(header, decoded, connection)
+        if (refused := self._claims.registration(connection, command, registration)) is not None:
+            return refused
+        registered = self._routes.register(registration, forget_missing=self._settings.delete_topic_with_registration)
         if not registered.is_accepted:
             return reply(command, ResponseCode.SYSTEM_ERROR, "register broker failed")
         if registered.change is not None:
@@ -133,7 +137,11 @@ class BrokerHandlers(TableHandlers):
     @answers(RequestCode.UNREGISTER_BROKER)
     def unregister_broker(self, connection: Connection, command: Command) -> Command:
         """Forget a broker that says good-bye, soon."""
+        if (refused := self._claims.refused(connection, command)) is not None:
+            return refused
         header = decode_header(command, BrokerIdentity)
+        if (refused := self._claims.speaks_for(connection, command, [header.broker_addr])) is not None:
+            return refused
         departure = Departure(header.cluster_name, header.broker_addr, header.broker_name)
         is_queued = self._unregistration.submit(departure)
         return reply(command, ResponseCode.SUCCESS if is_queued else ResponseCode.SYSTEM_ERROR)
@@ -141,7 +149,11 @@ class BrokerHandlers(TableHandlers):
     @answers(RequestCode.QUERY_DATA_VERSION)
     def data_version(self, connection: Connection, command: Command) -> Command:
         """Whether a broker has something new to register; it is alive, too."""
+        if (refused := self._claims.refused(connection, command)) is not None:
+            return refused
         header = decode_header(command, BrokerIdentity)
+        if (refused := self._claims.speaks_for(connection, command, [header.broker_addr])) is not None:
+            return refused
         asked = fastjson.decode_as(command.payload, DataVersion)
         stored = self._routes.refresh((header.cluster_name, header.broker_addr))
         body = b"" if stored is None else msgspec.json.encode(stored)
@@ -150,7 +162,11 @@ class BrokerHandlers(TableHandlers):
     @answers(RequestCode.BROKER_HEARTBEAT)
     def heartbeat(self, connection: Connection, command: Command) -> Command:
         """A broker is alive; one that is not known is told nothing."""
+        if (refused := self._claims.refused(connection, command)) is not None:
+            return refused
         header = decode_header(command, BrokerHeartbeat)
+        if (refused := self._claims.speaks_for(connection, command, [header.broker_addr])) is not None:
+            return refused
         self._routes.refresh((header.cluster_name, header.broker_addr))
         return reply(command)
 
@@ -170,8 +186,14 @@ class BrokerHandlers(TableHandlers):
     @answers(RequestCode.REGISTER_TOPIC_IN_NAMESRV)
     def register_topic(self, connection: Connection, command: Command) -> Command:
         """Merge the queues of one topic."""
+        if (refused := self._claims.refused(connection, command)) is not None:
+            return refused
         header = decode_header(command, RegisterTopicRequest)
         route = fastjson.decode_as(command.payload, TopicRoute)
+        named = self._claims.addresses_of(queue.broker_name for queue in route.queue_datas)
+        is_admin = self._settings.admin_addresses.include(connection.hops)
+        if not is_admin and (refused := self._claims.speaks_for(connection, command, named)) is not None:
+            return refused
         self._routes.register_topic(header.topic, map(_as_of_today, route.queue_datas))
         return reply(command)
 

@@ -198,6 +198,10 @@ class RouteTable:
         if queues:
             self._queues[topic] = queues
 
+    def living(self, address: str) -> list[LiveBroker]:
+        """The broker processes that are known by an address, in all clusters."""
+        return [live for (_, at), live in self._live.items() if at == address]
+
     def refresh(self, key: BrokerKey) -> DataVersion | None:
         """Note a sign of life of a known broker; returns its stored data version."""
         live = self._live.get(key)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.metrics.settings import ExporterType
 from rmqkit.namesrv.admin_handlers import AdminHandlers
+from rmqkit.namesrv.claims import Claims
 from rmqkit.namesrv.handlers import BrokerHandlers, RouteHandlers
 from rmqkit.namesrv.kv import KeyValues
 from rmqkit.namesrv.notices import Notices
@@ -21,6 +22,7 @@ from rmqkit.namesrv.routes import MemberChange, RouteTable
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.namesrv.unregistration import Unregistration
 from rmqkit.remoting.address import advertised_ip, join_address
+from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, inner_credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
@@ -45,6 +47,7 @@ class NameServer:
     Args:
         tls: what the port does about TLS; None means disabled.
         client_tls: how brokers are reached; None means plain.
+        authentication: who has to sign what brokers say of themselves, and signs what they are told.
         settings: ``kv_config_path`` is filled in when empty, and ``listen_port`` when 0.
         configuration: what of the settings is shown and changed by requests; None: all, until it stops.
 
@@ -60,6 +63,7 @@ class NameServer:
         *,
         tls: ServerTls | None = None,
         client_tls: ClientTls | None = None,
+        authentication: AuthenticationSettings | None = None,
         configuration: Configuration | None = None,
     ) -> None:
         settings.kv_config_path = settings.kv_config_path or str(Path.home() / "namesrv" / KV_FILE)
@@ -75,10 +79,12 @@ class NameServer:
         )
         dispatch = Dispatch()
         RouteHandlers(settings, self.routes, self._kv, self._is_ready).register(dispatch)
-        BrokerHandlers(settings, self.routes, self._kv, self._unregistration, self._lowest_id_changed).register(
+        users = authentication or AuthenticationSettings()
+        claims = Claims(settings, self.routes, Authentication.of(users))
+        BrokerHandlers(settings, self.routes, self._kv, self._unregistration, self._lowest_id_changed, claims).register(
             dispatch
         )
-        configuration = configuration or Configuration([settings])
+        configuration = configuration or Configuration([settings, users])
         AdminHandlers(settings, self.routes, self._kv, configuration).register(dispatch)
         self._metrics: NameServerMetrics | None = None
         if settings.exporter_type is ExporterType.PROM:
@@ -94,6 +100,7 @@ class NameServer:
             connection=Connection if self._metrics is None else self._metrics.connection,
         )
         self._client_tls = client_tls
+        self._credentials = inner_credentials(users)
         self.address = ""
 
     @property
@@ -106,7 +113,8 @@ class NameServer:
         Raises StoreMismatch, StoreUnavailable: the KV file cannot be read.
         Raises ListenFailed: the port is taken."""
         self._kv.load()
-        self._notices = Notices(RemotingClient(clock=self._clock, tls=self._client_tls))
+        client = RemotingClient(clock=self._clock, tls=self._client_tls, credentials=self._credentials)
+        self._notices = Notices(client)
         self._started_ms = self._clock.monotonic_ms()
         self._unregistration.start()
         try:

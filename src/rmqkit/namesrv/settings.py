@@ -34,6 +34,18 @@ class NamesrvSettings(ExporterSettings, kw_only=True):
             hot=True,
         ),
     ] = field(default_factory=lambda: AdminAddresses("none"))
+    registration_addresses: Annotated[
+        AdminAddresses,
+        Setting(
+            "registrationAllowedAddresses",
+            "who may speak for brokers: none, loopback, any, or addresses and networks",
+            hot=True,
+        ),
+    ] = field(default_factory=lambda: AdminAddresses("any"))
+    allow_takeover: Annotated[
+        bool,
+        Setting("allowBrokerTakeover", "let a broker have the place of one that is alive, as DLedger needs", hot=True),
+    ] = False
     scan_interval_ms: Annotated[
         int, Setting("scanNotActiveBrokerInterval", "ms between two looks for silent brokers", low=100, hot=True)
     ] = 5000
