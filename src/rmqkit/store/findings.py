@@ -40,6 +40,7 @@ class Kind(enum.StrEnum):
     INDEX_ENTRY = "index entry"
     CHECKPOINT = "checkpoint"
     CONFIG = "configuration"
+    TIMER = "timed messages"
 
 
 class Finding(Struct):

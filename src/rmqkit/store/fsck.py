@@ -7,7 +7,7 @@ records (`derived_files`, which says what has to hold). Files are opened for rea
 A store that a broker holds is refused unless asked for with ``read_only``; then the record being written and what the
 queues do not have yet are no findings.
 
-Not handled here: repair (`repair`), timer log and wheel.
+Not handled here: repair (`repair`).
 Source: store.md §2–§8, §12.1.
 """
 
@@ -34,6 +34,7 @@ from rmqkit.store.scan import Damage, need_numpy
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import check_small_files
 from rmqkit.store.store_lock import StoreLock
+from rmqkit.store.timer_fsck import check_timer_files
 
 if TYPE_CHECKING:
     from rmqkit.store.arrivals import Arrivals, Ints
@@ -146,6 +147,7 @@ def verify(
     derived.check(queue_ends(root, tallies))
     newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
     check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
+    check_timer_files(root, report, settings)
     return report
 
 

@@ -85,6 +85,10 @@ class MappedFile:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._fd
 
+    def open_read_only(self) -> None:
+        """Open the file for reads alone, of a store that may not be written. Raises OSError: it cannot be read."""
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+
     @property
     def view(self) -> memoryview:
         """The whole file, mapped read-only; slices stay valid for as long as somebody holds them."""

@@ -15,6 +15,7 @@ queue or extension file                      all queues are made anew (`rebuild`
 index file                                   the index is made anew
 checkpoint                                   it is removed: a recovery then starts at an older segment
 ``config/X.json`` or its backup              replaced by the other one if that can be read
+``timerlog``, ``timerwheel``, ``timercheck`` see `timer_fsck`; ``timermetrics`` is removed when no backup can be read
 ===========================================  ==========================================================================
 
 (*) What was there is kept in ``repaired``.
@@ -48,6 +49,7 @@ from rmqkit.store.remains import place_of
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import is_json
 from rmqkit.store.store_lock import StoreLock
+from rmqkit.store.timer_fsck import is_timer_file, mend_timer_files
 
 __all__ = ["Repaired", "Step", "repair"]
 
@@ -190,10 +192,17 @@ def _edits(
             action, act = f"extended with zeros to {file_bytes} bytes", partial(_extend, path, file_bytes)
         elif path == root / "checkpoint":
             action, act = "removed", partial(path.unlink, missing_ok=True)
+        elif is_timer_file(root, path):
+            action = (
+                "made anew: the wheel from the timer log, what the log lacks by the next start from the timer topic"
+            )
+            act = partial(mend_timer_files, root, settings)
         elif finding.kind is Kind.CONFIG:
             other = path.with_suffix("") if path.suffix == ".bak" else path.with_name(path.name + ".bak")
             if other.is_file() and is_json(other) is None:
                 action, act = f"replaced by {other.name}", partial(_copy, other, path)
+            elif path.name.startswith("timermetrics"):
+                action, act = "removed: the next start counts anew", partial(path.unlink, missing_ok=True)
         if action:
             yield finding, Step(finding.path, action), act
 

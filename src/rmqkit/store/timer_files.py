@@ -34,7 +34,12 @@ from pathlib import Path
 import msgspec
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.bodies.timer import TimerCheckpoint, decode_timer_checkpoint, encode_timer_checkpoint
+from rmqkit.protocol.bodies.timer import (
+    TIMER_CHECKPOINT_BYTES,
+    TimerCheckpoint,
+    decode_timer_checkpoint,
+    encode_timer_checkpoint,
+)
 from rmqkit.store.json_files import make_directory, sync_directory
 from rmqkit.store.timer_check import Damage, Waiting, check_wheel, is_long, looks_sound, unit_weight, waiting_of
 from rmqkit.store.timer_log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit
@@ -43,7 +48,6 @@ from rmqkit.store.timer_wheel import Slot, TimerWheel
 __all__ = ["CHECKPOINT_FILE_BYTES", "TimerFiles", "checkpoint_fault", "load_timer_checkpoint", "save_timer_checkpoint"]
 
 CHECKPOINT_FILE_BYTES = 4096
-_BLOCK_BYTES = 56
 _AHEAD_MS_MAX = 60_000
 """A clock that is set back in between makes as much difference."""
 
@@ -72,11 +76,13 @@ class TimerFiles:
         self._taken: TimerCheckpoint | None = None
         self._has_wheel = False
 
-    def load(self) -> None:
+    def load(self, *, is_read_only: bool = False) -> None:
         """Open what there is. Raises StoreMismatch: a file has not the length it should have."""
         self.checkpoint = load_timer_checkpoint(self._path)
         self.log.queue.load()
-        self._has_wheel = self.wheel.load()
+        for file in self.log.queue.files if is_read_only else ():
+            file.open_read_only()
+        self._has_wheel = self.wheel.load(is_read_only=is_read_only)
 
     def recover(self, queue_offset_of: Callable[[Unit], int | None], *, total: int | None = None) -> int:
         """Bring log and wheel to where the checkpoint is; returns the queue offset of the next message for the wheel.
@@ -91,10 +97,7 @@ class TimerFiles:
             _log.warning("timer log and wheel: %s: reading the timer topic from its start", self.fault)
             return 0
         if damage is Damage.WHEEL:
-            assert self.waiting is not None, "the log was looked at"
-            self.wheel.clear()
-            for slot in self.waiting.slots.values():
-                self.wheel.put(slot)
+            self.make_wheel()
         end = max(flushed, log.queue.min_offset, 0)
         dropped: list[tuple[int, Unit]] = []
         for position, unit in log.scan(end):
@@ -135,6 +138,13 @@ class TimerFiles:
             self.wheel, log, self.waiting, end=flushed, read_ms=read_ms, precision_ms=self._precision_ms
         )
         return damage, f"there is no {self.wheel.path}" if damage is Damage.WHEEL and not self._has_wheel else fault
+
+    def make_wheel(self) -> None:
+        """Make the wheel anew from the log, as `check` found it."""
+        assert self.waiting is not None, "the log was looked at"
+        self.wheel.clear()
+        for slot in self.waiting.slots.values():
+            self.wheel.put(slot)
 
     def begin_anew(self, known: TimerCheckpoint) -> None:
         """Forget log and wheel: all messages of the timer topic are put on the wheel again that are not dealt with by a
@@ -230,7 +240,7 @@ class TimerFiles:
 def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
     """The checkpoint in a file; one of zeros when there is none, or one that cannot be."""
     try:
-        known = decode_timer_checkpoint(path.read_bytes()[:_BLOCK_BYTES])
+        known = decode_timer_checkpoint(path.read_bytes()[:TIMER_CHECKPOINT_BYTES])
     except FileNotFoundError:
         return TimerCheckpoint()
     except BodyError as error:

@@ -69,10 +69,10 @@ class TimerWheel:
             raise StoreMismatch(f"{self.path} has {length} bytes, expected {WHEEL_BYTES}: move it elsewhere")
         return True
 
-    def load(self) -> bool:
+    def load(self, *, is_read_only: bool = False) -> bool:
         """Open the file; whether there is one. Raises StoreMismatch: as `check`."""
         if self.check():
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = os.open(self.path, (os.O_RDONLY if is_read_only else os.O_RDWR) | os.O_CLOEXEC)
         return self._fd >= 0
 
     def slot(self, time_ms: int) -> Slot | None:

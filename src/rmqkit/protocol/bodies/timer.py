@@ -25,9 +25,17 @@ from rmqkit.errors import BodyError
 from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.numbers import Int64
 
-__all__ = ["TimerCheckpoint", "TimerMetrics", "TimingCount", "decode_timer_checkpoint", "encode_timer_checkpoint"]
+__all__ = [
+    "TIMER_CHECKPOINT_BYTES",
+    "TimerCheckpoint",
+    "TimerMetrics",
+    "TimingCount",
+    "decode_timer_checkpoint",
+    "encode_timer_checkpoint",
+]
 
 _BLOCK = struct.Struct(">7q")
+TIMER_CHECKPOINT_BYTES = _BLOCK.size
 
 
 class TimerCheckpoint(Struct, kw_only=True):

@@ -39,6 +39,7 @@ from rmqkit.store.fsck import LogDamage, QueueStat, check_sums, is_held, open_lo
 from rmqkit.store.log_view import LogView, Segment
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import check_small_files
+from rmqkit.store.timer_fsck import check_timer_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,6 +127,7 @@ def verify(
             report.join(part)
         newest_ms = max((stat.last_store_timestamp for stat in seen.tallies.values()), default=0)
         check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
+        check_timer_files(root, report, settings)
     return report
 
 
