@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from rmqkit import Message, PushConsumerSettings, StartFrom, TransactionState, sync
+from rmqkit import Message, PullConsumerSettings, PushConsumerSettings, StartFrom, TransactionState, sync
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from tests.interop.server_process import wait_until
 from tests.waiting import SECONDS
@@ -129,3 +129,63 @@ def test_what_is_delayed_or_undecided_is_pending(rmq_broker, rmq_clock, rmq_topi
         wait_until(lambda: len(asked) > 1, SECONDS, "question after the first")
         rmq_broker.assert_nothing_pending()
     rmq_broker.assert_consumed(rmq_group, rmq_topic, count=2)
+
+
+@pytest.mark.parametrize("kind", ["push", "ordered", "broker's rebalance"])
+def test_a_program_s_own_consumer_is_asked_how_far_it_is(rmq_broker, rmq_topic, rmq_group, rmq_producer, kind):
+    handled = []
+    never = 600_000  # offsets are saved when it closes
+    settings = PushConsumerSettings(
+        start_from=StartFrom.FIRST_OFFSET,
+        persist_interval_ms=never,
+        take_over_pause_ms=0,
+        client_rebalance=kind[0] != "b",
+    )
+    with sync.PushConsumer(rmq_group, rmq_broker.name_server, settings=settings, ordered=kind == "ordered") as consumer:
+        consumer.subscribe(rmq_topic, handler=handled.append)
+        send(rmq_producer, rmq_topic, "order-17", "order-18")
+        rmq_broker.assert_consumed(rmq_group, rmq_topic, count=2, timeout=SECONDS)
+        rmq_broker.assert_nothing_pending(rmq_group, timeout=SECONDS)
+        assert len(handled) == 2
+
+
+def test_what_a_pull_consumer_has_not_committed_is_not_consumed(rmq_broker, rmq_topic, rmq_group, rmq_producer):
+    send(rmq_producer, rmq_topic, "order-17")
+    settings = PullConsumerSettings(start_from=StartFrom.FIRST_OFFSET, auto_commit=False, take_over_pause_ms=0)
+    with sync.PullConsumer(rmq_group, rmq_broker.name_server, settings=settings) as consumer:
+        consumer.subscribe(rmq_topic)
+        while not consumer.poll(1000):
+            pass
+        assert "has not consumed 1 of 1" in fault(rmq_broker.assert_consumed, rmq_group, rmq_topic)[0]
+        consumer.commit()
+        rmq_broker.assert_consumed(rmq_group, rmq_topic, count=1, timeout=SECONDS)
+
+
+def test_a_message_that_is_retried_is_counted_once(rmq_broker, rmq_topic, rmq_group, rmq_producer):
+    tries = []
+
+    def refuse(message):
+        tries.append(message)
+        raise ValueError("refused")
+
+    settings = PushConsumerSettings(
+        start_from=StartFrom.FIRST_OFFSET, persist_interval_ms=600_000, take_over_pause_ms=0, handlers_max=1
+    )
+    with sync.PushConsumer(rmq_group, rmq_broker.name_server, settings=settings) as consumer:
+        consumer.subscribe(rmq_topic, handler=refuse)
+        send(rmq_producer, rmq_topic, "order-17")
+        wait_until(lambda: rmq_broker.look(lambda: waiting(rmq_broker)), SECONDS, "what was sent back")
+        told = fault(rmq_broker.assert_consumed, rmq_group, rmq_topic, count=1)
+        assert told[0] == f"after 0.05 s group {rmq_group} has not consumed 1 of 1 messages of topic {rmq_topic}"
+    # Also while its offset is not known to be past it: at the broker as it was, and sent back.
+    rmq_broker.look(
+        lambda: [rmq_broker.masters()[0].offsets.commit(rmq_group, rmq_topic, queue, 0) for queue in range(4)]
+    )
+    told = fault(rmq_broker.assert_consumed, rmq_group, rmq_topic, count=1)
+    assert told[0] == f"after 0.05 s group {rmq_group} has not consumed 1 of 1 messages of topic {rmq_topic}"
+    other = f"{rmq_topic}-other"
+    send(rmq_producer, other, "order-19")
+    for queue in range(4):
+        end = rmq_broker.look(lambda at=queue: rmq_broker.masters()[0].store.max_offset(other, at))
+        rmq_broker.look(lambda at=(queue, end): rmq_broker.masters()[0].offsets.commit(rmq_group, other, *at))
+    rmq_broker.assert_consumed(rmq_group, other, count=1, timeout=SOON)  # what is retried is another topic's

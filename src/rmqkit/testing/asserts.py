@@ -1,13 +1,15 @@
 """What tests say about messages and groups, and what they are told when it is not so.
 
-Each assert waits until what it says holds, and fails when ``timeout`` seconds have passed: consumers commit offsets
-some time after they consumed. They read the brokers' own tables. A message counts as consumed when its group's offset
-is past it and neither its retry topic nor its dead letters have it; messages that a filter passes over count, too.
+Each assert waits until what it says holds, and fails when ``timeout`` seconds have passed. They read the brokers' own
+tables, and ask the group's members (GET_CONSUMER_RUNNING_INFO) how far they are: clients save offsets up to 5 s after
+they consumed. A message counts as consumed when its group's offset is past it and neither its retry topic nor its dead
+letters have it; messages that a filter passes over count, too. One that is retried is the message that it was.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -16,11 +18,18 @@ from typing import TypeVar
 
 from rmqkit.broker.parts import Parts
 from rmqkit.broker.transaction import TRANSACTION_GROUP, op_offsets
-from rmqkit.errors import RmqError
+from rmqkit.errors import ProtocolError, RemotingError, RmqError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.headers.consumers import RunningInfoRequest
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import Record, decode_record
+from rmqkit.remoting.connection import Connection
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.testing.clock import VirtualClock
 
@@ -28,8 +37,12 @@ __all__ = ["Asserts"]
 
 T = TypeVar("T")
 
+_Far = dict[tuple[str, MessageQueue], int]
+"""Up to which offset a group has consumed a queue."""
+
 TIMEOUT_SECONDS = 15.0
 """Longer than clients take to commit offsets (5 s)."""
+_ASK_TIMEOUT_MS = 500.0
 _POLL_SECONDS = 0.02
 _SHOWN_MAX = 8
 _READ_COUNT = 32
@@ -38,14 +51,25 @@ _READ_COUNT = 32
 @dataclass(slots=True)
 class _Group:
     """What the brokers know of a group and its topics.
-    ``lines``: what is left, for people. ``first``: a message that is left."""
+    ``begun``: topic, queue and offsets of what is left in them. ``retried``: what was sent back and is left, perhaps of
+    a message of these, as offsets are saved later. ``lines``: all that, for people. ``first``: a message that is left.
+    """
 
     held: int = 0
-    left: int = 0
     members: int = 0
+    begun: list[tuple[Parts, str, int, int, int]] = field(default_factory=list)
+    retried: list[Record] = field(default_factory=list)
     dead: list[Record] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     first: Record | None = None
+
+    @property
+    def left(self) -> int:
+        """How many messages are left, each counted once."""
+        again = {_origin(record) for record in self.retried}
+        for parts, topic, queue_id, begin, _ in self.begun if again else ():
+            again.difference_update(map(_origin, _records(parts, topic, queue_id, begin)))
+        return sum(end - begin for *_, begin, end in self.begun) + len(again)
 
     def told(self) -> list[str]:
         dead = [f"dead letter: {_told(record)}" for record in self.dead]
@@ -78,20 +102,22 @@ class Asserts(ABC):
         __tracebackhide__ = True
         first: Record | None = None
 
-        def fault() -> str:
+        def fault(far: _Far) -> str:
             nonlocal first
-            state, first = _group(self.masters(), group, topic), None
+            state, first = _group(self.masters(), group, topic, far), None
             if not state.held or count not in (None, state.held):
                 is_there = any(parts.topics.get(topic) for parts in self.masters())
                 found = f"it holds {state.held}" if is_there else "there is no such topic"
                 return f"topic {topic} does not hold {count or 'any'} messages: {found}"
             first = state.first
             of = f"{state.held} messages of topic {topic}"
-            if state.left:
-                return _text(f"group {group} has not consumed {state.left} of {of}", state.told())
+            left = state.left
+            if left:
+                return _text(f"group {group} has not consumed {left} of {of}", state.told())
             return _text(f"group {group} gave up {len(state.dead)} of {of}", state.told()) if state.dead else ""
 
-        self._wait(fault, timeout, why=lambda: "" if first is None else self._why(group, topic, first))
+        why = lambda: "" if first is None else self._why(group, topic, first)  # noqa: E731
+        self._wait(fault, timeout, groups=lambda: [group], why=why)
 
     def assert_dlq(
         self,
@@ -106,8 +132,8 @@ class Asserts(ABC):
         these keys among them, where that is said. Raises AssertionError: they are not."""
         __tracebackhide__ = True
 
-        def fault() -> str:
-            state = _group(self.masters(), group, topic)
+        def fault(far: _Far) -> str:
+            state = _group(self.masters(), group, topic, far)
             missing = sorted(set(keys) - {key for record in state.dead for key in _property(record, "KEYS").split()})
             found = len(state.dead)
             if not missing and (found == count or (count is None and found)):
@@ -123,25 +149,40 @@ class Asserts(ABC):
         Dead letters are not pending. Raises AssertionError: something is."""
         __tracebackhide__ = True
 
-        def fault() -> str:
+        def wanted() -> Collection[str]:
+            return groups or sorted(_groups(self.masters()))
+
+        def fault(far: _Far) -> str:
             masters, lines = self.masters(), []
-            for group in groups or sorted(_groups(masters)):
-                state = _group(masters, group, None)
+            for group in wanted():
+                state = _group(masters, group, None, far)
                 lines += [f"group {group}: {line}" for line in state.told()] if state.left else []
             for parts in masters:
                 lines += [f"delayed by {seconds:.0f} s: {_told(one)}" for one, seconds in _delayed(parts)]
                 lines += [f"undecided transaction: {_told(one)}" for one in _undecided(parts)]
             return _text("messages are pending", lines) if lines else ""
 
-        self._wait(fault, timeout)
+        self._wait(fault, timeout, groups=wanted)
 
-    def _wait(self, fault: Callable[[], str], timeout: float, why: Callable[[], str] = lambda: "") -> None:
-        """Wait until there is no fault; the last one is the assertion's text."""
+    def _wait(
+        self,
+        fault: Callable[[_Far], str],
+        timeout: float,
+        *,
+        groups: Callable[[], Collection[str]] = lambda: (),
+        why: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Wait until there is no fault, or none with what members of the groups say; its text is the assertion's."""
         __tracebackhide__ = True
         if _is_in_coroutine():
             raise RuntimeError("this assert waits and would block the test's loop: await asyncio.to_thread(assert, …)")
         until = time.monotonic() + timeout
-        while found := self.look(fault):
+        silent: set[Connection] = set()
+        while self.look(lambda: fault({})):
+            far = self.run(lambda: _how_far(self.masters(), groups(), silent))
+            found = self.look(functools.partial(fault, far))
+            if not found:
+                return
             if time.monotonic() > until:
                 raise AssertionError(f"after {timeout:g} s {found}{why()}")
             time.sleep(_POLL_SECONDS)
@@ -170,7 +211,37 @@ def _is_in_coroutine() -> bool:
     return True
 
 
-def _group(masters: list[Parts], group: str, topic: str | None) -> _Group:
+async def _how_far(masters: list[Parts], groups: Collection[str], silent: set[Connection]) -> _Far:
+    """Up to which offsets members say they have consumed. Who does not answer is ``silent``, and not asked again."""
+    asked = {
+        (group, member.client_id): peer
+        for parts in masters
+        for group in groups
+        if (online := parts.clients.consumers(group)) is not None and not online.is_broadcasting
+        for peer, member in online.members.items()
+        if peer not in silent
+    }
+    found = await asyncio.gather(*(_running(peer, *whom, silent) for whom, peer in asked.items()))
+    far: _Far = {}
+    for (group, _), info in zip(asked, found, strict=True):
+        for queue, one in info.mq_table.items():
+            if not one.droped:
+                far[group, queue] = max(one.commit_offset, far.get((group, queue), 0))
+    return far
+
+
+async def _running(peer: Connection, group: str, client_id: str, silent: set[Connection]) -> ConsumerRunningInfo:
+    asked = request(RequestCode.GET_CONSUMER_RUNNING_INFO, RunningInfoRequest(group, client_id, False))
+    try:
+        answer = await peer.call(asked, _ASK_TIMEOUT_MS)
+        if answer.code == ResponseCode.SUCCESS:
+            return decode_as(answer.payload, ConsumerRunningInfo)
+    except (RemotingError, ProtocolError):
+        silent.add(peer)
+    return ConsumerRunningInfo()
+
+
+def _group(masters: list[Parts], group: str, topic: str | None, far: _Far) -> _Group:
     """What the masters know of a group, for one topic or all of its topics."""
     state, retry = _Group(), names.retry_topic(group)
     for parts in masters:
@@ -178,32 +249,44 @@ def _group(masters: list[Parts], group: str, topic: str | None) -> _Group:
         state.members = max(state.members, 0 if online is None else len(online.members))
         known = {*parts.offsets.topics(group), *(() if online is None else online.subscriptions)} - {retry}
         for name in sorted(known if topic is None else {topic}):
-            state.held += _add_queues(state, parts, group, name)
-        _add_queues(state, parts, group, retry)
+            state.held += _add_queues(state, parts, group, name, far)
+        _add_retried(state, parts, group, topic, far)
         for record, seconds in _delayed(parts):
-            if _property(record, property_names.REAL_TOPIC) == retry:
-                state.left += 1
+            if _property(record, property_names.REAL_TOPIC) == retry and _is_of(record, topic):
+                state.retried.append(record)
                 state.first = state.first or record
                 line = f"to be retried in {seconds:.0f} s: {_told(record)}; rmq_clock.advance() makes it sooner"
                 state.lines.append(line)
         dead = _records(parts, names.dlq_topic(group), 0, 0)
-        state.dead += [one for one in dead if topic in (None, _property(one, property_names.RETRY_TOPIC))]
+        state.dead += [one for one in dead if _is_of(one, topic)]
     return state
 
 
-def _add_queues(state: _Group, parts: Parts, group: str, topic: str) -> int:
+def _add_retried(state: _Group, parts: Parts, group: str, topic: str | None, far: _Far) -> None:
+    """Say what of the retry topic is left."""
+    queues = _Group()
+    _add_queues(queues, parts, group, names.retry_topic(group), far)
+    for one, name, queue_id, begin, _ in queues.begun:
+        state.retried += [record for record in _records(one, name, queue_id, begin) if _is_of(record, topic)]
+    if state.retried:
+        state.lines += queues.lines
+        state.first = state.first or state.retried[0]
+
+
+def _add_queues(state: _Group, parts: Parts, group: str, topic: str, far: _Far) -> int:
     """Say how far a group is in the queues of a topic; how many messages they have."""
-    config, held = parts.topics.get(topic), 0
+    config, held, name = parts.topics.get(topic), 0, parts.settings.broker_name
     for queue_id in range(0 if config is None else config.read_queue_nums):
         end, begin = parts.store.max_offset(topic, queue_id), parts.store.min_offset(topic, queue_id)
         known = parts.offsets.get(group, topic, queue_id)
-        offset = min(begin if known is None else known, end)
+        known = max(begin if known is None else known, far.get((group, MessageQueue(topic, name, queue_id)), 0))
+        offset = min(known, end)
         held += end - begin
         if offset < end:
             record = next(_records(parts, topic, queue_id, offset), None)
             after = "" if record is None else f", next is {_told(record)}"
-            state.lines.append(f"{parts.settings.broker_name} {topic} queue {queue_id}: at {offset} of {end}{after}")
-            state.left += end - offset
+            state.lines.append(f"{name} {topic} queue {queue_id}: at {offset} of {end}{after}")
+            state.begun.append((parts, topic, queue_id, offset, end))
             state.first = state.first or record
     return held
 
@@ -242,6 +325,16 @@ def _records(parts: Parts, topic: str, queue_id: int, begin: int) -> Iterator[Re
         if found.next_begin_offset <= begin:
             return
         begin = found.next_begin_offset
+
+
+def _is_of(record: Record, topic: str | None) -> bool:
+    """Whether a message that was sent back is of a topic; None: of any."""
+    return topic in (None, _property(record, property_names.RETRY_TOPIC))
+
+
+def _origin(record: Record) -> str:
+    """What a message and those that it was sent back as have in common."""
+    return _property(record, property_names.UNIQ_KEY) or str(record.physical_offset)
 
 
 def _property(record: Record, name: str) -> str:
