@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import request
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
 from tests.certificates import OPENSSL, REASON, make_certificate
+from tests.interop.apache import ApachePair
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import run_probe
 from tests.interop.standalone import run_standalone
+from tests.patience import TIMEOUT_MS
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason=REASON)
 
@@ -44,6 +51,42 @@ def test_a_java_client_with_tls_sends_and_consumes(apache_kit: ApacheKit, tmp_pa
         assert run.exit_code == 0, run.outcome
         assert len(run.sent) > COUNT
         assert {m.msg_id for m in run.received} == {m.msg_id for m in run.sent}
+        standalone.stop()
+
+
+def test_a_client_with_tls_is_answered_out_of_the_box_by_both_brokers(apache: ApachePair, tmp_path: Path) -> None:
+    """Nobody was given a certificate: both make one."""
+
+    async def ask(address: str) -> int:
+        client = RemotingClient(tls=ClientTls(ClientTlsSettings()))
+        try:
+            return (await client.call(address, request(RequestCode.GET_BROKER_CONFIG), TIMEOUT_MS)).code
+        finally:
+            await client.close()
+
+    assert asyncio.run(ask(apache.broker_addr)) == 0
+    with run_standalone(tmp_path / "store", tmp_path) as standalone:
+        assert asyncio.run(ask(standalone.broker_addr)) == 0
+        standalone.stop()
+        log = standalone.process.log.read_text()
+    assert log.count("a certificate was made for this run") == 1
+
+
+def test_a_java_client_with_tls_works_out_of_the_box(apache_kit: ApacheKit, tmp_path: Path) -> None:
+    config = tmp_path / "broker.conf"
+    config.write_text("brokerName=broker-a\n")
+    with run_standalone(tmp_path / "store", tmp_path, "-c", str(config)) as standalone:
+        run = run_probe(
+            apache_kit,
+            "send",
+            namesrv=standalone.namesrv_addr,
+            topic="Encrypted",
+            work_dir=tmp_path,
+            count=COUNT,
+            jvm_options=TLS,
+        )
+        assert run.exit_code == 0, run.outcome
+        assert len(run.sent) >= COUNT
         standalone.stop()
 
 

@@ -94,7 +94,7 @@ def test_an_enforcing_port_closes_plain_connections_with_one_line(server_certifi
     ]
 
 
-@pytest.mark.parametrize("tls", [None, ServerTlsSettings(mode=TlsMode.DISABLED), ServerTlsSettings()])
+@pytest.mark.parametrize("tls", [None, ServerTlsSettings(mode=TlsMode.DISABLED), ServerTlsSettings(makes_own=False)])
 def test_a_port_without_tls_closes_handshakes(tls, caplog):
     heard = talk(None if tls is None else ServerTls(tls), ClientTls(ANYONE), None)
     assert isinstance(heard[0], ConnectionLost | ConnectFailed)

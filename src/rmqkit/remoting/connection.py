@@ -303,12 +303,22 @@ class Connection(asyncio.Protocol):
         """The frames' bytes in what an accepted connection begins with; empty while that cannot be told."""
         opened = opening.feed(data)
         if opened is None:
+            own = opening.waits_for
+            if own is not None and self._transport is not None:
+                self._transport.pause_reading()
+                own.when_settled(self._open_late)
             return b""
         self._opening = None
         self._tls = opened.tls
         if opened.source is not None and opening.believes(self.hops):
             self._name_peer(opened.source)
         return opened.rest if opened.tls is None else opened.tls.feed(opened.rest)
+
+    def _open_late(self) -> None:
+        """Go on with what was read before the certificate was there."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self.data_received(b"")
 
     def _name_peer(self, peername: Any) -> None:
         if not isinstance(peername, tuple):

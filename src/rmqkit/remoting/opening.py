@@ -12,12 +12,15 @@ from msgspec import Struct
 
 from rmqkit.errors import FrameError
 from rmqkit.protocol.proxy_header import parse_proxy_header
+from rmqkit.remoting.own_certificate import OwnCertificate
 from rmqkit.remoting.tls import CLIENT_HELLO, ServerTls, TlsLayer, TlsMode
 
 if TYPE_CHECKING:
     from rmqkit.remoting.connection import IpAddress
 
 __all__ = ["Opened", "Opening"]
+
+_HELLO = bytes([CLIENT_HELLO])
 
 
 class Opened(Struct):
@@ -68,12 +71,23 @@ class Opening:
                 self._held = self._held[header.size :]
         if not self._held:
             return None
+        if self.waits_for is not None:
+            return None
         return Opened(self._source, self._layer(self._held[0]), self._held)
+
+    @property
+    def waits_for(self) -> OwnCertificate | None:
+        """What has to be made before it can be told; nothing more needs to be read until then."""
+        own = None if self._tls is None else self._tls.own
+        if own is None or own.is_settled or self._held[:1] != _HELLO:
+            return None
+        return own
 
     def _layer(self, first_byte: int) -> TlsLayer | None:
         mode = TlsMode.DISABLED if self._tls is None else self._tls.mode
         if first_byte == CLIENT_HELLO:
-            if self._tls is None or mode is TlsMode.DISABLED:
+            has_own = self._tls is not None and self._tls.own is not None and self._tls.own.context is not None
+            if self._tls is None or (mode is TlsMode.DISABLED and not has_own):
                 raise FrameError("it begins with a TLS handshake and TLS is disabled: set tls.server.certPath")
             return self._tls.layer()
         if mode is TlsMode.ENFORCING:

@@ -8,6 +8,9 @@ permissive   TLS                                         plain
 enforcing    TLS                                         closed, with one log line
 ===========  ==========================================  ===============================
 
+Without files of a certificate a permissive port answers TLS with one of its own (`rmqkit.remoting.own_certificate`), as
+Apache's does, unless ``tls.test.mode.enable`` is false.
+
 TLS itself is the standard library's, fed with bytes (`TlsLayer`), so that nothing that was read has to be given back to
 a socket. Certificate files are looked at when a connection comes and loaded again when they changed; files that cannot
 be used leave the earlier ones in force. TLS 1.2 or newer. Source: remoting.md §2.1.
@@ -25,6 +28,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from rmqkit.errors import FrameError, SettingsError
+from rmqkit.remoting.own_certificate import OwnCertificate
 from rmqkit.settings import Setting
 
 __all__ = [
@@ -61,9 +65,12 @@ class NeedClientAuth(enum.Enum):
 
 
 class ServerTlsSettings(Struct, kw_only=True):
-    """What ``tls.properties`` says about a server; without a certificate TLS is disabled."""
+    """What ``tls.properties`` says about a server; without a certificate it makes one, if it may."""
 
     mode: Annotated[TlsMode, Setting("tls.server.mode", "disabled, permissive or enforcing")] = TlsMode.PERMISSIVE
+    makes_own: Annotated[
+        bool, Setting("tls.test.mode.enable", "make a certificate that proves nothing, where none is given")
+    ] = True
     certificate: Annotated[str, Setting("tls.server.certPath", "certificate chain, PEM")] = ""
     key: Annotated[str, Setting("tls.server.keyPath", "private key, PEM")] = ""
     key_password: Annotated[str, Setting("tls.server.keyPassword", "password of the private key", secret=True)] = ""
@@ -86,13 +93,22 @@ class ClientTlsSettings(Struct, kw_only=True):
 
 class ServerTls:
     """Gives a server's connections their TLS side, with the certificate files as they are now.
-    Raises SettingsError: the files cannot be used."""
+    Raises SettingsError: the files cannot be used.
+
+    Attributes:
+        mode: disabled without files of a certificate.
+        own: the certificate that is used then, if one may be.
+    """
 
     def __init__(self, settings: ServerTlsSettings) -> None:
         has_certificate = bool(settings.certificate and settings.key)
         if settings.mode is TlsMode.ENFORCING and not has_certificate:
             raise SettingsError("tls.server.mode=enforcing needs tls.server.certPath and tls.server.keyPath")
         self.mode = settings.mode if has_certificate else TlsMode.DISABLED
+        has_files = bool(settings.certificate or settings.key or settings.trusted)
+        may_make = settings.mode is TlsMode.PERMISSIVE and settings.makes_own and not has_files
+        makes_own = may_make and settings.need_client_auth is not NeedClientAuth.REQUIRE
+        self.own = OwnCertificate() if makes_own else None
         self._settings = settings
         self._files = [Path(name) for name in (settings.certificate, settings.key, settings.trusted) if name]
         self._seen = self._look()
@@ -105,6 +121,9 @@ class ServerTls:
 
     def layer(self) -> TlsLayer:
         """The TLS side of a connection that begins now."""
+        if self.own is not None:
+            assert self.own.context is not None, "who has a certificate made waits for it"
+            return TlsLayer(self.own.context, server_side=True)
         seen = self._look()
         if seen != self._seen:
             self._seen = seen
