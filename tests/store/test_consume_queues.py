@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from rmqkit.errors import StoreMismatch
+from rmqkit.store import file_queue
 from rmqkit.store.consume_queues import ConsumeQueues, open_file_limit
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.queue_ext import ExtUnit
@@ -239,3 +242,27 @@ def test_address_in_a_closed_extension_is_read(tmp_path: Path) -> None:
     assert queue.close_idle()
     assert queue.unit(queue.entry(0)[2]) == ExtUnit(7, 0)
     queues.close()
+
+
+def test_recovery_waits_for_each_directory_once_and_for_many_queues_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "store") as store:
+        put_all(store, *(message(f"T{i // 8}", queue_id=i % 8) for i in range(64)))
+        copy_store(store.root, tmp_path / "crashed")
+    shutil.rmtree(tmp_path / "crashed" / "consumequeue")
+    synced: list[Path] = []
+    threads: set[str] = set()
+    sync = file_queue.sync_directory
+
+    def counting(directory: Path) -> None:
+        synced.append(directory)
+        threads.add(threading.current_thread().name)
+        sync(directory)
+
+    monkeypatch.setattr(file_queue, "sync_directory", counting)
+    with opened(tmp_path / "crashed") as store:
+        queues = [path for path in synced if path.is_relative_to(tmp_path / "crashed" / "consumequeue")]
+        assert len(queues) == len(set(queues)) == 64 + 8 + 1
+        assert {name for name in threads if name.startswith("store-recovery")}
+        assert all(queue.queue.files[-1].is_idle for queue in store._queues)

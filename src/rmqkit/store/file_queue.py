@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 from rmqkit.errors import StoreMismatch
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.mapped_file import MappedFile, file_name
 
-__all__ = ["FileQueue", "sync_names"]
+__all__ = ["FileQueue", "sync_names", "sync_names_of"]
 
 _log = logging.getLogger(__name__)
 _NAME_DIGITS = 20
@@ -161,8 +162,9 @@ class FileQueue:
             count += max(0, file.wrote - file.synced)
         return count
 
-    def sync(self) -> None:
+    def sync(self, *, unnamed: set[MappedFile] | None = None) -> None:
         """Wait until everything written so far is on the disk, oldest file first; any thread.
+        ``unnamed``: gets the files whose names are not there, for `sync_names_of`; else names are waited for, too.
         Raises OSError: the disk refused."""
         unsynced: list[MappedFile] = []
         for file in reversed(self.files):
@@ -173,7 +175,10 @@ class FileQueue:
         for file in reversed(unsynced):
             file.sync()
             if not file.is_named_durably:
-                sync_names(file, 4)
+                if unnamed is None:
+                    sync_names(file, 4)
+                else:
+                    unnamed.add(file)
 
     def mark_synced(self) -> None:
         """Take everything for being on the disk, as a clean shutdown promised."""
@@ -204,13 +209,29 @@ class FileQueue:
 def sync_names(file: MappedFile, levels: int) -> None:
     """Make the name of a new file durable, and those of the directories above it that may have come with it."""
     for directory in list(file.path.parents)[:levels]:
-        try:
-            sync_directory(directory)
-        except FileNotFoundError:  # deleted meanwhile
+        if not _sync_if_ours(directory):
             return
-        except PermissionError:  # we may not read it, so we did not make it
-            break
     file.is_named_durably = True
+
+
+def sync_names_of(files: Collection[MappedFile], levels: int, pool: Executor) -> None:
+    """`sync_names` for many files, each directory once and several at a time; nobody deletes any meanwhile."""
+    directories = {directory for file in files for directory in list(file.path.parents)[:levels]}
+    for _ in pool.map(_sync_if_ours, directories):
+        pass
+    for file in files:
+        file.is_named_durably = True
+
+
+def _sync_if_ours(directory: Path) -> bool:
+    """Make the names in a directory durable; False when it was deleted meanwhile."""
+    try:
+        sync_directory(directory)
+    except FileNotFoundError:
+        return False
+    except PermissionError:  # we may not read it, so we did not make it
+        pass
+    return True
 
 
 def _files_of(directory: Path) -> list[tuple[int, Path, int]]:

@@ -266,10 +266,7 @@ class LogicQueue(ABC):
             room = -(index * self.entry_bytes % self._file_bytes) % SECTOR_BYTES
             return 0 < room < _PLACE.size and not is_record(self, index, entry)
 
-        self._drop_from(start, is_torn)
-        if self.first_index == self.end_index == 0:
-            self.queue.destroy()  # the replay says with which number the queue begins; one that had others keeps on
-            self.resume()
+        self._drop_from(start, is_torn)  # of one that is empty now the replay says with which number it begins
 
     def forget_before(self, end: int) -> None:
         """Drop the entries that a queue ends with of records before a physical offset: their topic was deleted."""
@@ -316,13 +313,14 @@ class LogicQueue(ABC):
 
     # ---- flushing and deleting
 
-    def sync(self) -> None:
+    def sync(self, *, unnamed: set[MappedFile] | None = None) -> None:
         """Wait until everything appended so far is on the disk; called from a flush thread.
+        ``unnamed``: as in `FileQueue.sync`.
         Raises OSError: the disk refused."""
         self._dirty.discard(self)  # in this order: an append from here on enters the queue again
         self.is_dirty = False
         for queue in self.file_queues:
-            queue.sync()
+            queue.sync(unnamed=unnamed)
 
     def mark_synced(self) -> None:
         """Take everything for being on the disk."""

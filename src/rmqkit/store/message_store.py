@@ -254,6 +254,7 @@ class MessageStore:
         newest = queues.recover(clean=is_clean)
         if not log.queue.files:
             queues.destroy_all()
+            queues.sync_all()
             return LogEnd(0)
         end = find_log_end(
             log,
