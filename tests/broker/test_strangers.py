@@ -10,7 +10,7 @@ from tests.broker.stranger import Stranger, ask
 
 SEND, QUERY, VIEW, SEND_BACK, END = 310, 12, 33, 36, 37
 CREATE_USER, CREATE_ACL, HEARTBEAT, CONSUME_DIRECTLY = 3001, 3006, 34, 309
-GET_TOPIC = 351
+GET_TOPIC, BROKER_CONFIG, NAMESRV_CONFIG = 351, 26, 319
 OK, REFUSED, NOT_FOUND = 0, 16, 22
 ALL_TIME = {"maxNum": "32", "beginTimestamp": "0", "endTimestamp": str((1 << 63) - 1)}
 
@@ -275,6 +275,9 @@ def test_where_users_are_in_force_brokers_sign_what_they_say_of_themselves(serve
                 answer = await ask(name_server, code, REGISTRATION, user, **as_broker("10.6.6.6:1", "new"), topic="T")
                 assert answer.code == REFUSED and "innerClientAuthenticationCredentials" in answer.remark, code
         assert await told(servers) == before
+        for address, code in ((name_server, NAMESRV_CONFIG), (servers.broker_address, BROKER_CONFIG)):
+            shown = await ask(address, code, b"", "eve")
+            assert shown.code == OK and b"secret12" not in shown.body and b"listenPort" in shown.body
         answer = await ask(name_server, REGISTER, REGISTRATION, "root", **as_broker("10.6.6.6:1", "new"))
         assert answer.code == OK, answer.remark
 
