@@ -23,6 +23,8 @@ import struct
 import threading
 from pathlib import Path
 
+from rmqkit.store.system_calls import sync_data
+
 __all__ = ["CHECKPOINT_BYTES", "Checkpoint"]
 
 _log = logging.getLogger(__name__)
@@ -91,7 +93,7 @@ class Checkpoint:
                 if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:
                     os.ftruncate(descriptor, CHECKPOINT_BYTES)
                 os.pwrite(descriptor, packed, 0)
-                os.fdatasync(descriptor)
+                sync_data(descriptor)
             finally:
                 os.close(descriptor)
             self._saved = packed

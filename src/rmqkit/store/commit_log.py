@@ -26,6 +26,7 @@ from rmqkit.protocol.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, pack_blank
 from rmqkit.store.file_queue import FileQueue, sync_names
 from rmqkit.store.mapped_file import MappedFile
 from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.store.system_calls import sync_file
 from rmqkit.store.transient_pool import TransientPool
 
 __all__ = ["CommitLog", "log_directories"]
@@ -287,7 +288,7 @@ class _NextFile:
         try:
             if self._is_warm:
                 file.warm(is_wanted=lambda: not self._is_closing)
-            os.fsync(file.fd)  # its length: one that is empty would end the log
+            sync_file(file.fd)  # its length: one that is empty would end the log
             sync_names(file, 2)
         except OSError:
             file.delete()

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import functools
 import mmap
-import os
 import re
 import struct
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING
 
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.store.mapped_file import MappedFile
+from rmqkit.store.system_calls import reserve
 
 if TYPE_CHECKING:
     import numpy as np
@@ -212,7 +212,7 @@ class IndexFile:
         They get their blocks first: through a mapping a disk without room could only answer with a signal.
         Raises OSError: the disk has no room for them."""
         if self._slots is None:
-            os.posix_fallocate(self.file.fd, 0, self._entries_at)
+            reserve(self.file.fd, self._entries_at)
             self._slots = mmap.mmap(self.file.fd, self._entries_at)
         return self._slots
 

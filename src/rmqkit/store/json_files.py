@@ -20,6 +20,7 @@ import msgspec
 
 from rmqkit.errors import BodyError, StoreMismatch, StoreUnavailable
 from rmqkit.protocol import fastjson
+from rmqkit.store.system_calls import sync_file
 
 __all__ = ["JsonFile", "RowTexts", "make_directory", "naming", "sync_directory", "write_durably"]
 
@@ -118,7 +119,7 @@ def _write_synced(path: Path, content: bytes, mode: int) -> None:
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        sync_file(file.fileno())
 
 
 def make_directory(directory: Path) -> None:
@@ -133,7 +134,7 @@ def sync_directory(directory: Path) -> None:
     """Wait until names made, renamed or removed in a directory are on the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
 

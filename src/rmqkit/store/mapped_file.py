@@ -17,6 +17,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from rmqkit.store.system_calls import reserve, sync_data
+
 __all__ = ["SECTOR_BYTES", "MappedFile", "file_name"]
 
 SECTOR_BYTES = 512
@@ -111,7 +113,7 @@ class MappedFile:
         Raises OSError: the disk refused; what was written since the last `sync` may be lost."""
         wrote = self.wrote
         try:
-            os.fdatasync(self.fd)
+            sync_data(self.fd)
         except OSError:
             if not self._is_deleted:
                 raise
@@ -123,11 +125,11 @@ class MappedFile:
         to the disk bit by bit, as the first flush of the file would wait for all of them; it ends early when they are
         no longer wanted. Source: store.md §13.6.
         Raises OSError: the disk has no room for the file."""
-        os.posix_fallocate(self.fd, 0, self.size)
+        reserve(self.fd, self.size)
         zeros = bytes(min(_WARM_BYTES, self.size))
         for position in range(0, self.size, _WARM_BYTES):
             self.write(position, memoryview(zeros)[: self.size - position])
-            os.fdatasync(self.fd)
+            sync_data(self.fd)
             if not is_wanted():
                 return
 

@@ -26,7 +26,6 @@ Source: store.md §8, §9.1, §11, §12.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +48,7 @@ from rmqkit.store.remains import place_of
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import is_json
 from rmqkit.store.store_lock import StoreLock
+from rmqkit.store.system_calls import sync_file
 from rmqkit.store.timer_fsck import is_timer_file, mend_timer_files
 
 __all__ = ["Repaired", "Step", "repair"]
@@ -260,7 +260,7 @@ def _keep(root: Path, file: MappedFile, position: int, end: int) -> None:
 def _extend(path: Path, file_bytes: int) -> None:
     with open(path, "r+b") as file:
         file.truncate(file_bytes)
-        os.fsync(file.fileno())
+        sync_file(file.fileno())
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -28,7 +28,6 @@ Owner thread only. Not handled here: frames, reports and reconnecting (the broke
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -43,6 +42,7 @@ from rmqkit.store.flush import Flusher
 from rmqkit.store.mapped_file import MappedFile
 from rmqkit.store.scan import RECORD_BYTES_MIN, has_numpy
 from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.store.system_calls import forget
 
 if TYPE_CHECKING:
     from rmqkit.store.arrivals import Arrivals
@@ -307,7 +307,7 @@ class Replica:
         """Let the page cache forget a part of the log, if it is on the disk; what somebody has mapped stays."""
         file = self._log.queue.find(start) if start < end <= self._flusher.durable_offset else None
         if file is not None:
-            os.posix_fadvise(file.fd, start - file.start, end - start, os.POSIX_FADV_DONTNEED)
+            forget(file.fd, start - file.start, end - start)
 
     def _dispatch_few(self, file: MappedFile, position: int, end: int) -> None:
         """Dispatch records of one file one by one, and the blank behind them."""

@@ -41,6 +41,7 @@ from rmqkit.protocol.bodies.timer import (
     encode_timer_checkpoint,
 )
 from rmqkit.store.json_files import make_directory, sync_directory
+from rmqkit.store.system_calls import sync_data
 from rmqkit.store.timer_check import Damage, Waiting, check_wheel, is_long, looks_sound, unit_weight, waiting_of
 from rmqkit.store.timer_log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit
 from rmqkit.store.timer_wheel import Slot, TimerWheel
@@ -272,7 +273,7 @@ def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
         if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:
             os.ftruncate(descriptor, CHECKPOINT_FILE_BYTES)
         os.pwrite(descriptor, encode_timer_checkpoint(checkpoint), 0)
-        os.fdatasync(descriptor)
+        sync_data(descriptor)
     finally:
         os.close(descriptor)
     if is_new:

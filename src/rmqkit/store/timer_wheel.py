@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from rmqkit.errors import StoreMismatch
 from rmqkit.store.json_files import sync_directory
+from rmqkit.store.system_calls import sync_data
 
 __all__ = ["SLOT_COUNT", "WHEEL_BYTES", "Slot", "TimerWheel"]
 
@@ -131,7 +132,7 @@ class TimerWheel:
                 at = number % _SLOTS_PER_PAGE * _SLOT.size
                 data[at : at + _SLOT.size] = packed
             os.pwrite(self._fd, data, page * _PAGE_BYTES)
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
         self._taken = {}
 
     def clear(self) -> None:
