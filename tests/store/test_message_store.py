@@ -41,7 +41,7 @@ def test_new_store_makes_its_directory(tmp_path: Path) -> None:
         assert (root / "abort").read_text() == str(os.getpid())
         assert (store.min_physical_offset, store.max_physical_offset, store.durable_offset) == (-1, 0, 0)
         assert store.is_writable and store.failure is None
-    assert sorted(tree(root)) == ["checkpoint", "commitlog", "lock"]
+    assert sorted(tree(root)) == ["checkpoint", "commitlog", "lock", "queueends"]
 
 
 def test_clean_close_leaves_what_java_leaves(tmp_path: Path) -> None:
@@ -54,6 +54,7 @@ def test_clean_close_leaves_what_java_leaves(tmp_path: Path) -> None:
         "consumequeue/TopicTest/0/00000000000000000000",
         f"index/{index}",
         "lock",
+        "queueends",  # ours
     ]
     assert (tmp_path / "s" / "checkpoint").read_bytes()[:16] == timestamp.to_bytes(8, "big") * 2
 
@@ -135,7 +136,7 @@ def test_failed_recovery_gives_the_lock_back(tmp_path: Path, monkeypatch: pytest
     with opened(tmp_path / "s") as store:
         put_all(store, message())
 
-    def fail(self: object, *, clean: bool) -> int:
+    def fail(self: object, **options: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("rmqkit.store.consume_queues.ConsumeQueues.recover", fail)
@@ -432,7 +433,11 @@ def test_golden_store_is_unchanged_by_open_and_close(tmp_path: Path) -> None:
     with opened(golden.root, golden_settings(golden), is_batch_topic="GoldInnerBatch".__eq__):
         pass
     after = tree(golden.root)
-    assert {name for name in before | after if before.get(name) != after.get(name)} <= {"lock", "checkpoint"}
+    assert {name for name in before | after if before.get(name) != after.get(name)} <= {
+        "lock",
+        "checkpoint",
+        "queueends",
+    }
 
 
 def test_golden_store_goes_on_with_new_messages(tmp_path: Path) -> None:

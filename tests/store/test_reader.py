@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.hashing import tags_code
 from rmqkit.protocol.record import decode_record
+from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
@@ -227,10 +229,11 @@ def _follow(store: MessageStore) -> list[int]:
     return seen
 
 
-def test_missing_queue_file_leads_to_the_next(tmp_path: Path) -> None:
+def test_missing_queue_file_leads_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path / "s") as store:
         sized(store, 35)
     (tmp_path / "s" / "consumequeue" / "TopicTest" / "0" / f"{200:020d}").unlink()
+    monkeypatch.setattr("rmqkit.store.message_store.mend_queues", lambda *_: False)
     with opened(tmp_path / "s") as store:
         found = store.get("TopicTest", 0, 13, count_max=32)
         assert (found.status, found.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 20)
@@ -298,3 +301,76 @@ def test_golden_time_queries(tmp_path: Path, name: str) -> None:
             place = query["topic"], query["queueId"], query["timestamp"]
             answer = store.offset_by_time(*place), store.offset_by_time(*place, upper=True)
             assert answer == (query["lower"], query["upper"]), query
+
+
+# ---- entries that point nowhere
+
+
+def entry_of(root: Path, queue_id: int, number: int) -> tuple[Path, int]:
+    """File and position of a queue entry, with ten entries a file."""
+    folder = root / "consumequeue" / "TopicTest" / str(queue_id)
+    return folder / f"{number // 10 * 200:020d}", number % 10 * ENTRY_BYTES
+
+
+def damaged(root: Path, name: str) -> None:
+    """Damage that a start does not look at: in the middle of an older queue file, or of the log."""
+    path, position = entry_of(root, 0, 5)
+    content = path.read_bytes()
+    physical_offset, size, code = ENTRY.unpack_from(content, position)
+    other_path, other_position = entry_of(root, 1, 5)
+    other = other_path.read_bytes()[other_position : other_position + ENTRY_BYTES]
+    start = physical_offset - physical_offset % 4096
+    log = root / "commitlog" / f"{start:020d}"
+    in_log = physical_offset - start
+    record = log.read_bytes()[in_log : in_log + size]
+    path, position, data = {
+        "zeros": (path, position, bytes(ENTRY_BYTES)),
+        "negative": (path, position, ENTRY.pack(physical_offset, -1, code)),
+        "offset": (path, position, ENTRY.pack(physical_offset ^ 4, size, code)),
+        "far offset": (path, position, ENTRY.pack(physical_offset | 1 << 40, size, code)),
+        "size": (path, position, ENTRY.pack(physical_offset, size + 8, code)),
+        "other queue": (path, position, other),
+        "log zeros": (log, in_log, bytes(size)),
+        "log place": (log, in_log + 28, struct.pack(">q", 7)),
+        "log topic": (log, in_log + record.index(b"TopicTest"), b"topicTest"),
+        "log lengths": (log, in_log + 84, struct.pack(">i", 5000)),
+    }[name]
+    with open(path, "r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def everything(store: MessageStore, count_max: int, **options: Any) -> list[int]:
+    """What a consumer gets that follows ``next_begin_offset``."""
+    got: list[int] = []
+    offset = 0
+    while offset < store.max_offset("TopicTest", 0):
+        found = store.get("TopicTest", 0, offset, count_max=count_max, **options)
+        assert found.status in (GetStatus.FOUND, GetStatus.MESSAGE_WAS_REMOVING)
+        assert found.next_begin_offset > offset
+        got += offsets(found)
+        offset = found.next_begin_offset
+    return got
+
+
+@pytest.mark.parametrize(
+    "name",
+    "zeros,negative,offset,far offset,size,other queue,log zeros,log place,log topic,log lengths".split(","),
+)
+def test_an_entry_that_points_nowhere_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    with opened(tmp_path / "s") as store:
+        for _ in range(25):
+            put_all(store, message(body=bytes(60), TAGS="TagA"), message(queue_id=1, body=bytes(60)))
+    damaged(tmp_path / "s", name)
+    with opened(tmp_path / "s") as store:
+        caplog.clear()
+        left = [number for number in range(25) if number != 5]
+        for count_max in (1, 32):
+            assert everything(store, count_max) == left
+            assert everything(store, count_max, accept=lambda record: True) == left
+        assert everything(store, 32, codes=frozenset({TAG_A})) == left
+    said = [one.getMessage() for one in caplog.records]
+    assert len(said) == 1, "said once for a queue"
+    assert "TopicTest-0: message 5 is passed over" in said[0] and "`rmq store verify` shows all of them" in said[0]

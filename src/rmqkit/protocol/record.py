@@ -56,6 +56,7 @@ __all__ = [
     "pack_blank",
     "pack_host",
     "record_properties",
+    "record_topic",
     "topic_field",
     "unpack_host",
 ]
@@ -352,14 +353,16 @@ def record_properties(record: memoryview) -> bytes:
 
 
 def record_topic(record: memoryview) -> bytes:
-    """The topic of one whole record that the store wrote, without decoding the rest; empty for damage."""
+    """The topic of one whole record, without decoding the rest; empty where its parts do not add up to its length."""
     try:
-        at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
-        at += _I32.unpack_from(record, at - 4)[0]
-        if _I32.unpack_from(record, 4)[0] == MAGIC_V1:
-            return bytes(record[at + 1 : at + 1 + record[at]])
-        return bytes(record[at + 2 : at + 2 + _TOPIC_LENGTH_V2.unpack_from(record, at)[0]])
-    except (struct.error, IndexError):
+        body_at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
+        magic = _I32.unpack_from(record, 4)[0]
+        if magic not in (MAGIC_V1, MAGIC_V2):
+            return b""
+        body_bytes = _I32.unpack_from(record, body_at - 4)[0]
+        topic_at, topic_end, _ = _tail_bounds(record, 0, len(record), body_at, body_bytes, magic)
+        return bytes(record[topic_at:topic_end])
+    except (struct.error, IndexError, RecordCorrupt):
         return b""
 
 

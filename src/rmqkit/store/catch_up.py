@@ -8,7 +8,7 @@ index in bulk. The files are the same as after one `apply` per record, which is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ class CatchUp:
     Args:
         dispatcher: enters records one by one, in the queues only.
         has_light: whether they are entered in light queues, too.
+        only: the queues that are entered, by topic and queue id; None for all.
 
     Attributes:
         gap_max: up to so many blank entries are put where the log lacks records, so that those behind keep their
@@ -44,8 +45,9 @@ class CatchUp:
         delays_ms: tuple[int, ...],
         *,
         has_light: bool = False,
+        only: Container[tuple[str, int]] | None = None,
     ) -> None:
-        self._has_light = has_light
+        self._has_light, self._only = has_light, only
         self._queues, self._index, self._dispatcher, self._delays_ms = queues, index, dispatcher, delays_ms
         self.gap_max = 0
 
@@ -59,7 +61,10 @@ class CatchUp:
         self.gap_max += arrivals.lost_bytes() // RECORD_BYTES_MIN
         tags_codes = arrivals.tags_codes(self._delays_ms)
         ends = arrivals.offsets + arrivals.records.sizes
+        only = self._only
         for topic, queue_id, rows in arrivals.groups():
+            if only is not None and (topic, queue_id) not in only:
+                continue
             queue = self._queues.get(topic, queue_id)
             deleted_end = self._queues.deleted_ends.get(topic, -1)
             missing = rows[ends[rows] > (deleted_end if queue is None else queue.max_physical_offset)]
@@ -68,7 +73,7 @@ class CatchUp:
                 self._append(topic, queue_id, arrivals, part, tags_codes)
         newest: dict[tuple[str, int], Arrival] = {}
         for row in arrivals.in_light_queues().tolist() if self._has_light else ():
-            light = self._dispatcher.enter_light(arrival_of(arrivals.records.record(row), self._delays_ms))
+            light = self._dispatcher.enter_light(arrival_of(arrivals.records.record(row), self._delays_ms), only)
             newest.update(((one.topic, one.tags_code), one) for one in light)
         self.enter_keys(arrivals)
         return list(newest.values())

@@ -11,7 +11,8 @@ tagsCode           8  Java hash of TAGS; delivery time in the delay topic; or th
 Entry ``i`` is message ``i`` of the queue and lies at logical byte ``20 * i``, big-endian. An append done before
 is recognised by its physical offset and ignored, so dispatching a stretch of the log twice changes nothing. A later
 record with a number that is taken (Java ignores it) is of a topic deleted and made again: the old entries go. A queue
-whose first entry is not number 0 is filled up with *blank* entries ``(0, 0x7FFFFFFF, 0)`` from the start of that file.
+whose first entry is not number 0 is filled up with *blank* entries ``(0, 0x7FFFFFFF, 0)`` from the start of that file;
+so are numbers whose messages are lost, when the next message comes.
 
 Invariants: ``max_offset`` entries end at the last byte written; ``max_physical_offset`` is the end of the newest record
 indexed. An append costs one system call of 20 bytes. Source: store.md §4.
@@ -128,12 +129,16 @@ class ConsumeQueue(LogicQueue):
         if queue_offset < self.max_offset:
             _log.warning("%s-%d: numbered anew from %d on, %d forgotten", *place, queue_offset, self.max_offset - 1)
             self._restart_at(queue_offset)
+        elif queue_offset < self.next_offset:  # numbers that were given to messages which the log does not have
+            _log.warning("%s-%d: the log has no messages %d to %d", *place, self.max_offset, queue_offset - 1)
+            self.fill_gap(queue_offset, queue_offset - self.max_offset)
         else:
             last = self.max_offset - 1
             _log.error("%s-%d: entry %d follows %d, indexed as %d", *place, queue_offset, last, self.max_offset)
 
     def fill_gap(self, queue_offset: int, gap_max: int) -> None:
         """Append at most so many blank entries up to a number, for messages that are lost; they have no extension unit.
+        An entry has to follow: Apache's broker takes the size of a blank that comes last for that of a record.
         Without effect on a queue without files, which begins with any number, and where more are missing.
         Raises OSError: the disk refused; some may have been appended."""
         if not self.queue.files or queue_offset - self.max_offset > gap_max:

@@ -163,12 +163,16 @@ class ConsumeQueues:
                         raise StoreMismatch(f"{topic_folder} holds queues of type {kind}: set its queue.type to {kind}")
                     yield topic_folder.name, int(queue_folder.name)
 
-    def recover(self, *, clean: bool = True) -> tuple[int, int]:
+    def recover(
+        self, *, clean: bool = True, take: Callable[[LogicQueue], bool] = lambda queue: False
+    ) -> tuple[int, int]:
         """Find the end of every queue; returns offset and size of the newest record indexed, (-1, 0) without any.
-        ``clean``: whether the store was closed in order; if not, `truncate_for_replay` has to follow."""
+        ``clean``: whether the store was closed in order; if not, `truncate_for_replay` has to follow.
+        ``take``: brings a queue to its end itself, or says no."""
         newest = NO_RECORD
         for queue in self:
-            queue.recover(clean=clean)
+            if not take(queue):
+                queue.recover(clean=clean)
             if queue.topic in self.deleted_ends:
                 queue.forget_before(self.deleted_ends[queue.topic])
             queue.close()
@@ -178,7 +182,7 @@ class ConsumeQueues:
     def finish_recovery(self, min_physical_offset: int) -> None:
         """Rebuild the queue offset table and the min offsets."""
         for queue in self:
-            queue.next_offset = queue.max_offset
+            queue.next_offset = max(queue.max_offset, queue.next_offset)  # it may be ahead: see `queue_ends`
             queue.recovered_record = NO_RECORD
             queue.correct_min_offset(min_physical_offset)
             if queue.first_index == queue.end_index == 0:

@@ -23,15 +23,13 @@ Not handled here: keys that the index lacks (an index is cut by a crash, store.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
-from rmqkit.errors import BodyError, RecordCorrupt, StoreMismatch
-from rmqkit.protocol import fastjson
+from rmqkit.errors import RecordCorrupt, StoreMismatch
 from rmqkit.protocol.record import Record
 from rmqkit.store.batch_queue import BATCH_ENTRY
 from rmqkit.store.comparison import IndexComparison, QueueComparison, Ranges
@@ -44,14 +42,16 @@ from rmqkit.store.index_file import ENTRY as INDEX_ENTRY
 from rmqkit.store.index_file import HEADER, SLOT, key_hashes
 from rmqkit.store.light_queues import light_numbers
 from rmqkit.store.log_view import LogView, mapped
+from rmqkit.store.logic_queue import BLANK_SIZE
 from rmqkit.store.queue_ext import ADDRESS_BASE, FILE_FULL, FREE_BYTES, UNIT, is_address
+from rmqkit.store.queue_mending import configured_topics
 from rmqkit.store.scan import Buffer
 from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:
     from rmqkit.store.arrivals import Arrivals
 
-__all__ = ["DerivedFiles", "Equal", "FileSizes", "QueueEnd", "index_bytes", "light_queues"]
+__all__ = ["DerivedFiles", "Equal", "FileSizes", "LogSpan", "QueueEnd", "index_bytes", "light_queues"]
 
 _QUEUE, _BATCH, _EXT = "consumequeue", "batchconsumequeue", "consumequeue_ext"
 
@@ -74,11 +74,21 @@ class _ExtFile(Struct):
 
 
 class QueueEnd(Struct):
-    """Queue offset one past the last entry of a queue, and where that entry ends."""
+    """Queue offset one past the last entry of a queue, and where that entry ends; ``begin``: that of the first one."""
 
     offset: int
     path: Path
     position: int
+    begin: int = -1
+
+
+class LogSpan(Struct):
+    """What the log has of a queue: the number of its first message, and one past that of its last one.
+    ``anew_at``: physical offset where numbers were given again without a note that the topic was deleted, else -1."""
+
+    begin: int
+    end: int
+    anew_at: int = -1
 
 
 class Equal(Struct):
@@ -166,11 +176,11 @@ class DerivedFiles:
         """What was found so far."""
         return Equal(dict(self._queues.ranges), {path: one.ranges for path, one in (self._index or {}).items()})
 
-    def check(self, log_ends: Mapping[tuple[str, int], int]) -> None:
+    def check(self, log_ends: Mapping[tuple[str, int], LogSpan]) -> None:
         """Look at all of them.
 
         Args:
-            log_ends: queue offset one past the last message of each queue, as the log has it.
+            log_ends: the numbers of each queue, as the log has them.
         """
         equal = self.equal()
         for folder in self.queue_folders():
@@ -207,7 +217,7 @@ class DerivedFiles:
         entry_bytes = layout.size
         self._open_ext(folder)
         files = list(files_in_order([folder], file_bytes, self._report))
-        is_filler, end = True, QueueEnd(0, folder, 0)
+        is_filler, has_live, end = True, False, QueueEnd(0, folder, 0)
         for path, start in files:
             data = self._read(path)
             used = len(data.rstrip(b"\0")) if path is files[-1][0] else len(data)
@@ -216,13 +226,20 @@ class DerivedFiles:
             while position < stop:
                 index = (start + position) // entry_bytes
                 if (skipped := min(equal.end_of(index) - index, -(-(stop - position) // entry_bytes))) > 0:
-                    is_filler = False
+                    is_filler, has_live = False, True
                 else:
                     skipped = 1
                     is_filler = (is_filler or self._has_fillers) and data.startswith(BLANK_ENTRY, position)
+                if end.begin < 0 and not is_filler:
+                    end.begin = layout.unpack_from(data, position)[4] if tree == _BATCH else index
                 end.offset, end.position = index + skipped, position + skipped * entry_bytes
                 if not is_filler and equal.end_of(index) == index:
                     entry = layout.unpack_from(data, position)
+                    is_old = 0 <= entry[0] < self._log.min_offset and entry[1] != BLANK_SIZE
+                    if is_old and has_live:
+                        found = f"offset {entry[0]}, before the log's start"
+                        self._report.add(Kind.QUEUE_ENTRY, path, position, "a record behind the one before", found)
+                    has_live = has_live or not is_old
                     end.offset = check_entry(_Place(path, position, folder), index, entry)
                 self._report.checked["queue entries"] += skipped
                 position = end.position
@@ -299,12 +316,14 @@ class DerivedFiles:
             self._compare(place, what, expected, entry[2:], Kind.QUEUE_ENTRY)
         return int(base + count)
 
-    def check_ends(self, log_ends: Mapping[tuple[str, int], int]) -> None:
+    def check_ends(self, log_ends: Mapping[tuple[str, int], LogSpan]) -> None:
         """Note the queues that lack messages of the log; all of them were checked. A topic that the configuration does
-        not have, and that has no queues, was deleted: its messages stay in the log until that expires."""
+        not have, and that has no queues, was deleted: its messages stay in the log until that expires. Where numbers
+        were given again the messages before are in no queue: its files were lost, or its topic was deleted by a broker
+        of Apache's, which leaves no note."""
         if self._report.is_live:
             return
-        topics = self._configured_topics()
+        topics = configured_topics(self._root)
         batch_topics = {topic for tree, topic, _ in self.ends if tree == _BATCH}
         for (topic, queue_id), expected in log_ends.items():
             if topic_fault(topic, queue_id):
@@ -314,17 +333,15 @@ class DerivedFiles:
             if topics is not None and topic not in topics and not missing.path.parent.exists():
                 continue
             end = self.ends.get((tree, topic, queue_id), missing)
-            if end.offset < expected:
+            if end.offset < expected.end:
                 found = f"an end at {end.offset}"
-                self._report.add(Kind.QUEUE_END, end.path, end.position, f"entries up to {expected}", found)
-
-    def _configured_topics(self) -> Collection[str] | None:
-        """The topics of ``topics.json``; None when it cannot tell."""
-        with suppress(OSError, BodyError):
-            kept = fastjson.loads((self._root / "config" / "topics.json").read_bytes())
-            table = kept.get("topicConfigTable") if isinstance(kept, dict) else None
-            return table if isinstance(table, dict) else None
-        return None
+                self._report.add(Kind.QUEUE_END, end.path, end.position, f"entries up to {expected.end}", found)
+            elif end.begin > expected.begin:
+                first = min(entries_of(end.path.parent), default=end.path)
+                self._report.add(Kind.QUEUE_END, first, 0, f"entries from {expected.begin} on", f"{end.begin} first")
+            if expected.anew_at >= 0:
+                found = f"number {expected.begin} once more at {expected.anew_at} of the log"
+                self._report.add(Kind.QUEUE_END, end.path, 0, "every number once: messages are in no queue", found)
 
     # ---- extension units
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from itertools import islice, takewhile
 
 import msgspec
@@ -234,13 +234,18 @@ class Dispatcher:
             self._append(one)
         self._enter_keys(arrivals)
 
-    def enter_light(self, arrival: Arrival) -> list[Arrival]:
-        """Enter a record into the light queues it is in; repeated calls change nothing. Returns it as it is in each.
-        Raises OSError: the disk refused."""
-        light = _light_arrivals([arrival])
+    def enter_light(self, arrival: Arrival, only: Container[tuple[str, int]] | None = None) -> list[Arrival]:
+        """Enter a record into the light queues it is in, or those of them in ``only``; repeated calls change nothing.
+        Returns it as it is in each. Raises OSError: the disk refused."""
+        light = [one for one in _light_arrivals([arrival]) if only is None or (one.topic, one.queue_id) in only]
         for one in light:
             self._append(one)
         return light
+
+    def enter_own(self, arrival: Arrival) -> None:
+        """Enter a record into its own queue only; repeated calls change nothing.
+        Raises OSError: the disk refused."""
+        self._append(arrival)
 
     def _append_all(self, arrivals: list[Arrival]) -> None:
         """Enter several records, those of one queue with one write where the queue lets it be done."""

@@ -38,6 +38,7 @@ from rmqkit.store.timer_fsck import check_timer_files
 
 if TYPE_CHECKING:
     from rmqkit.store.arrivals import Arrivals, Ints
+    from rmqkit.store.derived_files import LogSpan
 
 __all__ = [
     "FINDINGS_MAX",
@@ -62,7 +63,10 @@ _DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 
 class QueueStat(Struct):
-    """The records of one queue in the log; ``max_offset`` is one past the last message, times are store times in ms."""
+    """The records of one queue in the log; ``max_offset`` is one past the last message, times are store times in ms.
+    ``anew_offset``: number of the first record since numbers were given again, if that happened, else of the first.
+    ``anew_at``: its physical offset if that happened, else -1.
+    ``first_at``: that of the first record."""
 
     topic: str
     queue_id: int
@@ -73,6 +77,9 @@ class QueueStat(Struct):
     max_offset: int = 0
     first_store_timestamp: int = 0
     last_store_timestamp: int = 0
+    anew_offset: int = 0
+    anew_at: int = -1
+    first_at: int = -1
 
     def add(self, arrivals: Arrivals, rows: Ints) -> None:
         """Count records of a run that belong to the queue."""
@@ -80,11 +87,25 @@ class QueueStat(Struct):
         times = arrivals.store_timestamps
         if not self.records:
             self.min_offset, self.first_store_timestamp = int(offsets[0]), int(times[rows[0]])
+            self.anew_offset, self.first_at = self.min_offset, int(arrivals.offsets[rows[0]])
+        begins = [0] if self.records and offsets[0] < self.max_offset else []
+        falls = (offsets[1:] < (offsets + counts)[:-1]).nonzero()[0] + 1
+        for row in [*begins, *falls.tolist()]:
+            self.anew_offset, self.anew_at = int(offsets[row]), int(arrivals.offsets[rows[row]])
         self.records += len(rows)
         self.messages += int(counts.sum())
         self.bytes += int(arrivals.records.sizes[rows].sum())
         self.max_offset = int(offsets[-1] + counts[-1])  # a topic made anew begins at 0 again
         self.last_store_timestamp = int(times[rows[-1]])
+
+    def join(self, later: QueueStat) -> None:
+        """Add the records of a later part of the log."""
+        if later.anew_at >= 0 or later.min_offset < self.max_offset:
+            self.anew_offset, self.anew_at = later.anew_offset, later.anew_at if later.anew_at >= 0 else later.first_at
+        self.records += later.records
+        self.messages += later.messages
+        self.bytes += later.bytes
+        self.max_offset, self.last_store_timestamp = later.max_offset, later.last_store_timestamp
 
 
 class Stat(Struct):
@@ -284,13 +305,19 @@ def tally(arrivals: Arrivals, tallies: dict[tuple[str, int], QueueStat]) -> None
         (tallies.get(key) or tallies.setdefault(key, QueueStat(*key))).add(arrivals, rows)
 
 
-def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tuple[str, int], int]:
-    """One past the last message of every queue, by a log; without queues whose messages are all of a deleted topic."""
+def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tuple[str, int], LogSpan]:
+    """What the queues should have, by a log; without queues whose messages are all of a deleted topic."""
+    deleted: dict[str, tuple[int, int, int]] = {}
     with suppress(OSError, BodyError):
         deleted = fastjson.decode_as(deleted_topics_path(root).read_bytes(), dict[str, tuple[int, int, int]])
-        times = {topic: store_timestamp for topic, (_, _, store_timestamp) in deleted.items()}
-        tallies = {key: one for key, one in tallies.items() if one.last_store_timestamp > times.get(key[0], -1)}
-    return {key: one.max_offset for key, one in tallies.items()}
+    times = {topic: store_timestamp for topic, (_, _, store_timestamp) in deleted.items()}
+    tallies = {key: one for key, one in tallies.items() if one.last_store_timestamp > times.get(key[0], -1)}
+    from rmqkit.store.derived_files import LogSpan
+
+    return {
+        key: LogSpan(one.anew_offset, one.max_offset, -1 if key[0] in deleted else one.anew_at)
+        for key, one in tallies.items()
+    }
 
 
 class LogDamage:

@@ -178,17 +178,25 @@ class LogicQueue(ABC):
         ]
 
     def first_behind(self, physical_offset: int) -> int:
-        """Index of the first entry of a record at or behind an offset, the end without one; files may be missing."""
+        """Index of the first entry of a record at or behind an offset, the end without one; files may be missing.
+        Damaged entries and blanks, which would mislead the search, count as the next sound one; blanks are left out."""
 
         def offset_of(index: int) -> int:
-            return int(self.entry(index)[0])
+            for at in range(index, self.end_index):
+                found, size = self.entry(at)[:2]
+                if found >= 0 and 0 < size < BLANK_SIZE:
+                    return int(found)
+            return _NO_END
 
         bounds = self.file_bounds()
         at = bisect_left(bounds, physical_offset, key=lambda bound: offset_of(bound[1]))
         if at == len(bounds):
             return self.end_index
         indexes = range(bounds[at][0], bounds[at][1] + 1)
-        return indexes.start + bisect_left(indexes, physical_offset, key=offset_of)
+        first = indexes.start + bisect_left(indexes, physical_offset, key=offset_of)
+        while physical_offset > 0 and first < indexes.stop and self.entry(first)[1] == BLANK_SIZE:
+            first += 1
+        return first
 
     def _find(self, at: int) -> MappedFile | None:
         """The file that holds a logical byte, to be read from."""
@@ -227,6 +235,12 @@ class LogicQueue(ABC):
             if valid_bytes < file.size:
                 self.queue.truncate(file.start + valid_bytes)
                 break
+        self.resume()
+        self._find_newest()
+
+    def recover_at(self, end: int) -> None:
+        """Take a logical byte for the end of the entries, as a clean stop noted it, and forget what follows."""
+        self.queue.truncate(end)
         self.resume()
         self._find_newest()
 
@@ -343,8 +357,11 @@ class LogicQueue(ABC):
         """Delete files whose last entry points below an offset; returns how many. Source: store.md §4.5."""
 
         def is_expired(file: MappedFile) -> bool:
-            last = _PLACE.unpack(file.read(file.size - self.entry_bytes, _PLACE.size))
-            return bool(last[0] < min_physical_offset)
+            for position in range(file.size - self.entry_bytes, -1, -self.entry_bytes):
+                physical_offset, size = _PLACE.unpack(file.read(position, _PLACE.size))
+                if size != BLANK_SIZE:  # blanks say nothing of the records before them
+                    return bool(physical_offset < min_physical_offset)
+            return True
 
         return self.queue.drop_front(is_expired)
 

@@ -42,6 +42,8 @@ from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.message_index import KeyQuery, MessageIndex
 from rmqkit.store.put import Appender
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
+from rmqkit.store.queue_ends import QueueEnds
+from rmqkit.store.queue_mending import mend_queues
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.recovery import LogEnd, find_log_end
 from rmqkit.store.remains import keep_remains
@@ -115,6 +117,7 @@ class MessageStore:
         self._queues = ConsumeQueues(root, settings, is_batch_topic)
         self._deleted = DeletedTopics(root, self._commit_log)
         self._queues.deleted_ends = self._deleted.ends
+        self._ends = QueueEnds(root, self._commit_log, is_replica=is_replica)
         self._index = _index_of(root, settings)
         self._checkpoint = Checkpoint(root / "checkpoint")
         self._dispatcher = Dispatcher(
@@ -235,8 +238,9 @@ class MessageStore:
             _log.warning("store %s was not closed in order: recovering", self.root)
         end = self._recover(is_clean)
         write_durably(self._abort_path, str(os.getpid()).encode())
+        self._ends.remove(self._queues)
         self._commit_log.resume()
-        self._dispatcher.position = self._commit_log.max_offset
+        self._dispatcher.position = self._reader.doubted_end = self._commit_log.max_offset
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
         self._flusher.start(self._commit_log.max_offset)
@@ -251,11 +255,17 @@ class MessageStore:
         if is_clean:
             log.queue.mark_synced()
             queues.mark_synced()
-        newest = queues.recover(clean=is_clean)
+        self._ends.load(clean=is_clean)
+        newest = queues.recover(clean=is_clean, take=self._ends.take)
         if not log.queue.files:
             queues.destroy_all()
             queues.sync_all()
             return LogEnd(0)
+        if is_clean:
+            enter = self._dispatcher.without_index()
+            if mend_queues(self.root, log, queues, self._ends, enter, self._delays_ms):
+                newest = max((queue.recovered_record for queue in queues), default=newest)
+        self._ends.set_numbers(queues)
         end = find_log_end(
             log,
             self._settings,
@@ -339,6 +349,8 @@ class MessageStore:
         self._flusher.flush_queues()
         self._flusher.flush_index()
         is_complete = is_whole and self.failure is None and not self._dispatcher.pending
+        if is_complete:
+            self._ends.save(self._queues)
         self._close_files()
         if is_complete:
             self._abort_path.unlink(missing_ok=True)

@@ -9,13 +9,17 @@ Also here: finding an offset by store time. Owner thread only. Source: store.md 
 from __future__ import annotations
 
 import enum
+import logging
 import os
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import TypeAlias
 
 from msgspec import Struct
 
+from rmqkit.protocol.names import is_light
+from rmqkit.protocol.record import record_topic
 from rmqkit.store.batch_queue import BatchQueue
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
@@ -29,7 +33,12 @@ EntryTest: TypeAlias = Callable[[int | None, ExtUnit | None], bool]
 """Tells by its tag code (None when unknown) and its extension unit (None without one) whether an entry is wanted."""
 
 _RESULT_BYTES_MAX = 128 << 20
+_PLACE = struct.Struct(">i8xi12xq")
+"""size, queueId and physicalOffset at the start of a record."""
 _I32_MIN, _I32_MAX = -(1 << 31), (1 << 31) - 1
+
+
+_log = logging.getLogger(__name__)
 
 
 class GetStatus(enum.Enum):
@@ -66,11 +75,18 @@ class GetResult(Struct):
 
 
 class Reader:
-    """Reads queues of one store."""
+    """Reads queues of one store.
+
+    Attributes:
+        doubted_end: physical offset before which records were written by an earlier process: whether one is where an
+            entry says is looked at before it is handed out.
+    """
 
     def __init__(self, log: CommitLog, settings: StoreSettings) -> None:
         self._log = log
         self._settings = settings
+        self.doubted_end = 0
+        self._told_of: set[LogicQueue] = set()
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * settings.memory_ratio_max // 100
 
     def get(
@@ -120,6 +136,7 @@ class Reader:
         file = log.queue.find(first)
         if file is None or log.max_offset - first > self._memory_bytes:
             return None
+        doubted_end = self.doubted_end
         view, start, end = file.view, file.start, file.start + file.wrote
         left = settings.transfer_bytes_in_memory_max
         records: list[memoryview] = []
@@ -130,6 +147,8 @@ class Reader:
                 break
             position = physical_offset - start
             if position < 0 or physical_offset + size > end:
+                return None
+            if physical_offset < doubted_end and not _is_own(view[position : position + size], queue, physical_offset):
                 return None
             following += 1
             if codes is not None and code not in codes:
@@ -174,12 +193,19 @@ class Reader:
             ):
                 continue
             record = log.slice(physical_offset, size)
+            if (
+                record is not None
+                and physical_offset < self.doubted_end
+                and not _is_own(record, queue, physical_offset)
+            ):
+                record = None
             if record is None:
                 if not result.records:
                     result.status = GetStatus.MESSAGE_WAS_REMOVING
-                if size == BLANK_SIZE:
-                    continue
-                removed_below = physical_offset - physical_offset % log.queue.file_bytes + log.queue.file_bytes
+                if 0 <= physical_offset < log.min_offset and size != BLANK_SIZE:
+                    removed_below = log.min_offset
+                if size != BLANK_SIZE:
+                    self._tell_lost(queue, following - units, physical_offset, size)
                 continue
             if accept is not None and not accept(record):
                 continue
@@ -203,6 +229,16 @@ class Reader:
                 or count >= settings.transfer_count_in_memory_max
             )
         return total_bytes + size > settings.transfer_bytes_on_disk_max or count >= settings.transfer_count_on_disk_max
+
+    def _tell_lost(self, queue: LogicQueue, queue_offset: int, physical_offset: int, size: int) -> None:
+        """Say, once for each queue, that an entry is passed over."""
+        if queue not in self._told_of:
+            self._told_of.add(queue)
+            _log.error(
+                "%s-%d: message %d is passed over, its entry says %d bytes at %d and there is no such record: "
+                "stop the broker, then `rmq store verify` shows all of them",
+                *(queue.topic, queue.queue_id, queue_offset, size, physical_offset),
+            )
 
     def is_in_memory(self, queue: LogicQueue, queue_offset: int) -> bool:
         """Whether a message lies so near the end of the log that it counts as cached."""
@@ -279,6 +315,19 @@ class Reader:
         if physical_offset < self._log.min_offset:
             return 0
         return self._log.store_timestamp(physical_offset, size)
+
+
+def _is_own(record: memoryview, queue: LogicQueue, physical_offset: int) -> bool:
+    """Whether a slice of the log is a whole record that lies there, of a queue's topic and queue id."""
+    if len(record) < _PLACE.size:
+        return False
+    size, queue_id, lies_at = _PLACE.unpack_from(record)
+    if size != len(record) or lies_at != physical_offset:
+        return False
+    topic = record_topic(record)
+    if topic == queue.topic_utf8:
+        return bool(queue_id == queue.queue_id)
+    return bool(topic) and is_light(queue.topic)
 
 
 def _is_wanted(

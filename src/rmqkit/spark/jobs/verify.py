@@ -186,7 +186,10 @@ def joined(log: LogView, report: Verified, found: Iterable[tuple[Stretch, Seen]]
         counts[segment.path].bad_crcs += seen.report.counts[Kind.BODY_CRC]
         whole.equal.join(seen.equal)
         for key, stat in seen.tallies.items():
-            whole.tallies[key] = stat  # the later one: its queue ends there
+            if (before := whole.tallies.get(key)) is not None:
+                before.join(stat)
+            else:
+                whole.tallies[key] = stat
     damages.check_tail(derived.indexed_end if derived is not None else lambda: 0)
     if damages.stale is not None:
         segment, damage = damages.stale

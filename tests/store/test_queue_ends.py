@@ -1,0 +1,224 @@
+"""Queues that are not as the last stop left them: nothing is lost in silence, no number is given twice."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmqkit.store import queue_mending
+from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES
+from rmqkit.store.fsck import verify
+from rmqkit.store.message_store import MessageStore
+from tests.store.stores import message, opened, put_all, read_all, small_settings
+
+SETTINGS = small_settings(consume_queue_file_bytes=200, commit_log_file_bytes=16384)  # ten entries a file
+COUNT = 35
+TOPIC = "Orders"
+
+
+def written(root: Path, settings=SETTINGS, **options) -> Path:
+    """A store with messages in two queues of a topic, and one of another, stopped in order."""
+    with opened(root, settings, **options) as store:
+        for i in range(COUNT):
+            put_all(store, message(TOPIC, 0, b"%d" % i, TAGS=f"tag{i % 3}"), message(TOPIC, 1, b"%d" % i))
+        put_all(store, message("Other", 0, b"other"))
+    return root
+
+
+def bodies(store: MessageStore, topic: str = TOPIC, queue_id: int = 0) -> list[bytes]:
+    return [record.body for record in read_all(store, topic, queue_id)]
+
+
+def folder(root: Path, queue_id: int = 0) -> Path:
+    return root / "consumequeue" / TOPIC / str(queue_id)
+
+
+def file(root: Path, number: int) -> Path:
+    return folder(root) / f"{number * 200:020d}"
+
+
+def patch(path: Path, position: int, data: bytes) -> None:
+    with open(path, "r+b") as opened_file:
+        opened_file.seek(position)
+        opened_file.write(data)
+
+
+def flip(path: Path, position: int) -> None:
+    patch(path, position, bytes([path.read_bytes()[position] ^ 0x04]))
+
+
+def exchange(one: Path, other: Path) -> None:
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+ENTRY_IN_LAST = 3 * ENTRY_BYTES
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "the topic's folder is missing": lambda root: shutil.rmtree(root / "consumequeue" / TOPIC),
+    "all folders are missing": lambda root: shutil.rmtree(root / "consumequeue"),
+    "the newest file is missing": lambda root: file(root, 3).unlink(),
+    "the oldest file is missing": lambda root: file(root, 0).unlink(),
+    "a file in between is missing": lambda root: file(root, 1).unlink(),
+    "the newest file is zeros": lambda root: patch(file(root, 3), 0, bytes(200)),
+    "an entry of the newest file is zeros": lambda root: patch(file(root, 3), ENTRY_BYTES, bytes(ENTRY_BYTES)),
+    "its last entry is zeros": lambda root: patch(file(root, 3), 4 * ENTRY_BYTES, bytes(ENTRY_BYTES)),
+    "the newest file has no length": lambda root: file(root, 3).write_bytes(b""),
+    "an offset is flipped": lambda root: flip(file(root, 3), ENTRY_IN_LAST + 6),
+    "a size is flipped": lambda root: flip(file(root, 3), ENTRY_IN_LAST + 11),
+    "a tag code is flipped": lambda root: flip(file(root, 3), ENTRY_IN_LAST + 19),
+    "an older file is zeros": lambda root: patch(file(root, 1), 0, bytes(200)),
+    "two files are exchanged": lambda root: exchange(file(root, 1), file(root, 2)),
+    "files of two queues are exchanged": lambda root: exchange(file(root, 3), folder(root, 1) / file(root, 3).name),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_queue_is_made_anew_and_said_so(name, tmp_path, caplog, monkeypatch):
+    if name.startswith("the topic"):
+        monkeypatch.setattr(queue_mending, "has_numpy", lambda: False)  # record by record comes out the same
+    root = written(tmp_path / "store")
+    DAMAGE[name](root)
+    assert not verify(root, SETTINGS).is_sound
+    with caplog.at_level(logging.WARNING), opened(root, SETTINGS) as store:
+        assert [bodies(store, queue_id=one) for one in (0, 1)] == [[b"%d" % i for i in range(COUNT)]] * 2
+        assert bodies(store, "Other") == [b"other"]
+        assert [one.queue_offset for one in put_all(store, message(TOPIC), message(TOPIC, 1))] == [COUNT, COUNT]
+        codes = frozenset({zlib.crc32(b"no tag")})
+        assert store.get(TOPIC, 0, 0, count_max=32, codes=codes).records == []
+    assert "entries made anew from the log, 0 messages lost" in caplog.text
+    assert verify(root, SETTINGS).findings == []
+    caplog.clear()
+    with opened(root, SETTINGS) as store:
+        assert len(bodies(store)) == COUNT + 1
+    assert not caplog.records
+
+
+def test_what_was_made_anew_is_counted(tmp_path, caplog):
+    root = written(tmp_path / "store")
+    file(root, 3).unlink()
+    with opened(root, SETTINGS):
+        pass
+    assert f"{TOPIC}-0: its files are not as the last stop left them: 5 entries made anew from the log" in caplog.text
+    assert "1 queues were damaged: 5 entries made anew from the log, 0 messages lost" in caplog.text
+
+
+def test_a_sound_store_is_opened_without_a_word_and_stays_as_it_is(tmp_path, caplog):
+    root = written(tmp_path / "store")
+    note = (root / "queueends").read_bytes()
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING), opened(root, SETTINGS) as store:
+            assert not (root / "queueends").exists()
+            assert len(bodies(store)) == COUNT
+    assert not caplog.records
+    assert (root / "queueends").read_bytes() == note
+
+
+def test_a_message_of_an_older_broker_makes_the_note_stale(tmp_path, caplog):
+    """Numbers that Apache's broker gave after the note are not taken for lost ones."""
+    root = written(tmp_path / "store")
+    note = (root / "queueends").read_bytes()
+    with opened(root, SETTINGS) as store:
+        store.delete_topic(TOPIC)
+        put_all(store, message(TOPIC, 0, b"of the new topic"))
+    (root / "queueends").write_bytes(note)
+    (root / "config" / "deletedTopics.json").unlink()
+    with caplog.at_level(logging.WARNING), opened(root, SETTINGS) as store:
+        assert bodies(store) == [b"of the new topic"]
+    assert not caplog.records
+
+
+def test_a_topic_that_another_broker_deleted_stays_deleted(tmp_path, caplog):
+    root = written(tmp_path / "store")
+    shutil.rmtree(root / "consumequeue" / TOPIC)
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "topics.json").write_text('{"topicConfigTable": {"Other": {}}}')
+    assert verify(root, SETTINGS).is_sound
+    with caplog.at_level(logging.WARNING), opened(root, SETTINGS) as store:
+        assert store.topics == {"Other"}
+    assert not caplog.records
+
+
+def test_files_that_expired_under_another_broker_are_not_missed(tmp_path, caplog):
+    settings = small_settings(consume_queue_file_bytes=200)
+    root = written(tmp_path / "store", settings)
+    starts = sorted(int(one.name) for one in (root / "commitlog").iterdir())
+    for start in starts[:1]:
+        (root / "commitlog" / f"{start:020d}").unlink()
+    entries = [ENTRY.unpack_from(file(root, 0).read_bytes(), at) for at in range(0, 200, ENTRY_BYTES)]
+    assert entries[-1][0] < starts[1], "the first queue file points at what is gone"
+    file(root, 0).unlink()
+    with caplog.at_level(logging.WARNING), opened(root, settings) as store:
+        assert store.max_offset(TOPIC, 0) == COUNT
+        assert bodies(store)[-1] == b"%d" % (COUNT - 1)
+    assert not [one for one in caplog.records if "damaged" in one.getMessage()]
+
+
+@pytest.mark.parametrize("content", [b"", b"00000000\n{}", b"not a number\n{}", b"\xff\xfe"])
+def test_a_note_that_cannot_be_read_is_left_out(content, tmp_path, caplog):
+    root = written(tmp_path / "store")
+    (root / "queueends").write_bytes(content)
+    with opened(root, SETTINGS) as store:
+        assert len(bodies(store)) == COUNT
+    assert "queueends cannot be read: the ends of the queues are not compared with it" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a file in between is missing", "its last entry is another queue's"])
+def test_without_a_note_a_queue_is_held_against_itself(name, tmp_path, caplog):
+    root = written(tmp_path / "store")
+    (root / "queueends").unlink()
+    if name in DAMAGE:
+        DAMAGE[name](root)
+    else:
+        other = (folder(root, 1) / file(root, 3).name).read_bytes()
+        patch(file(root, 3), 4 * ENTRY_BYTES, other[4 * ENTRY_BYTES : 5 * ENTRY_BYTES])
+    with opened(root, SETTINGS) as store:
+        assert bodies(store) == [b"%d" % i for i in range(COUNT)]
+    assert "1 queues were damaged" in caplog.text
+    assert verify(root, SETTINGS).is_sound
+
+
+def test_messages_that_the_log_lost_with_their_queue_cost_no_number(tmp_path, caplog):
+    settings = small_settings(consume_queue_file_bytes=200)
+    root = written(tmp_path / "store", settings)
+    last = max(one for one in (root / "commitlog").iterdir() if any(one.read_bytes()))
+    last.write_bytes(bytes(4096))
+    shutil.rmtree(root / "consumequeue" / TOPIC)
+    with opened(root, settings) as store:
+        left = bodies(store)
+        assert 0 < len(left) < COUNT
+    lost = COUNT - len(left)
+    assert f"the log does not have the last {lost}: lost, the next message is {COUNT}" in caplog.text
+    for _ in range(2):
+        with opened(root, settings) as store:
+            assert bodies(store) == left
+    with opened(root, settings) as store:
+        assert put_all(store, message(TOPIC, 0, b"next"))[0].queue_offset == COUNT
+        assert bodies(store) == [*left, b"next"]
+    with opened(root, settings) as store:
+        assert bodies(store) == [*left, b"next"]
+        assert put_all(store, message(TOPIC, 0, b"next"))[0].queue_offset == COUNT + 1
+
+
+def test_verify_tells_numbers_that_were_given_again(tmp_path):
+    """What a broker that does not know the note makes of a missing queue."""
+    root = written(tmp_path / "store")
+    (root / "queueends").unlink()
+    shutil.rmtree(root / "consumequeue" / TOPIC)
+    with opened(root, SETTINGS) as store:
+        assert put_all(store, message(TOPIC, 0, b"next"))[0].queue_offset == 0
+    found = [str(one) for one in verify(root, SETTINGS).findings]
+    assert any("Orders/0" in one and "number 0 once more at" in one for one in found), found
+
+
+def test_a_topic_deleted_in_order_is_no_finding_when_it_is_made_again(tmp_path):
+    root = written(tmp_path / "store")
+    with opened(root, SETTINGS) as store:
+        store.delete_topic(TOPIC)
+        put_all(store, message(TOPIC, 0, b"new"), message(TOPIC, 0, b"new"))
+    assert verify(root, SETTINGS).findings == []
