@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from rmqkit.broker.settings import BrokerSettings
@@ -31,16 +32,17 @@ def run(tmp_path):
 @pytest.fixture
 def serve(tmp_path):
     """Runs a scenario beside a name server and a broker.
-    ``users``: whether they know users; ``broker``, ``namesrv``: lines of their files."""
+    ``users``: whether they know users; ``full``: whether these have to sign fully.
+    ``broker``, ``namesrv``: lines of their files."""
 
     def settings(settings_type, lines):
         return load([settings_type], {"listenPort": "0", "bindAddress": "127.0.0.1", **(lines or {})}).values[0]
 
-    def runner(scenario, *, users=False, broker=None, namesrv=None):
+    def runner(scenario, *, users=False, full=False, broker=None, namesrv=None):
         async def main():
             async with Standalone(
                 tmp_path / "store",
-                authentication=USERS if users else None,
+                authentication=msgspec.structs.replace(USERS, full_signatures_only=full) if users else None,
                 broker=settings(BrokerSettings, broker),
                 namesrv=settings(NamesrvSettings, namesrv),
             ) as servers:

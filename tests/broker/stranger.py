@@ -33,6 +33,17 @@ def signed(fields: dict[str, str], body: bytes, user: str, secret: str) -> dict[
     return {**fields, "Signature": base64.b64encode(hmac.new(secret.encode(), data, hashlib.sha1).digest()).decode()}
 
 
+def fully_signed(code: int, fields: dict[str, str], body: bytes, user: str, secret: str, said: str) -> dict[str, str]:
+    """Fields with both signatures; ``said`` is the time in ms, a session and a number."""
+    fields = {**fields, "AccessKey": user, "RmqSigned": said}
+    data = b"rmqkit request 1" + struct.pack(">i", code)
+    for name in sorted(fields):
+        for text in (name.encode(), fields[name].encode()):
+            data += struct.pack(">i", len(text)) + text
+    full = hmac.new(secret.encode(), data + struct.pack(">i", -1) + body, hashlib.sha256).digest()
+    return signed({**fields, "RmqSignature": base64.b64encode(full).decode()}, body, user, secret)
+
+
 def frame(code: int, fields: dict[str, str], body: bytes = b"", opaque: int = 1) -> bytes:
     """A request as it goes over the wire."""
     header = {"code": code, "language": "OTHER", "version": 0, "opaque": opaque, "flag": 0, "extFields": fields}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
-from tests.broker.stranger import Stranger, ask
+from tests.broker.stranger import Stranger, ask, frame, fully_signed
 
 SEND, QUERY, VIEW, SEND_BACK, END = 310, 12, 33, 36, 37
 CREATE_USER, CREATE_ACL, HEARTBEAT, CONSUME_DIRECTLY = 3001, 3006, 34, 309
-GET_TOPIC, BROKER_CONFIG, NAMESRV_CONFIG = 351, 26, 319
+GET_TOPIC, DELETE_TOPIC, BROKER_CONFIG, NAMESRV_CONFIG = 351, 215, 26, 319
 OK, REFUSED, NOT_FOUND = 0, 16, 22
 ALL_TIME = {"maxNum": "32", "beginTimestamp": "0", "endTimestamp": str((1 << 63) - 1)}
 
@@ -280,5 +281,41 @@ def test_where_users_are_in_force_brokers_sign_what_they_say_of_themselves(serve
             assert shown.code == OK and b"secret12" not in shown.body and b"listenPort" in shown.body
         answer = await ask(name_server, REGISTER, REGISTRATION, "root", **as_broker("10.6.6.6:1", "new"))
         assert answer.code == OK, answer.remark
+
+    serve(scenario, users=True)
+
+
+def test_who_saw_a_fully_signed_request_cannot_send_it_again_or_as_another(serve):
+    async def scenario(servers):
+        now_ms = int(time.time() * 1000)
+
+        async def told_of(code, signed_for=GET_TOPIC, said=f"{now_ms} s 1"):
+            fields = fully_signed(signed_for, {"topic": "TBW102"}, b"", "root", "secret12", said)
+            async with Stranger(servers.broker_address) as eve:
+                answer = await eve.ask_bytes(frame(code, fields))
+            return answer.code, answer.remark.partition(": ")[2]
+
+        assert (await told_of(GET_TOPIC))[0] == OK
+        assert await told_of(GET_TOPIC) == (REFUSED, "it came before.")
+        wrong = (REFUSED, "RmqSignature does not fit the request.")
+        assert await told_of(DELETE_TOPIC, said=f"{now_ms} s 2") == wrong
+        assert (await told_of(GET_TOPIC, said=f"{now_ms} s 3"))[0] == OK
+        assert (await told_of(GET_TOPIC, said=f"{now_ms} s 2"))[0] == OK
+        assert await told_of(GET_TOPIC, said=f"{now_ms} s 2") == (REFUSED, "it came before.")
+        code, remark = await told_of(GET_TOPIC, said=f"{now_ms - 3_600_000} s 4")
+        assert code == REFUSED and "300000 are allowed: set the clocks right" in remark
+        old = await ask(servers.broker_address, GET_TOPIC, b"", "root", topic="TBW102")
+        assert old.code == REFUSED and "fullSignatureRequired=true" in old.remark
+
+    serve(scenario, users=True, full=True)
+
+
+def test_old_signatures_are_accepted_by_default_and_a_full_one_has_to_be_right(serve):
+    async def scenario(servers):
+        assert (await ask(servers.broker_address, GET_TOPIC, b"", "root", topic="TBW102")).code == OK
+        fields = fully_signed(GET_TOPIC, {"topic": "TBW102"}, b"", "root", "secret12", "1700000000000 s 1")
+        async with Stranger(servers.broker_address) as eve:
+            assert (await eve.ask_bytes(frame(GET_TOPIC, fields))).code == OK
+            assert (await eve.ask_bytes(frame(DELETE_TOPIC, fields))).code == REFUSED
 
     serve(scenario, users=True)

@@ -18,6 +18,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import loads
 from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.client import RemotingClient
 from tests.interop import standalone
 from tests.interop.apache import (
     BROKER_NAME,
@@ -145,8 +146,19 @@ def test_apache_s_broker_signs_its_registration(tmp_path: Path) -> None:
         ) as (_, broker_addr),
     ):
         assert members(namesrv) == {"0": broker_addr}
+        assert asyncio.run(asked_fully(broker_addr, inner_user)) == ResponseCode.SUCCESS
         unsigned = Command(RequestCode.UNREGISTER_BROKER, fields={"brokerName": BROKER_NAME})
         assert ask(namesrv, unsigned).code == ResponseCode.NO_PERMISSION
+
+
+async def asked_fully(address: str, user: Credentials) -> int:
+    """What a broker answers our client, whose signatures cover more than Apache's."""
+    client = RemotingClient(credentials=user)
+    try:
+        command = Command(RequestCode.GET_TOPIC_CONFIG, fields={"topic": "TBW102"})
+        return (await client.call(address, command, MARGIN_SECONDS * 1000)).code
+    finally:
+        await client.close()
 
 
 def test_our_broker_and_apache_s_clients_use_apache_s_name_server(apache_kit: ApacheKit, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ class Broker:
         settings.broker_ip1 = settings.broker_ip1 or advertised_ip(settings.bind_address)
         check_address(settings)
         check_role(settings)
-        authentication = Authentication.of(self._authentication)
+        authentication = Authentication.of(self._authentication, self._clock)
         refusal = authentication.refusal if authentication is not None else None
         dispatch, vip_dispatch = self._dispatch(refusal), self._dispatch(refusal)
         exporter = await self._bind_exporter()

@@ -80,7 +80,7 @@ class NameServer:
         dispatch = Dispatch()
         RouteHandlers(settings, self.routes, self._kv, self._is_ready).register(dispatch)
         users = authentication or AuthenticationSettings()
-        claims = Claims(settings, self.routes, Authentication.of(users))
+        claims = Claims(settings, self.routes, Authentication.of(users, clock))
         BrokerHandlers(settings, self.routes, self._kv, self._unregistration, self._lowest_id_changed, claims).register(
             dispatch
         )

@@ -5,20 +5,34 @@ What a known user may do is another question: `Authentication.authorize`. Source
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from rmqkit.errors import SettingsError
-from rmqkit.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, sign, verify
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import HeaderError, SettingsError
+from rmqkit.protocol.acl import (
+    ACCESS_KEY,
+    FULL_SIGNATURE,
+    SECURITY_TOKEN,
+    SIGNATURE,
+    FullSignature,
+    full_fields,
+    sign,
+    sign_fully,
+    verify,
+    verify_fully,
+)
 from rmqkit.protocol.bodies.access import UserInfo
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.freshness import Freshness
 from rmqkit.settings import Setting
 
-__all__ = ["Authentication", "AuthenticationSettings", "Credentials", "codes_of", "inner_credentials"]
+__all__ = ["Authentication", "AuthenticationSettings", "Credentials", "Signer", "codes_of", "inner_credentials"]
 
 T = TypeVar("T")
 
@@ -41,6 +55,12 @@ class AuthenticationSettings(Struct, kw_only=True):
     white_list: Annotated[
         str, Setting("authenticationWhitelist", "codes of requests that nobody has to sign, with commas")
     ] = ""
+    full_signatures_only: Annotated[
+        bool, Setting("fullSignatureRequired", "refuse signatures that cover neither code nor time: Apache's")
+    ] = False
+    signature_window_ms: Annotated[
+        int, Setting("fullSignatureWindow", "ms that may be between signing and taking a request", low=1000)
+    ] = 300_000
     authorization_enabled: Annotated[
         bool, Setting("authorizationEnabled", "let users do only what policies allow; needs authenticationEnabled")
     ] = False
@@ -56,13 +76,31 @@ class Credentials(Struct, rename="camel", kw_only=True):
     secret_key: str
     security_token: str | None = None
 
-    def sign(self, command: Command) -> None:
-        """Put name and signature among a request's fields."""
+    def sign(self, command: Command, signed: FullSignature | None = None) -> None:
+        """Put name and signature among a request's fields, and with ``signed`` the full signature, too."""
         fields = {**decode_fields(command), ACCESS_KEY: self.access_key}
         if self.security_token is not None:
             fields[SECURITY_TOKEN] = self.security_token
+        if signed is not None:
+            fields |= full_fields(signed)
+            fields[FULL_SIGNATURE] = sign_fully(command.code, fields, command.body, self.secret_key)
         fields[SIGNATURE] = sign(fields, command.body, self.secret_key)
         command.fields = fields
+
+
+class Signer:
+    """Signs one client's requests, so that each of them is told from all others."""
+
+    def __init__(self, credentials: Credentials, clock: Clock) -> None:
+        self._credentials = credentials
+        self._clock = clock
+        self._session = secrets.token_hex(8)
+        self._number = 0
+
+    def sign(self, command: Command) -> None:
+        """Put name and signatures among a request's fields; once more, if it is sent again."""
+        self._number += 1
+        self._credentials.sign(command, FullSignature(self._clock.now_ms(), self._session, self._number))
 
 
 class _User(Struct):
@@ -77,6 +115,7 @@ class Authentication:
         initial: the configuration's first user.
         inner: how brokers sign their own requests, whatever is known of a user of that name.
         white_list: codes of requests that are not checked.
+        freshness: takes full signatures only, and each once; None: others will do, too.
 
     Attributes:
         users: looks up who else is known, and those that operators changed; at first, the first user alone.
@@ -85,16 +124,24 @@ class Authentication:
     """
 
     def __init__(
-        self, initial: UserInfo, inner: Credentials | None = None, white_list: frozenset[int] = frozenset()
+        self,
+        initial: UserInfo,
+        inner: Credentials | None = None,
+        white_list: frozenset[int] = frozenset(),
+        *,
+        freshness: Freshness | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.initial = initial
+        self._freshness = freshness
+        self._clock = clock
         self.users: Callable[[], Mapping[str, UserInfo]] = lambda: {initial.username or "": initial}
         self.authorize: Callable[[str | None, Mapping[str, str], Command, Sequence[str]], str | None] | None = None
         self._inner = inner
         self._white_list = white_list
 
     @classmethod
-    def of(cls, settings: AuthenticationSettings) -> Authentication | None:
+    def of(cls, settings: AuthenticationSettings, clock: Clock = SYSTEM_CLOCK) -> Authentication | None:
         """The check a configuration asks for, or None.
         Raises SettingsError: the users are missing or not readable JSON, or policies shall hold for nobody knows whom.
         """
@@ -108,7 +155,13 @@ class Authentication:
             raise SettingsError("authenticationEnabled=true needs initAuthenticationUser: nobody could send")
         user = _decoded("initAuthenticationUser", settings.initial_user, _User)
         initial = UserInfo(username=user.username, password=user.password, user_type="Super", user_status="enable")
-        return cls(initial, inner_credentials(settings), codes_of(settings.white_list))
+        return cls(
+            initial,
+            inner_credentials(settings),
+            codes_of(settings.white_list),
+            freshness=Freshness(settings.signature_window_ms) if settings.full_signatures_only else None,
+            clock=clock,
+        )
 
     @property
     def inner_name(self) -> str | None:
@@ -139,7 +192,18 @@ class Authentication:
             return f"User:{name} is disabled."
         else:
             secret = user.password or ""
-        return None if verify(fields, command.body, secret) else "check signature failed."
+        if not verify(fields, command.body, secret):
+            return "check signature failed."
+        try:
+            signed = verify_fully(command.code, fields, command.body, secret)
+        except HeaderError as error:
+            return f"check signature failed: {error}."
+        if self._freshness is None:
+            return None
+        if signed is None:
+            return "check signature failed: fullSignatureRequired=true, and the request has none of these."
+        fault = self._freshness.fault(name, signed, self._clock.now_ms())
+        return None if fault is None else f"check signature failed: {fault}."
 
 
 def codes_of(white_list: str) -> frozenset[int]:

@@ -17,7 +17,7 @@ from rmqkit.errors import ConnectFailed, PeerRefused, RequestTimedOut
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.address import split_address
-from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.authentication import Credentials, Signer
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.permits import CLIENT_CALLS_MAX, Permits
@@ -56,7 +56,7 @@ class RemotingClient:
         self._on_close = on_close
         self._tls = tls
         self.is_encrypted = tls is not None
-        self._credentials = credentials
+        self._signer = None if credentials is None else Signer(credentials, clock)
         self._permits = Permits(CLIENT_CALLS_MAX)
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
@@ -68,8 +68,8 @@ class RemotingClient:
         Raises RequestTimedOut: no answer within ``timeout_ms``, the connecting included.
         Raises ConnectionLost: the connection closed first."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        if self._credentials is not None:
-            self._credentials.sign(command)
+        if self._signer is not None:
+            self._signer.sign(command)
         if not self._permits.take_now() and not await self._permits.take(timeout_ms):
             raise RequestTimedOut(address, command.code, timeout_ms)
         try:
@@ -98,8 +98,8 @@ class RemotingClient:
         """Send a request nobody answers (its one-way bit must be set); wait while too many are unwritten.
         Raises ConnectFailed: the address cannot be reached, or takes nothing for so long."""
         assert command.is_one_way, "a request with an answer goes through call()"
-        if self._credentials is not None:
-            self._credentials.sign(command)
+        if self._signer is not None:
+            self._signer.sign(command)
         connection = await self.connection(address, timeout_ms)
         connection.send(command)
         try:
