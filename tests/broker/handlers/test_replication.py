@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from rmqkit.broker.ha_members import HaAddresses
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.bodies.replication import HaConnectionInfo, HaRuntimeInfo
@@ -58,6 +59,8 @@ async def ha_address(cluster):
 
 async def follower(cluster):
     host, _, port = (await ha_address(cluster)).rpartition(":")
+    # Its copies count at once, not when the master has asked the name server who its members are.
+    cluster.standalone._broker._parts.settings.ha_addresses = HaAddresses(host)
     _, slave = await asyncio.get_running_loop().create_connection(Follower, host, int(port))
     slave.report(0)
     async with asyncio.timeout(SECONDS):
