@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.record import INNER_BATCH, decode_record
 from rmqkit.store.batch_queue import BATCH_ENTRY
+from rmqkit.store.comparison import IndexComparison
 from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY
+from rmqkit.store.derived_files import DerivedFiles
 from rmqkit.store.fsck import Finding, Kind, Report, dump, open_log, stat, verify
 from rmqkit.store.scan import Damage, runs
 from rmqkit.store.settings import StoreSettings
@@ -639,3 +642,35 @@ def test_an_empty_store_is_sound(tmp_path):
     assert verify(tmp_path).is_sound
     assert (stat(tmp_path).records, stat(tmp_path).max_offset) == (0, 0)
     assert list(dump(tmp_path)) == []
+
+
+def test_many_index_files_cost_what_one_does(tmp_path, monkeypatch):
+    """A run of records is held against the files that have entries of it, and no other."""
+    work: Counter[str] = Counter()
+    compare, opening = IndexComparison.compare, DerivedFiles._comparison
+
+    def counted(self, arrivals, keys):
+        work["compared"] += 1
+        compare(self, arrivals, keys)
+
+    def opened_one(self, path):
+        work["opened"] += 1
+        return opening(self, path)
+
+    monkeypatch.setattr(IndexComparison, "compare", counted)
+    monkeypatch.setattr(DerivedFiles, "_comparison", opened_one)
+    found = {}
+    for entry_count in (500, 11):
+        work.clear()
+        sizes = small_settings(hash_slot_count=100, index_entry_count=entry_count)
+        root = tmp_path / str(entry_count)
+        with opened(root, sizes) as store:
+            put_all(store, *(message(body=b"%03d" % i, KEYS=f"k{i}") for i in range(400)))
+        report = verify(root, sizes)
+        assert (report.is_sound, report.checked["index entries"]) == (True, 400)
+        found[len(list((root / "index").iterdir()))] = dict(work)
+    (one, first), (many, later) = sorted(found.items())
+    assert (one, many) == (1, 40)
+    assert first["opened"] == 2, "to compare the entries, and to follow the chains"
+    assert later["opened"] == 2 * many
+    assert later["compared"] <= first["compared"] + many

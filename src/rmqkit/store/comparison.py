@@ -160,11 +160,12 @@ class IndexComparison:
         offsets = self._entries["physical_offset"]
         self._next = max(1, bisect_left(range(len(offsets)), log_start, 1, key=offsets.__getitem__))
 
-    def compare(self, arrivals: Arrivals) -> None:
-        """Find the entries of a run of records; the chains are not looked at yet."""
+    def compare(self, arrivals: Arrivals, keys: tuple[Ints, Ints]) -> None:
+        """Find the entries of a run of records; the chains are not looked at yet.
+        ``keys``: the run's, with its tags."""
         if self._next >= len(self._entries):
             return
-        rows, hashes = arrivals.keys(with_tags=True)
+        rows, hashes = keys
         offsets = arrivals.offsets
         window = self._entries[self._next : self._next + len(rows) + _CHUNK_ENTRIES // 64]
         at = window["physical_offset"].astype("i8")

@@ -91,6 +91,16 @@ class LogSpan(Struct):
     anew_at: int = -1
 
 
+class _IndexSpan(Struct):
+    """An index file of the right length, and the physical offsets of its first and last entry, by these and by its
+    header. ``comparison``: once a run of records lies there, so that a file is opened for its own records alone."""
+
+    path: Path
+    low: int
+    high: int
+    comparison: IndexComparison | None = None
+
+
 class Equal(Struct):
     """The entries that were found equal: of consume queues by their directory, of index files by their path."""
 
@@ -158,7 +168,7 @@ class DerivedFiles:
         self._ext: list[_ExtFile] = []
         self._read_last: tuple[int, tuple[list[int], int] | RecordCorrupt | None] = -1, None
         self._queues = QueueComparison(root / _QUEUE, sizes.queue, self._delays_ms)
-        self._index: dict[Path, IndexComparison] | None = None
+        self._index: list[_IndexSpan] | None = None
         self._has_fillers = False
         self.ends: dict[tuple[str, str, int], QueueEnd] = {}
 
@@ -166,15 +176,22 @@ class DerivedFiles:
         """Find the entries of a run of records that are as they should be; runs come in log order."""
         if self._index is None:
             paths = (path for path in self.index_paths() if path.stat().st_size == self._sizes.index)
-            self._index = {path: self._comparison(path) for path in paths}
+            self._index = [self._span(path) for path in paths]
         self._has_fillers = self._has_fillers or arrivals.lost_bytes() > 0
         self._queues.compare(arrivals)
-        for comparison in self._index.values():
-            comparison.compare(arrivals)
+        first, last = int(arrivals.offsets[0]), int(arrivals.offsets[-1])
+        spans = [span for span in self._index if span.low <= last and first <= span.high]
+        keys = arrivals.keys(with_tags=True) if spans else None
+        for span in spans:
+            if span.comparison is None:
+                span.comparison = self._comparison(span.path)
+            assert keys is not None, "a file has entries of the run"
+            span.comparison.compare(arrivals, keys)
 
     def equal(self) -> Equal:
         """What was found so far."""
-        return Equal(dict(self._queues.ranges), {path: one.ranges for path, one in (self._index or {}).items()})
+        index = {span.path: span.comparison.ranges for span in self._index or [] if span.comparison is not None}
+        return Equal(dict(self._queues.ranges), index)
 
     def check(self, log_ends: Mapping[tuple[str, int], LogSpan]) -> None:
         """Look at all of them.
@@ -186,8 +203,9 @@ class DerivedFiles:
         for folder in self.queue_folders():
             self.check_queue(folder, equal.queues.get(folder, Ranges()))
         self.check_ends(log_ends)
-        for path in self.index_paths():
-            self.check_index(path, equal.index.get(path, Ranges()))
+        paths = self.index_paths()
+        for path in paths:
+            self.check_index(path, equal.index.get(path, Ranges()), is_newest=path == paths[-1])
 
     # ---- queues
 
@@ -389,24 +407,36 @@ class DerivedFiles:
         """The index files, oldest first."""
         return _index_paths(self._root)
 
-    def check_index(self, path: Path, equal: Ranges) -> None:
+    def check_index(self, path: Path, equal: Ranges, *, is_newest: bool) -> None:
         """Look at one index file.
 
         Args:
             equal: the entries that were found equal.
+            is_newest: whether it may be less than full.
         """
         length = path.stat().st_size
         self._report.checked["files"] += 1
         if length == self._sizes.index:
             comparison = self._comparison(path)
             comparison.ranges = equal
-            self._index_file(path, comparison, is_newest=path == self.index_paths()[-1])
+            self._index_file(path, comparison, is_newest=is_newest)
             comparison.release()
         else:
             slots, entries = self._settings.hash_slot_count, self._settings.index_entry_count
             expected = f"{self._sizes.index} bytes (maxHashSlotNum {slots}, maxIndexNum {entries})"
             self._report.add(Kind.FILE_SIZE, path, min(length, self._sizes.index), expected, f"{length} bytes")
         self._advance(length)
+
+    def _span(self, path: Path) -> _IndexSpan:
+        sizes = self._settings
+        entries_at = HEADER.size + sizes.hash_slot_count * SLOT.size
+        with open(path, "rb", buffering=0) as file:
+            _, _, first, last, _, count = HEADER.unpack(file.read(HEADER.size))
+            offsets = [first, last]
+            for number in {1, min(max(1, count - 1), sizes.index_entry_count - 1)}:
+                file.seek(entries_at + number * INDEX_ENTRY.size)
+                offsets.append(INDEX_ENTRY.unpack(file.read(INDEX_ENTRY.size))[1])
+        return _IndexSpan(path, min(offsets), max(offsets))
 
     def _comparison(self, path: Path) -> IndexComparison:
         sizes = self._settings

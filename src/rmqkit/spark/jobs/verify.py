@@ -82,6 +82,7 @@ class Files(Struct):
     report: Report
     queues: list[tuple[Path, Ranges]] = field(default_factory=list)
     index: list[tuple[Path, Ranges]] = field(default_factory=list)
+    newest_index: str = ""
 
 
 def verify(
@@ -172,7 +173,7 @@ def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, st
         for folder, equal in files.queues:
             derived.check_queue(folder, equal)
         for path, equal in files.index:
-            derived.check_index(path, equal)
+            derived.check_index(path, equal, is_newest=path.name == files.newest_index)
     return files.report, derived.ends
 
 
@@ -219,7 +220,9 @@ def _shared(
         queues[-1].queues.append((folder, equal.queues.get(folder, Ranges())))
         taken += size
     index = []
-    for path in derived.index_paths():
+    paths = derived.index_paths()
+    for path in paths:
         index.append(new_task())
+        index[-1].newest_index = paths[-1].name
         index[-1].index.append((path, equal.index.get(path, Ranges())))
     return queues, index
