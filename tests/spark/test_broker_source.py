@@ -321,7 +321,40 @@ def test_a_queue_that_ends_before_it_was_read_is_data_loss(broker: Standalone, o
     with pytest.raises(DataLost, match=rf"messages {COUNT // 4} to {COUNT - 1} of .*: the queue ends at {COUNT // 4};"):
         stream(broker, subscribe=orders, brokerPatienceMs="1").latestOffset(start, ReadAllAvailable())
     reader = stream(broker, subscribe=orders, failOnDataLoss="false", brokerPatienceMs="1")
-    assert reader.latestOffset(start, ReadAllAvailable())["orders"]["broker-a"]["0"] == COUNT
+    assert reader.latestOffset(start, ReadAllAvailable())["orders"]["broker-a"]["0"] == COUNT // 4
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_first_message(
+    broker: Standalone, producer: sync.Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its messages have the numbers of those that were read of the topic before, and are none of them."""
+    send(producer, "anew", 0, 12)
+    read_before = {"anew": {"broker-a": {str(queue_id): 55 for queue_id in range(4)}}}
+    reader = stream(broker, subscribe="anew", failOnDataLoss="false", brokerPatienceMs="1", commitOffsetsToGroup="g")
+    end = reader.latestOffset(read_before, ReadAllAvailable())
+    assert read(reader, read_before, end) == list(range(12))
+    assert "messages 3 to 54 of queue 0 of anew on broker-a are gone" in caplog.text
+    assert "queue 0 of anew on broker-a is read from its first message" in caplog.text
+    reader.commit(end)
+    caplog.clear()
+    send(producer, "anew", 12, 8)
+    later = reader.latestOffset(end, ReadAllAvailable())
+    assert read(reader, end, later) == list(range(12, 20))
+    assert "are gone" not in caplog.text
+
+
+def test_a_topic_that_was_gone_for_a_while_is_read_from_its_first_message(
+    broker: Standalone, producer: sync.Producer
+) -> None:
+    read_before = {"later": {"broker-a": {"0": 55}}, "orders": {"broker-a": {"0": COUNT // 4}}}
+    reader = stream(broker, subscribe="orders", failOnDataLoss="false", brokerPatienceMs="1")
+    start = reader.latestOffset(read_before, ReadAllAvailable())
+    assert start["later"]["broker-a"] == {"0": 55}
+    send(producer, "later", 0, 8)
+    again = stream(broker, subscribe="orders,later", failOnDataLoss="false", brokerPatienceMs="1")
+    again._given_up = reader._given_up
+    end = again.latestOffset(start, ReadAllAvailable())
+    assert [number for number in read(again, start, end) if number < 8][:8] == list(range(8))
 
 
 def test_messages_that_are_not_there_any_more_are_data_loss_while_they_are_read(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -54,6 +55,8 @@ __all__ = ["FORMAT", "BrokerReader", "BrokerSource", "BrokerStreamReader", "live
 FORMAT = "rocketmq"
 
 _NO_LIMIT = (1 << 63) - 1
+
+_log = logging.getLogger(__name__)
 
 
 class BrokerSource(DataSource):
@@ -238,7 +241,8 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             end = {queue: min(end[queue], offset) for queue, offset in self._target.items() if queue in end}
         firsts = {queue: bound.low for queue, bound in self._live().bounds(end.keys() - begun.keys()).items()}
         begun = {**firsts, **begun}
-        end = {queue: max(offset, begun[queue]) for queue, offset in end.items()}
+        anew = {queue for queue in begun if self._latest.get(queue, begun[queue]) < begun[queue]}
+        end = {queue: offset if queue in anew else max(offset, begun[queue]) for queue, offset in end.items()}
         if isinstance(limit, ReadAllAvailable):
             return to_json(end)
         if isinstance(limit, ReadMaxRows):
@@ -252,9 +256,10 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return to_json(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Stretches from one offset to the other."""
+        """Stretches from one offset to the other; from the first message where the end lies before the start."""
         ended = _kept(end)
         begun = {queue: offset for queue, offset in _kept(start).items() if queue in ended}
+        begun = {queue: offset if offset <= ended[queue] else 0 for queue, offset in begun.items()}
         bounds = self._live().bounds(queue for queue, high in ended.items() if begun.get(queue, 0) < high)
         begun = {**dict.fromkeys(bounds, 0), **begun}
         return self._parts(self._check_there(begun, bounds), ended)
@@ -269,23 +274,24 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         """The query has ended; the connections stay for the next one of this process."""
 
     def _ends(self, begun: Offsets) -> Offsets:
-        """How far queues reach now; what was read before and does not come back stays where it is."""
+        """How far queues reach now; what was read before and is in no route stays where it is. A queue that ends before
+        what was read of it was deleted and made anew, or its broker lost the end: it is read from its first message."""
         options = self._options
         waited_for = {queue: offset for queue, offset in begun.items() if queue not in self._given_up}
         assigned = _assigned(options.assigned) if options.assigned else []
         bounds = self._live().reach(wanted_topics(options), options.pattern, assigned, waited_for)
         ends = {queue: bound.high for queue, bound in bounds.items()}
         self._given_up &= {queue for queue, offset in begun.items() if ends.get(queue, -1) < offset}
-        for queue, offset in waited_for.items():
+        for queue, offset in begun.items():
             high = ends.get(queue)
-            if high is None:
+            if high is not None and high < offset:
+                self._live().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
+                _log.warning("queue %d of %s on %s is read from its first message", *_named(queue))
+                self._given_up.discard(queue)
+            elif high is None and queue in waited_for:
                 why = "no route has the queue, its topic or broker is gone"
                 self._live().report(DataLost(queue, offset, offset + 1, why))
-            elif high < offset:
-                self._live().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
-            else:
-                continue
-            self._given_up.add(queue)
+                self._given_up.add(queue)
         return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}
 
     def _count_of(self, size: int, begun: Offsets, end: Offsets) -> int:
@@ -358,3 +364,7 @@ def _assigned(text: str) -> list[MessageQueue]:
         )
     except (ValueError, AttributeError, TypeError) as error:
         raise SettingsError(f'{FORMAT}: assign must look like {{"topic":{{"broker-a":[0,1]}}}}: {error}') from None
+
+
+def _named(queue: MessageQueue) -> tuple[int, str, str]:
+    return queue.queue_id, queue.topic, queue.broker_name
