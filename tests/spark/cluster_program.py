@@ -63,7 +63,7 @@ def java_runtimes(spark: SparkSession, setup: Setup) -> Any:
 
 def store_messages(spark: SparkSession, setup: Setup) -> Any:
     """Totals of a store, and who read it."""
-    frame = _store(spark, setup, splitBytes="60k", filterPushdown="true")
+    frame = _store(spark, setup, splitBytes="60k")
     rows = frame.selectExpr("length(body) size", "spark_partition_id() partition")
     counted = rows.selectExpr("count(1)", "sum(size)", "max(partition)").collect()[0]
     return {

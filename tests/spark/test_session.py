@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_the_session_has_our_settings_and_the_callers(spark: SparkSession) -> None:
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert spark.conf.get("spark.ui.showConsoleProgress") == "false"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.ui.enabled") == "false"
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"

@@ -9,14 +9,13 @@ bornTimestamp, storeTimestamp      the same, in microseconds, as Spark compares 
 =================================  ==============================================================
 
 Only columns that an inner batch and its members share are here. A null fails every condition, as in SQL.
-`from_spark` turns Spark's pushed filters into conditions; `topic_in` is the ``topic`` option. Source: spark.md §2.
+They come from the options of `rmqkit.spark.store_source`; `topic_in` is ``topic``. Source: spark.md §2.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from rmqkit.spark.kernels.columns import to_microseconds
 from rmqkit.store import scan
 from rmqkit.store.scan import Records
 
-__all__ = ["Condition", "from_spark", "matches", "topic_in", "wanted", "within_times"]
+__all__ = ["Condition", "matches", "topic_in", "wanted", "within_times"]
 
 _NUMBERS = {"queueId": "queue_id", "reconsumeTimes": "reconsume_times"}
 _TIMES = {"bornTimestamp": "born_timestamp", "storeTimestamp": "store_timestamp"}
@@ -60,7 +59,7 @@ class Condition(Struct, frozen=True):
 
     Attributes:
         column: its Spark name.
-        kind: the name of Spark's filter class, or ``In``, ``IsNotNull``.
+        kind: how it is compared, by the name of Spark's filter class.
         values: what the column is compared with: numbers, texts, or µs since the epoch.
         negated: whether rows pass that do not meet it (nulls never pass).
     """
@@ -74,29 +73,6 @@ class Condition(Struct, frozen=True):
 def topic_in(topics: Iterable[str]) -> Condition:
     """The condition that a message belongs to one of some topics."""
     return Condition("topic", "In", tuple(topics))
-
-
-def from_spark(pushed: Any) -> Condition | None:
-    """The condition of one of Spark's ``Filter`` objects; None when Spark has to decide it itself."""
-    negated = type(pushed).__name__ == "Not"
-    if negated:
-        pushed = pushed.child
-    kind = type(pushed).__name__
-    column = ".".join(getattr(pushed, "attribute", ()))
-    if column not in _NUMBERS and column not in _TIMES and column not in _TEXTS:
-        return None
-    if kind == "IsNotNull":
-        return None if negated else Condition(column, kind, ())
-    tests = _TEXT_TESTS if column in _TEXTS else {}
-    if kind not in _COMPARISONS and kind not in tests and kind != "In":
-        return None
-    if negated and kind == "EqualNullSafe":  # the one negation that nulls pass
-        return None
-    given = pushed.value if kind == "In" else (pushed.value,)
-    values = tuple(_comparable(column, value) for value in given)
-    if None in values:  # a type that is not the column's, or a null, which has SQL's own rules
-        return None
-    return Condition(column, kind, values, negated)
 
 
 def wanted(conditions: Iterable[Condition], column: str) -> list[Any]:
@@ -176,16 +152,3 @@ def _test(condition: Condition, text: str) -> bool:
         return _TEXT_TESTS[condition.kind](text, condition.values[0])
     # Spark orders strings by their UTF-8 bytes; for code points that is the order of Python's strings, too.
     return bool(_COMPARISONS[condition.kind](text, condition.values[0]))
-
-
-def _comparable(column: str, value: Any) -> Any:
-    if column in _TEXTS:
-        return value if isinstance(value, str) else None
-    if column in _TIMES:
-        return _microseconds(value) if isinstance(value, datetime) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _microseconds(moment: datetime) -> int:
-    """µs since the epoch; a time without a zone is local, as Spark hands timestamps to Python."""
-    return (moment.astimezone(UTC) - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)

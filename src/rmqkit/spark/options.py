@@ -113,8 +113,15 @@ class StoreOptions(msgspec.Struct, frozen=True):
     index_slot_count: Annotated[
         int, Setting("maxHashSlotNum", low=1, help="slots of an index file, as the broker was configured")
     ] = 5_000_000
+    queue_ids: Annotated[str, Setting("queueId", help="read only queues of these ids, separated by commas")] = ""
+    starting_timestamp_ms: Annotated[
+        int, Setting("startingTimestamp", low=0, help="read only messages stored at or after it, ms since the epoch")
+    ] = 0
+    ending_timestamp_ms: Annotated[
+        int, Setting("endingTimestamp", low=0, help="read only messages stored before it, ms since the epoch; 0: all")
+    ] = 0
     filter_pushdown: Annotated[
-        bool, Setting("filterPushdown", help="filter in the reader; needs spark.sql.python.filterPushdown.enabled=true")
+        bool, Setting("filterPushdown", help="refused: Spark keeps filters for later actions; use the options above")
     ] = False
 
     @property

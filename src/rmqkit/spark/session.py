@@ -27,7 +27,6 @@ _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOOPBACK = "127.0.0.1"

@@ -16,16 +16,16 @@ class                        runs in
 asked for                                  read
 =========================================  ===========================================================================
 everything                                 the log, split by bytes
-storeTimestamp within bounds (pushed)      the files of the log that may have such messages
+startingTimestamp, endingTimestamp         the files of the log that may have such messages
 topic, queue with offsetsFrom=consumequeue  the records that the queues point at
 topic and key                              the records that the index points at, then compared
 =========================================  ===========================================================================
 
 Spark has no column pruning for Python sources: name the columns that are needed, by ``.schema("topic string, ...")``
-or ``option("columns", ...)``, and nothing else is decoded or shipped. Filters reach the reader with
-``filterPushdown=true``, which Spark allows only when ``spark.sql.python.filterPushdown.enabled`` is true (the session
-of `rmqkit.spark.spark_session` sets it). Not for a data frame that one query reads twice, as in a self-join: Spark 4.3
-gives all its scans the filters of one of them, and the result is wrong; load it twice.
+or ``option("columns", ...)``, and nothing else is decoded or shipped. What is left out before it is decoded is said by
+the options ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp``. Filters are never pushed into the
+reader: Spark 4.1 to 4.3 keeps the reader of the first plan with its filters for later actions of the same data frame
+and never tells it that these have none, so they would lack rows. ``filterPushdown=true`` is refused.
 
 Spark plans a data frame once, at its first action, and keeps the partitions: a data frame is a snapshot of the log at
 that moment. Messages that arrive later are seen by the next ``load``. Source: spark.md §2, §8.
@@ -37,11 +37,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmqkit.errors import SettingsError
-from rmqkit.spark.filters import Condition, from_spark, topic_in, wanted, within_times
+from rmqkit.spark.filters import Condition, topic_in, wanted, within_times
 from rmqkit.spark.fs import find_segments, resolve
 from rmqkit.spark.options import (
     CorruptRecords,
@@ -103,8 +103,7 @@ class StoreSource(DataSource):
                 )
         if options.entity is not Entity.MESSAGES:
             return TableReader(options, schema.names)
-        plan = read_plan(options, schema.names)
-        return FilteringStoreReader(options, plan) if options.filter_pushdown else StoreReader(options, plan)
+        return StoreReader(options, read_plan(options, schema.names))
 
 
 class StoreReader(DataSourceReader):
@@ -144,24 +143,24 @@ class TableReader(DataSourceReader):
             yield from read_table(self._options.entity, part, self._names, read_plan(self._options, ()))
 
 
-class FilteringStoreReader(StoreReader):
-    """The same with filters in the reader; Spark refuses a reader that has `pushFilters` unless it is configured."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take over what `filters` can decide exactly; the rest is given back to Spark."""
-        for pushed in filters:
-            condition = from_spark(pushed)
-            if condition is None:
-                yield pushed
-            else:
-                self._plan = replace(self._plan, conditions=(*self._plan.conditions, condition))
-
-
 def store_options(given: Mapping[str, str]) -> StoreOptions:
     """The options of a read. Raises SettingsError: one of them is unknown or cannot be used, or there is no path."""
     options = parse_options(StoreOptions, given, FORMAT)
     if not options.path and not options.log_paths:
         raise SettingsError(f"{FORMAT}: no path: give the store directory to load(...)")
+    if options.filter_pushdown:
+        raise SettingsError(
+            f"{FORMAT}: filterPushdown=true cannot be used: Spark would keep the filters of one action for later ones"
+            " of the same data frame; use the options topic, queueId, startingTimestamp and endingTimestamp"
+        )
+    if options.entity is not Entity.MESSAGES:
+        for name, value in (
+            ("queueId", options.queue_ids),
+            ("startingTimestamp", options.starting_timestamp_ms),
+            ("endingTimestamp", options.ending_timestamp_ms),
+        ):
+            if value:
+                raise SettingsError(f"{FORMAT}: {name} is for entity=messages: use where(...) instead")
     return replace(options, path=resolve(options.path)) if options.path else options
 
 
@@ -231,6 +230,12 @@ def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
             f"{FORMAT}: corruptRecordMode=report and verifyCrc=column need the column {CORRUPT}: add it to the columns"
         )
     conditions = [topic_in(options.topic_names)] if options.topics else []
+    if options.queue_ids:
+        conditions.append(Condition("queueId", "In", tuple(_queue_ids(options.queue_ids))))
+    if options.starting_timestamp_ms:
+        conditions.append(Condition("storeTimestamp", "GreaterThanOrEqual", (options.starting_timestamp_ms * 1000,)))
+    if options.ending_timestamp_ms:
+        conditions.append(Condition("storeTimestamp", "LessThan", (options.ending_timestamp_ms * 1000,)))
     return ReadPlan(
         columns=tuple(columns),
         conditions=tuple(conditions),
@@ -242,6 +247,13 @@ def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
         keys=frozenset(words(options.keys)),
         batch_rows=options.batch_rows,
     )
+
+
+def _queue_ids(text: str) -> Iterator[int]:
+    for word in words(text):
+        if not word.isdecimal():
+            raise SettingsError(f"{FORMAT}: queueId={text} must be queue ids, separated by commas")
+        yield int(word)
 
 
 def _reports(options: StoreOptions) -> bool:

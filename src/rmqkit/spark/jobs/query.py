@@ -52,7 +52,6 @@ __all__ = ["VIEWS", "query", "sql"]
 VIEWS = {entity.value.replace("-", "_"): entity for entity in Entity}
 """The tables of `sql`, by their names in a statement; an archive has ``messages`` only."""
 
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _TESTED = ("topic", "msgId", "keys", "storeTimestamp", "storeHost", "commitLogOffset")
 _SCAN = re.compile(r"^Location: (.*)$(?:\n.*)*?\nReadSchema: struct<(.*)>$", re.MULTILINE)
 
@@ -91,7 +90,7 @@ def query(
         frame = spark.createDataFrame(picked)
     else:
         needed = dict.fromkeys([*wanted, *_TESTED])
-        source = _source(parsed, topic, key or msg_id)
+        source = {**_source(parsed, topic, key or msg_id), **_times(begin_ms, end_ms)}
         frame = _loaded(spark, path, {**(options or {}), **source, "columns": ",".join(needed)})
     return reduce(lambda some, test: some.where(test), tests, frame).select(wanted)
 
@@ -118,8 +117,7 @@ def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | 
                 frame = _archived(spark, path, runs, lambda file: True)
             else:
                 wanted = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
-                # Spark mixes up the filters that two scans of one Python source push (seen in 4.3.0)
-                frame = _loaded(spark, path, wanted if len(scans[name]) < 2 else {**wanted, "filterPushdown": "false"})
+                frame = _loaded(spark, path, wanted)
             new_view(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
         return spark.sql(text)
 
@@ -171,6 +169,12 @@ def _source(options: StoreOptions, topic: str, key: str) -> dict[str, str]:
     return {"topic": topic}
 
 
+def _times(begin_ms: int | None, end_ms: int | None) -> dict[str, str]:
+    """The options for bounds of storeTimestamp, both inclusive."""
+    bounds = {"startingTimestamp": begin_ms or 0, "endingTimestamp": 0 if end_ms is None else end_ms + 1}
+    return {name: str(value) for name, value in bounds.items() if value > 0}
+
+
 def _picked(options: StoreOptions, msg_id: str) -> pa.Table | None:
     """The message whose offset message id this is; None when there is none at its place."""
     place = _place(msg_id)
@@ -188,8 +192,7 @@ def _picked(options: StoreOptions, msg_id: str) -> pa.Table | None:
 
 
 def _loaded(spark: SparkSession, path: str, options: Mapping[str, str]) -> DataFrame:
-    pushdown = {"filterPushdown": "true"} if str(spark.conf.get(_PUSHDOWN, "false")).lower() == "true" else {}
-    return spark.read.format(FORMAT).options(**{**pushdown, **options}).load(path)
+    return spark.read.format(FORMAT).options(**options).load(path)
 
 
 # ---------------------------------------------------------------- an archive
