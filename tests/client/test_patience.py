@@ -13,7 +13,7 @@ import pytest
 from rmqkit.client.producer import Producer
 from rmqkit.client.sender import PASSING, SendStatus
 from rmqkit.client.settings import ProducerSettings
-from rmqkit.errors import ConnectionLost, PeerRefused, RequestTimedOut, SendFailed
+from rmqkit.errors import ConnectionLost, NoRoute, PeerRefused, RequestTimedOut, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
@@ -160,18 +160,41 @@ async def test_sends_to_a_queue_keep_their_order_through_an_outage():
 async def test_the_master_of_a_known_topic_is_waited_for():
     async with InNoTime() as it:
         it.spend(away_until(0))
-        known = it.runtime.routes._publish.pop("T")
-        assert it.runtime.routes.was_writable("T")
+        broker = it.cluster.routes["T"].broker_datas[0]
+        broker.broker_addrs[1] = broker.broker_addrs.pop(0)
+        await it.runtime.routes.refresh("T")
+        assert it.runtime.routes.lacks_master("T")
 
         async def pause(pause_ms, deadline_ms):
             it.clock.ms += pause_ms
-            if it.clock.ms - it.begun_ms > 4000:
-                it.runtime.routes._publish["T"] = known
+            if it.clock.ms - it.begun_ms > 4000 and 1 in broker.broker_addrs:
+                broker.broker_addrs[0] = broker.broker_addrs.pop(1)
             await asyncio.sleep(0)
 
         it.sender._pause = pause
         assert (await it.sender.send(MESSAGE, timeout_ms=20_000)).status is SendStatus.SEND_OK
         assert it.clock.ms - it.begun_ms > 4000
+
+
+@on_loop
+async def test_a_master_that_does_not_come_is_told_as_the_reason():
+    async with InNoTime() as it:
+        broker = it.cluster.routes["T"].broker_datas[0]
+        broker.broker_addrs[1] = broker.broker_addrs.pop(0)
+        await it.runtime.routes.refresh("T")
+        with pytest.raises(NoRoute, match="no broker takes messages for topic T"):
+            await it.sender.send(MESSAGE, timeout_ms=20_000)
+        assert it.clock.ms - it.begun_ms >= 20_000
+
+
+@on_loop
+async def test_a_topic_that_may_only_be_read_is_refused_at_once():
+    async with InNoTime() as it:
+        it.cluster.topic("T", queues=2, perm=4)
+        await it.runtime.routes.refresh("T")
+        with pytest.raises(NoRoute, match="no broker takes messages for topic T"):
+            await it.sender.send(MESSAGE, timeout_ms=20_000)
+        assert not it.pauses
 
 
 @on_loop

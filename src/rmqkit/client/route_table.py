@@ -21,6 +21,7 @@ from rmqkit.client.routes import (
     PublishQueues,
     broker_addresses,
     from_template,
+    lacks_master,
     logical_queues,
     publish_queues,
     subscribe_queues,
@@ -56,9 +57,10 @@ class RouteTable:
         """The queues to send to, when they are known already."""
         return self._publish.get(topic)
 
-    def was_writable(self, topic: str) -> bool:
-        """Whether a topic has a route: it can be written to, or could be while its brokers had a master."""
-        return topic in self._routes
+    def lacks_master(self, topic: str) -> bool:
+        """Whether brokers would take messages of a topic if only they had a master, as one that restarts soon will."""
+        route = self._routes.get(topic)
+        return route is not None and lacks_master(route)
 
     def has_known(self, broker_name: str) -> bool:
         """Whether a route names this broker, or once named it."""

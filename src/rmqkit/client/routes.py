@@ -28,6 +28,7 @@ __all__ = [
     "PublishQueues",
     "broker_addresses",
     "from_template",
+    "lacks_master",
     "logical_queues",
     "publish_queues",
     "subscribe_queues",
@@ -73,13 +74,22 @@ def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
         return _ordered_queues(topic, order)
     if logical := logical_queues(topic, route):
         return sorted(logical)
-    with_master = {broker.broker_name for broker in route.broker_datas if MASTER_ID in broker.broker_addrs}
+    with_master = _with_master(route)
     return [
         MessageQueue(topic, data.broker_name, queue_id)
         for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
         if data.perm & Permission.WRITE and data.broker_name in with_master
         for queue_id in range(data.write_queue_nums)
     ]
+
+
+def lacks_master(route: TopicRoute) -> bool:
+    """Whether a broker with queues to write to has no master."""
+    return not {data.broker_name for data in route.queue_datas if data.perm & Permission.WRITE} <= _with_master(route)
+
+
+def _with_master(route: TopicRoute) -> set[str]:
+    return {broker.broker_name for broker in route.broker_datas if MASTER_ID in broker.broker_addrs}
 
 
 def subscribe_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:

@@ -263,18 +263,19 @@ class Sender:
         return tries.outcome(message.topic)
 
     async def _found_queues(self, topic: str, deadline_ms: float) -> PublishQueues:
-        """The queues of a topic; one that has a route, but no broker to write to, is waited for.
+        """The queues of a topic; the master of one that has none just now is waited for.
         Raises NoRoute: as `queues`."""
         backoff = Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
         while True:
             try:
                 return await self.queues(topic, self._left_ms(deadline_ms))
-            except NoRoute:
-                is_passing = self._settings.retries and self._runtime.routes.was_writable(topic)
-                if not is_passing or self._left_ms(deadline_ms) <= 0:
+            except NoRoute as error:
+                if not self._settings.retries or not self._runtime.routes.lacks_master(topic):
                     raise
-            self._runtime.refresh_routes_soon()
-            await self._pause(backoff.next_ms(), deadline_ms)
+                self._runtime.refresh_routes_soon()
+                await self._pause(backoff.next_ms(), deadline_ms)
+                if self._left_ms(deadline_ms) <= 0:
+                    raise error from None
 
     async def _has_turn(self, mending: _Mending, deadline_ms: float) -> bool:
         try:
