@@ -197,7 +197,7 @@ async def test_a_failed_message_is_sent_back_and_counts_as_consumed(caplog):
             }
         ]
     (logged,) = [entry for entry in ours(caplog) if entry.levelno == logging.WARNING]
-    assert "handler failed on message id-10 of T, offset 10 in queue 0 of broker-0, time 1" in logged.getMessage()
+    assert "handler failed on message id-10 of T, offset 10 in queue 0 of broker-0, try 1" in logged.getMessage()
     assert "no stock" in (logged.exc_text or "")
 
 

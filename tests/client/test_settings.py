@@ -49,19 +49,19 @@ def test_defaults_are_within_their_own_bounds_and_every_field_is_declared(settin
     ("settings", "text"),
     [
         (
-            PushConsumerSettings(pull_count=0),
+            lambda: PushConsumerSettings(pull_count=0),
             "pull_count (pullBatchSize) is 0: it must be at least 1 and at most 1024",
         ),
         (
-            PushConsumerSettings(handlers_max=1001),
+            lambda: PushConsumerSettings(handlers_max=1001),
             "handlers_max (consumeThreadMax) is 1001: it must be at least 1 and at most 1000",
         ),
-        (ProducerSettings(send_timeout_ms=0), "send_timeout_ms (sendMsgTimeout) is 0: it must be at least 1"),
+        (lambda: ProducerSettings(send_timeout_ms=0), "send_timeout_ms (sendMsgTimeout) is 0: it must be at least 1"),
     ],
 )
 def test_a_value_out_of_bounds_is_told_with_the_bounds(settings, text):
     with pytest.raises(SettingsError) as caught:
-        check(settings)
+        check(settings())
     assert str(caught.value) == text
 
 

@@ -426,7 +426,7 @@ def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
     first, chosen = failed[0], isinstance(error, ConsumeLater)
     _log.log(
         logging.DEBUG if chosen else logging.WARNING,
-        "handler failed on message %s of %s, offset %d in queue %d of %s, time %d%s",
+        "handler failed on message %s of %s, offset %d in queue %d of %s, try %d%s",
         first.msg_id,
         first.topic,
         first.queue_offset,

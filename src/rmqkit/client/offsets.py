@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 
 from rmqkit.client.routes import NOT_REGISTERED
 from rmqkit.client.runtime import ClientRuntime
-from rmqkit.errors import ConnectFailed, RmqError
+from rmqkit.errors import ConnectFailed, ConnectionLost, RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.remoting.connection import Connection
 
@@ -122,7 +122,7 @@ class GroupOffsets(Offsets):
             await self._runtime.calls.commit_offset(address, self._group, queue, offset)
             self._sent[queue] = self._confirmed[queue] = self._told(address, offset)
         except RmqError as error:
-            _log.warning("offset %d of group %s in %s is not saved: %s", offset, self._group, queue, error)
+            self._not_saved(queue, offset, error)
 
     async def save_all(self) -> None:
         """`save` for every queue, of every topic one first: where a broker has nothing of the group and topic yet,
@@ -153,8 +153,16 @@ class GroupOffsets(Offsets):
             await self._runtime.calls.commit_offset_one_way(address, self._group, queue, offset)
             self._sent[queue] = self._told(address, offset)
         except RmqError as error:
-            _log.warning("offset %d of group %s in %s is not saved: %s", offset, self._group, queue, error)
+            self._not_saved(queue, offset, error)
         return False
+
+    def _not_saved(self, queue: MessageQueue, offset: int, error: RmqError) -> None:
+        what = f"offset {offset} of group {self._group} in {queue} is not saved"
+        if isinstance(error, ConnectFailed | ConnectionLost):
+            routes = self._runtime.routes
+            self._runtime.absences.lost(routes.address(routes.broker_of(queue)) or error.address, error, what)
+        else:
+            _log.warning("%s: %s", what, error)
 
     def _told(self, address: str, offset: int) -> _Told:
         return offset, self._runtime.remoting.connected(address)

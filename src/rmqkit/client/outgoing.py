@@ -5,7 +5,8 @@ check              rule
 =================  ==============================================================================================
 topic              legal characters, at most 127 of them, not a topic only the broker writes to
 body               bytes, at least one, at most ``maxMessageSize`` (of a batch: all entries together)
-properties         names not reserved, no separator characters, at most 32 767 bytes encoded
+delay level        at most ``delay_level_max``
+properties         text, names not reserved, no separator characters, at most 32 767 bytes encoded
 batch              one topic, one ``wait_store``, no retry topic, no delays, no priorities; never compressed
 =================  ==============================================================================================
 
@@ -73,6 +74,11 @@ def outgoing(
     """Prepare one message; ``own`` are properties of RocketMQ that ask something of the broker.
     Raises MessageIllegal: it breaks one of the rules above."""
     check_topic(message.topic)
+    if message.delay_level > settings.delay_level_max:
+        raise MessageIllegal(
+            f"message for topic {message.topic} has delay_level {message.delay_level}: brokers have levels up to "
+            f"{settings.delay_level_max}, give delay_ms for any time, or set delay_level_max to what they have"
+        )
     body = _checked_body(message, settings.message_bytes_max)
     properties = _properties(message, unique_key, own)
     sys_flag = 0

@@ -106,7 +106,7 @@ class Producer(Client):
         if queue is not None or selector is not None:
             with telling(prepared):
                 queue = await self._chosen(message, queue, selector)
-        return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
 
     @keeps_open
     async def send_one_way(
@@ -123,7 +123,7 @@ class Producer(Client):
         prepared = self._prepare(message)
         with telling(prepared):
             queue = await self._chosen(message, queue, selector)
-        await self._sender.send_one_way(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
+        await self._sender.send_one_way(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
 
     @keeps_open
     async def send_batch(
@@ -141,7 +141,7 @@ class Producer(Client):
         if queue is not None:
             with telling(prepared):
                 queue = await self._chosen(messages[0], queue, None)
-        return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
 
     async def send_many(
         self,
@@ -160,7 +160,7 @@ class Producer(Client):
         Raises SendManyFailed: some were not sent; it has the result or error of each. Raises ClientError: as `send`.
         What the source raises ends it: batches under way may or may not be stored then."""
         self._check_started()
-        timeout_ms = timeout_ms or self.settings.send_timeout_ms
+        timeout_ms = self._time(timeout_ms)
 
         async def send(prepared: Outgoing, queue: MessageQueue | None) -> SendResult:
             return await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
@@ -194,7 +194,7 @@ class Producer(Client):
         ``timeout_ms`` is for both together; other arguments as for `send`.
         Raises ReplyTimedOut: the message is stored, and nobody has replied.
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
-        timeout_ms = timeout_ms or self.settings.send_timeout_ms
+        timeout_ms = self._time(timeout_ms)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
             prepared = self._prepare(message, own)
@@ -224,15 +224,19 @@ class Producer(Client):
         topic, own = reply_address(request)
         prepared = self._prepare(Message(topic=topic, body=body, properties=dict(properties or {})), own)
         prepared.is_reply = True
-        return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms))
 
     @keeps_open
     async def recall(self, recall_handle: str) -> str:
         """Call back a message whose time of delivery has not come; returns its ``msg_id``.
-        Raises MessageIllegal: the text is no handle that a `SendResult` had.
+        Raises MessageIllegal: it is no handle that a `SendResult` had; those of messages for at once have None.
         Raises NoRoute: the broker that has the message is not known.
         Raises PeerRefused: it refused; it must have ``recallMessageEnable=true``.
         Raises RemotingError: it did not answer."""
+        given: object = recall_handle
+        if not isinstance(given, str):
+            why = "pass the recall_handle of the SendResult of a message with a time of delivery"
+            raise MessageIllegal(f"recall_handle is {recall_handle!r}: {why}")
         try:
             handle = decode_recall_handle(recall_handle)
         except HeaderError as error:
@@ -284,6 +288,12 @@ class Producer(Client):
 
     async def _send_prepared(self, prepared: Outgoing, queue: MessageQueue | None) -> SendResult:
         return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
+
+    def _time(self, timeout_ms: float | None) -> float:
+        """What a send may take. Raises ClientError: that is no time."""
+        if timeout_ms is not None and not timeout_ms >= 0:
+            raise ClientError(f"timeout_ms is {timeout_ms}: give a positive number of ms, or None for the setting")
+        return timeout_ms or self.settings.send_timeout_ms
 
     def _next_key(self) -> str:
         return self._runtime.keys.next(self._clock.now_ms())

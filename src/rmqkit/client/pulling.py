@@ -31,7 +31,7 @@ from rmqkit.client.outbound import bare
 from rmqkit.client.process_queue import ProcessQueue
 from rmqkit.client.routes import LOGICAL_BROKER_PREFIX, MASTER_ID, NOT_REGISTERED
 from rmqkit.client.settings import StartFrom
-from rmqkit.errors import BodyError, ConnectFailed, PeerRefused, RemotingError, RmqError
+from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, PeerRefused, RemotingError, RmqError
 from rmqkit.filter.subscription import matches_tags
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData
@@ -144,7 +144,12 @@ class PullLoop:
         )
         clock, process_queue = self._runtime.clock, self._process_queue
         asked_ms = clock.now_ms()
-        pulled = await self._runtime.calls.pull(address, header, settings.pull_timeout_ms)
+        try:
+            pulled = await self._runtime.calls.pull(address, header, settings.pull_timeout_ms)
+        except PeerRefused:
+            self._runtime.absences.answers(address)
+            raise
+        self._runtime.absences.answers(address)
         process_queue.broker_id = pulled.suggested_broker_id
         process_queue.max_offset = pulled.max_offset
         process_queue.error = None
@@ -207,6 +212,13 @@ class PullLoop:
                 at_ms = self._member.settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
                 return await calls.search_offset(address, self._queue, at_ms)
 
+    def _asked(self, error: ConnectFailed | ConnectionLost) -> str:
+        """The broker that an error is about, as heartbeats and other queues name it."""
+        try:
+            return self._broker(self._process_queue.broker_id)[1]
+        except ConnectFailed:
+            return error.address
+
     def _failed(self, error: RmqError) -> float:
         """The ms to pause after a pull without messages or with a refusal."""
         code = error.code if isinstance(error, PeerRefused) else None
@@ -218,7 +230,11 @@ class PullLoop:
             self._runtime.refresh_routes_soon()
         if code == ResponseCode.SUBSCRIPTION_NOT_LATEST:  # this pull overtook the heartbeat with the newer version
             return _OVERTAKEN_PAUSE_MS
-        _log.warning("pulling %s for group %s: %s", self._queue, self._member.group, error)
+        what = f"pulling {self._queue} for group {self._member.group}"
+        if isinstance(error, ConnectFailed | ConnectionLost):
+            self._runtime.absences.lost(self._asked(error), error, what)
+        else:
+            _log.warning("%s: %s", what, error)
         return self._member.settings.error_pause_ms
 
 

@@ -12,9 +12,11 @@ Source: behaviour.md §8.3, §8.8, §8.10, §8.12; remoting.md §9.5, §9.6.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from rmqkit.client import watchdog
 from rmqkit.client.allocate import Allocate, averagely
 from rmqkit.client.consumer import Consumer
 from rmqkit.client.consuming import BatchHandler, Consuming, Handler, Listener
@@ -33,7 +35,7 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.filter.subscription import TAG
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.names import retry_topic
+from rmqkit.protocol.names import RETRY_PREFIX, retry_topic
 from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["PushConsumer"]
@@ -41,6 +43,10 @@ __all__ = ["PushConsumer"]
 H = TypeVar("H", bound="Handler | BatchHandler")
 
 _BATCH_MAX = 1024
+_READER_SECONDS = 1.0
+"""Until messages that nobody handles are worth a warning: a program may begin to iterate after the start."""
+
+_log = logging.getLogger(__name__)
 
 
 class PushConsumer(Consumer):
@@ -82,6 +88,7 @@ class PushConsumer(Consumer):
         super().__init__(group, name_servers, settings, runtime, clock, hooks)
         runtime = self._runtime
         self._is_ordered = ordered
+        self._is_watched = False
         self._listeners: dict[str, Listener | None] = {}
         offsets = offsets_of(runtime, group, settings)
         is_shared_by_brokers = not (settings.client_rebalance or ordered or settings.is_broadcasting)
@@ -172,14 +179,21 @@ class PushConsumer(Consumer):
     async def _open(self) -> None:
         await self._membership.open()
         self._consuming.start()
+        watchdog.watch()
+        self._is_watched = True
         if self._pops is not None:
             self._pops.start()
+        if not self._only_pops:
+            self._tasks.start(self._look_for_readers(), f"start of group {self.group}")
         self._tasks.start(self._expire(), f"consume time-outs of group {self.group}")
         if self._is_ordered:
             self._tasks.start(self._renew_locks(), f"locks of group {self.group}")
 
     async def _finish(self) -> None:
         await self._tasks.close()
+        if self._is_watched:
+            self._is_watched = False
+            watchdog.let_go()
         await self._membership.stop()
         process_queues = list(self._membership.process_queues.values())
         idle = await asyncio.gather(*(one.wait_for_handlers(self.settings.drain_ms) for one in process_queues))
@@ -206,6 +220,17 @@ class PushConsumer(Consumer):
 
     def _listener_of(self, topic: str) -> Listener | None:
         return self._listeners.get(topic, _NOT_SUBSCRIBED)
+
+    async def _look_for_readers(self) -> None:
+        """Tell of a start that nobody gets messages from, as both may still come: subscriptions and iterations."""
+        topics = [topic for topic in self._membership.subscriptions if not topic.startswith(RETRY_PREFIX)]
+        if not topics:
+            _log.warning("%s has no subscription, it gets nothing: call subscribe() or on()", self._described)
+        await asyncio.sleep(_READER_SECONDS)
+        unread = [topic for topic in topics if topic in self._listeners and self._listeners[topic] is None]
+        if unread and not self._streams:
+            said = "%s has no handler for topic %s, and nothing iterates messages(): give subscribe() a handler"
+            _log.warning(said, self._described, ", ".join(unread))
 
     async def _expire(self) -> None:
         while True:

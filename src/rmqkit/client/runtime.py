@@ -24,6 +24,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from rmqkit.client import forks
+from rmqkit.client.absences import Absences
 from rmqkit.client.calls import BrokerCalls
 from rmqkit.client.inquiries import GroupConsumer, Inquiries
 from rmqkit.client.name_servers import NameServers
@@ -33,7 +34,7 @@ from rmqkit.client.route_table import RouteTable
 from rmqkit.client.routes import MASTER_ID
 from rmqkit.client.settings import ClientSettings, name_server_list
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import ClientError, RmqError
+from rmqkit.errors import ClientError, RemotingError, RmqError
 from rmqkit.protocol.bodies.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header
@@ -78,6 +79,7 @@ class ClientRuntime:
         name_servers: their addresses.
         keys: unique keys for messages.
         calls: typed requests to brokers.
+        absences: tells which brokers cannot be reached.
         dispatch: answers requests of brokers; further codes may be registered before `start`.
     """
 
@@ -92,6 +94,7 @@ class ClientRuntime:
         self.clock = clock
         self._name_process()
         self.replies = PendingReplies(clock)
+        self.absences = Absences(clock)
         self.dispatch = Dispatch()
         self.dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
         self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.take)
@@ -257,10 +260,14 @@ class ClientRuntime:
         addresses = self._broker_addresses()
         results = await asyncio.gather(*(call(address) for address in addresses), return_exceptions=True)
         for address, result in zip(addresses, results, strict=True):
-            if isinstance(result, RmqError):
+            if isinstance(result, RemotingError):
+                self.absences.lost(address, result, what)
+            elif isinstance(result, RmqError):
                 _log.warning("%s at broker %s: %s", what, address, result)
             elif isinstance(result, BaseException):
                 raise result
+            else:
+                self.absences.answers(address)
 
     def _broker_addresses(self) -> list[str]:
         """Those that get heartbeats."""

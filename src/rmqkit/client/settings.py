@@ -1,7 +1,8 @@
 """Settings of the clients, under the names their Java properties have.
 
 One declaration per value: default, bounds and help. `check` enforces the bounds when a client is built, so a wrong
-value is an error at once and not a surprise later. Source: behaviour.md §7.1, §7.4, §8.2; remoting.md §9.3.
+value is an error at once and not a surprise later; a negative time is one where the settings are made.
+Source: behaviour.md §7.1, §7.4, §8.2; remoting.md §9.3.
 """
 
 from __future__ import annotations
@@ -98,6 +99,12 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
         str, Setting("rocketmq.namesrv.domain.subgroup", "last part of the web server's /rocketmq/<subgroup>")
     ] = "nsaddr"
 
+    def __post_init__(self) -> None:
+        """Raises SettingsError: a number is negative that cannot be; `check` looks at all bounds."""
+        for key, (name, _, setting) in setting_table(type(self)).items():
+            if setting.low is not None and setting.low >= 0 and getattr(self, name) < 0:
+                raise SettingsError(_out_of_bounds(key, name, getattr(self, name), setting))
+
     @property
     def keeps_instance_name(self) -> bool:
         """Whether the client id keeps the name DEFAULT."""
@@ -145,6 +152,9 @@ class ProducerSettings(ClientSettings, kw_only=True):
     sends_bytes_max: Annotated[
         int, Setting("backPressureForAsyncSendSize", "bytes under way; further sends wait in line", low=1 << 20)
     ] = 100 << 20
+    delay_level_max: Annotated[
+        int, Setting("delayLevelMax", "the last delay level of the brokers (messageDelayLevel)", low=1)
+    ] = 18
     avoid_slow_brokers: Annotated[
         bool, Setting("sendLatencyEnable", "whether brokers that were slow or failed get no messages for a while")
     ] = False
@@ -261,9 +271,13 @@ def check(settings: S) -> S:
         value = getattr(settings, name)
         too_low = setting.low is not None and value < setting.low
         if too_low or (setting.high is not None and value > setting.high):
-            high = "" if setting.high is None else f" and at most {setting.high}"
-            raise SettingsError(f"{name} ({key}) is {value}: it must be at least {setting.low}{high}")
+            raise SettingsError(_out_of_bounds(key, name, value, setting))
     return settings
+
+
+def _out_of_bounds(key: str, name: str, value: object, setting: Setting) -> str:
+    high = "" if setting.high is None else f" and at most {setting.high}"
+    return f"{name} ({key}) is {value}: it must be at least {setting.low}{high}"
 
 
 def name_server_list(

@@ -177,7 +177,7 @@ class TransactionProducer(Producer):
         if queue is not None:
             with telling(prepared):
                 queue = await self._chosen(message, queue, None)
-        return await self._sender.send(prepared, timeout_ms=timeout_ms or self.settings.send_timeout_ms, queue=queue)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
 
     def _register(self) -> None:
         self._runtime.register_producer(self.group, self._asked)

@@ -7,7 +7,8 @@ Source: remoting.md §7.1, spark.md §8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -70,12 +71,13 @@ class Message(Struct, kw_only=True):
 
     def wire_properties(self) -> dict[str, str]:
         """All properties as they are sent, RocketMQ's own included.
-        Raises ValueError: a property of the application has a reserved name, a key contains a blank, a delay is
-        negative or one of several, or a priority is negative or cannot be kept."""
+        Raises ValueError: a property of the application has a reserved name, something is no text, a key contains a
+        blank, a delay is negative or one of several, or a priority is negative or cannot be kept."""
         taken = RESERVED_NAMES.intersection(self.properties)
         if taken:
             raise ValueError(f"property name {min(taken)} belongs to RocketMQ: choose another")
         merged = dict(self.properties)
+        _check_text(self.properties, self.keys, self.tags, self.sharding_key)
         if self.keys:
             keys = (self.keys,) if isinstance(self.keys, str) else self.keys
             if any(not key or " " in key for key in keys):
@@ -156,6 +158,19 @@ class ReceivedMessage(Struct, kw_only=True):
     def keys(self) -> list[str]:
         """The words the message can be found by."""
         return [key for key in self.properties.get(names.KEYS, "").split(" ") if key]
+
+
+def _check_text(properties: Mapping[Any, Any], keys: Sequence[Any], tags: object, sharding_key: object) -> None:
+    """What programs without a type checker get wrong, and readers would get as the text of a number.
+    Raises ValueError: something is no text."""
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ValueError(f"property {name!r} is {value!r}: names and values must be text (str)")
+    if not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"keys {list(keys)} must be text (str)")
+    for what, text in (("tags", tags), ("sharding_key", sharding_key)):
+        if text is not None and not isinstance(text, str):
+            raise ValueError(f"{what} is {text!r}: it must be text (str)")
 
 
 def read_messages(body: bytes | memoryview, broker_name: str | None = None) -> list[ReceivedMessage]:

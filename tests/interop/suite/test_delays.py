@@ -29,7 +29,7 @@ async def test_a_delay_level_holds_a_message_back_for_its_time(scene: Scene, lev
 async def test_a_level_beyond_the_table_is_its_last_one(scene: Scene) -> None:
     """behaviour.md §3.4: level capped at the highest configured."""
     await scene.create_topic()
-    one = await scene.sent_and_stored(Message(topic=scene.topic, body=b"x", delay_level=99))
+    one = await scene.sent_and_stored(Message(topic=scene.topic, body=b"x", delay_level=99), delay_level_max=99)
     assert one.store_timestamp - one.born_timestamp >= 4000
     assert one.properties["DELAY"] == str(LEVEL_MAX)
 

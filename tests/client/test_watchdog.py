@@ -1,0 +1,96 @@
+"""A handler that blocks the loop is named with its place, by the real thread that watches the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import threading
+import time
+
+from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, StartFrom
+from rmqkit.client import watchdog
+from rmqkit.client.watchdog import Watchdog, _places
+from rmqkit.standalone import Standalone
+from tests.client.peers import SECONDS, on_loop, until
+
+FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0)
+
+
+def told(caplog):
+    return [record.getMessage() for record in caplog.records if "stands still for" in record.getMessage()]
+
+
+def block_until_told(caplog):
+    until_ = time.monotonic() + SECONDS
+    while not told(caplog) and time.monotonic() < until_:
+        time.sleep(0.005)
+
+
+@on_loop
+async def test_a_handler_that_blocks_is_told_with_its_place_and_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(watchdog, "STILL_SECONDS", 0.2)
+    handled = []
+
+    async def handle(message):
+        block_until_told(caplog)
+        handled.append(message)
+
+    async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
+        await producer.send(Message(topic="T", body=b"x"))
+        consumer = PushConsumer("CG", cluster.namesrv_address, settings=FIRST)
+        consumer.subscribe("T", "*", handle)
+        async with consumer:
+            await until(lambda: handled, "the message")
+    _, first = inspect.getsourcelines(handle)
+    (text,) = [text for text in told(caplog) if "handle), now " in text]
+    assert f" s in {__file__}:{first + 1} (" in text
+    assert f"handle), now {__file__}:" in text
+    assert (
+        "(block_until_told): let a handler that blocks be a plain function, which runs in a thread, or await " in text
+    )
+    assert not [thread for thread in threading.enumerate() if thread.name == "rmqkit watchdog"]
+
+
+@on_loop
+async def test_a_loop_that_goes_on_is_not_told_of(caplog):
+    one = Watchdog(0.05)
+    beaten = one._beaten
+    await until(lambda: one._beaten > beaten, "the loop beats")
+    one.stop()
+    assert not one._thread.is_alive()
+    assert told(caplog) == []
+
+
+@on_loop
+async def test_a_loop_has_one_watchdog_however_many_consumers_there_are():
+    watchdog.watch()
+    watchdog.watch()
+    (one,) = [watchdog._watchdogs[loop] for loop in watchdog._watchdogs if loop is asyncio.get_running_loop()]
+    watchdog.let_go()
+    assert one._thread.is_alive()
+    watchdog.let_go()
+    assert not one._thread.is_alive()
+    watchdog.let_go()  # of nobody
+
+
+def test_an_idle_loop_is_at_no_place_of_the_program():
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(SECONDS)
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            frame = sys._current_frames()[thread.ident]
+            if "select" in frame.f_code.co_name:
+                break
+        assert list(_places(frame)) == []
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_a_thread_that_is_gone_has_no_place():
+    assert list(_places(None)) == []
