@@ -13,7 +13,7 @@ SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help env check test test-unit crash crash-ha soak streams eos demo docs bench bench-broker bench-pop bench-timer bench-ha bench-spark bench-recovery fuzz lock clean
+.PHONY: help env check test test-unit crash crash-ha soak streams eos demo docs bench bench-broker bench-pop bench-timer bench-ha bench-spark bench-recovery damage fuzz lock clean
 
 help: ## list the tasks
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ bench-spark: $(STAMP) ## the Spark pipeline beside other ways, 15 minutes; ARGS=
 
 bench-recovery: $(STAMP) ## how long a store is not ready after a kill: 16,000 queues, 2 GiB of log, without its checkpoint
 	@$(BIN)/python bench/recovery_bench.py $(ARGS)
+
+damage: $(STAMP) ## 500 random damages to stopped stores: nothing is lost in silence; ARGS="--seed 7 --rounds 1" repeats
+	@$(BIN)/python -m tests.faults.damage $(ARGS)
 
 fuzz: $(FUZZER) ## look for bytes that break a decoder, SECONDS=600 long
 	@$(BIN)/python -m tests.fuzz.fuzz_decoders --seconds $(SECONDS)

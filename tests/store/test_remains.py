@@ -259,3 +259,42 @@ def test_fillers_are_records_that_fill_a_stretch(size: int) -> None:
         assert record.physical_offset == 5000 + position
         position += record.size
     assert position == size
+
+
+def test_exchanged_older_log_files_are_refused_although_a_clean_start_does_not_walk_over_them(store_root: Path) -> None:
+    (store_root / "abort").unlink()
+    files = files_of(store_root)
+    first, second = files[0].read_bytes(), files[1].read_bytes()
+    files[0].write_bytes(second)
+    files[1].write_bytes(first)
+    before = tree(store_root)
+    with pytest.raises(StoreDamaged, match=f"{files[0].name}, {files[1].name} has records of another place"):
+        MessageStore(store_root, SIZES).open()
+    assert {name for name, _ in tree(store_root).items() ^ before.items()} <= {"lock"}
+    assert repair(store_root, SIZES, is_dry_run=False).remaining == []
+    with opened(store_root) as store:
+        assert len(readable(store)) == 40
+
+
+def test_a_zero_filled_older_file_is_an_error_of_a_clean_start(
+    store_root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (store_root / "abort").unlink()
+    path = files_of(store_root)[1]
+    path.write_bytes(bytes(FILE_BYTES))
+    with opened(store_root):
+        pass
+    (said,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+    assert f"{path} begins with no record: messages of up to {FILE_BYTES} bytes" in said
+
+
+def test_a_missing_last_file_is_an_error_of_a_clean_start(store_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (store_root / "abort").unlink()
+    path = files_of(store_root)[-1]
+    lost = records_of(path)
+    for one in sorted((store_root / "commitlog").iterdir()):
+        if one.name >= path.name:
+            one.unlink()
+    with opened(store_root) as store:
+        assert store.max_physical_offset < lost[0].physical_offset
+    assert "bytes of messages are lost" in caplog.text

@@ -46,7 +46,7 @@ from rmqkit.store.queue_ends import QueueEnds
 from rmqkit.store.queue_mending import mend_queues
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.recovery import LogEnd, find_log_end
-from rmqkit.store.remains import keep_remains
+from rmqkit.store.remains import check_heads, keep_remains, tell_lost_end
 from rmqkit.store.replication import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent
 from rmqkit.store.scan import RECORD_BYTES_MIN
@@ -255,6 +255,7 @@ class MessageStore:
         if is_clean:
             log.queue.mark_synced()
             queues.mark_synced()
+        check_heads(self.root, log.queue.files, is_replica=self._replica is not None)
         self._ends.load(clean=is_clean)
         newest = queues.recover(clean=is_clean, take=self._ends.take)
         if not log.queue.files:
@@ -276,7 +277,9 @@ class MessageStore:
             newest=newest,
             checkpoint=self._checkpoint,
         )
-        if end.remains is not None:
+        if end.remains is None:
+            tell_lost_end(self.root, end.offset, sum(newest), is_clean=is_clean)
+        else:
             keep_remains(
                 self.root,
                 end.remains,

@@ -6,8 +6,8 @@ checksum, and the physicalOffset of their place), other bytes, or zeros, as file
 ==================================================  ===================================================================
 behind the end lie                                  what is done
 ==================================================  ===================================================================
-zeros only                                          nothing is told; after a stop in order that the newest records of
-                                                    the queues are gone is an ERROR with their bytes
+zeros only                                          nothing is told, unless queues know records there: an ERROR after a
+                                                    stop in order, else a WARNING, with their bytes
 bytes without a sound record, in the same file      the torn end of an unclean stop: they become zeros, a WARNING with
                                                     their number
 sound records that were on the disk: the stop was   `StoreDamaged`, with files, records and bytes: the store is damaged,
@@ -36,18 +36,21 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from rmqkit.errors import RecordCorrupt, StoreDamaged
-from rmqkit.protocol.record import Record, decode_record, is_blank
+from rmqkit.protocol.record import MAGIC_V1, MAGIC_V2, Record, is_blank, layout_of
 from rmqkit.store import scan
 from rmqkit.store.file_queue import sync_names
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.log_view import data_end
 from rmqkit.store.mapped_file import MappedFile
 
-__all__ = ["FOLDER", "Remains", "keep_remains", "look_behind", "place_of"]
+__all__ = ["FOLDER", "Remains", "check_heads", "keep_remains", "look_behind", "place_of", "tell_lost_end"]
 
 FOLDER = "set-aside"
 _log = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 20
+_OTHER_PLACE = "has records of another place: files were exchanged or renamed"
+_PLACE_AT = layout_of(0).positions["physical_offset"]
+HEAD_BYTES = layout_of(0).head_bytes
 
 
 class Remains(Struct):
@@ -120,12 +123,34 @@ def look_behind(
     return remains
 
 
-def place_of(view: memoryview) -> int | None:
-    """The physical offset that the first record of a log file says, None without a record."""
-    try:
-        return decode_record(view).physical_offset
-    except RecordCorrupt:
+def place_of(view: memoryview | bytes) -> int | None:
+    """The physical offset that the first record of a log file says, None without a record; its head is enough."""
+    if len(view) < HEAD_BYTES or int.from_bytes(view[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
         return None
+    return int.from_bytes(view[_PLACE_AT : _PLACE_AT + 8], "big", signed=True)
+
+
+def check_heads(root: Path, files: tuple[MappedFile, ...], *, is_replica: bool) -> None:
+    """Look at the first bytes of every log file, which a start after a stop in order does not walk over.
+    A file that begins with no record, while later ones do, is an ERROR with its bytes.
+
+    Raises:
+        StoreDamaged: files have the names of others.
+    """
+    places: list[int | None] = []
+    for file in files:
+        head = file.read(0, HEAD_BYTES)
+        places.append(file.start if is_blank(head, 0) else place_of(head))
+        file.close()
+    misplaced = [file for file, place in zip(files, places, strict=True) if place not in (None, file.start)]
+    if misplaced and not is_replica:
+        names = ", ".join(file.path.name for file in misplaced)
+        raise StoreDamaged(str(root), misplaced[0].start, f"{names} {_OTHER_PLACE}")
+    last = max((i for i, place in enumerate(places) if place is not None), default=0)
+    for file, place in zip(files[:last], places[:last], strict=True):
+        if place is None:
+            said = "%s begins with no record: messages of up to %d bytes cannot be read; see 'rmq store verify %s'"
+            _log.error(said, file.path, file.size, root)
 
 
 def keep_remains(
@@ -150,20 +175,17 @@ def keep_remains(
         OSError: they cannot be set aside.
     """
     end = remains.end
-    lost_bytes = max(0, indexed_end - end)
     is_stale = remains.is_in_one_file and bool(remains.records) and remains.first_timestamp < last_timestamp
     if remains.records and not is_stale:
         was_on_disk = is_clean or remains.oldest_timestamp < flushed_timestamp
     else:
         was_on_disk = is_clean and not remains.is_in_one_file
     if remains.misplaced and not is_replica:
-        found = f"{', '.join(remains.misplaced)} has records of another place: files were exchanged or renamed"
+        found = f"{', '.join(remains.misplaced)} {_OTHER_PLACE}"
         raise StoreDamaged(str(root), end, found)
     if was_on_disk and not is_replica:
         raise StoreDamaged(str(root), end, f"{remains.path.name}: {remains.reason}, and {remains}")
-    if is_clean and lost_bytes:
-        said = "store %s: the log ends at %d and queues know records up to %d: these %d bytes of messages are lost"
-        _log.error(said, root, end, indexed_end, lost_bytes)
+    tell_lost_end(root, end, indexed_end, is_clean=is_clean)
     if not remains.files:
         return
     if not remains.records and remains.is_in_one_file:
@@ -176,6 +198,14 @@ def keep_remains(
         "directory when it is not needed"
     )
     _log.log(level, said, root, end, remains.reason, remains, folder, folder)
+
+
+def tell_lost_end(root: Path, end: int, indexed_end: int, *, is_clean: bool) -> None:
+    """Say that queues know records behind the end of the log: an ERROR after a stop in order, else they may not have
+    been on the disk."""
+    if indexed_end > end:
+        said = "store %s: the log ends at %d and queues know records up to %d: these %d bytes of messages are lost"
+        _log.log(logging.ERROR if is_clean else logging.WARNING, said, root, end, indexed_end, indexed_end - end)
 
 
 def _sound_records(
