@@ -262,6 +262,7 @@ class MessageStore:
             queues.destroy_all()
             queues.sync_all()
             return LogEnd(0)
+        indexed_end = sum(newest)
         if is_clean:
             enter = self._dispatcher.without_index()
             if mend_queues(self.root, log, queues, self._ends, enter, self._delays_ms):
@@ -275,10 +276,11 @@ class MessageStore:
             on_replay=lambda offset: queues.truncate_for_replay(offset, log.min_offset, self._is_record),
             clean=is_clean,
             newest=newest,
+            indexed_end=indexed_end,
             checkpoint=self._checkpoint,
         )
         if end.remains is None:
-            tell_lost_end(self.root, end.offset, sum(newest), is_clean=is_clean)
+            tell_lost_end(self.root, end.offset, indexed_end, is_clean=is_clean)
         else:
             keep_remains(
                 self.root,
@@ -287,7 +289,7 @@ class MessageStore:
                 is_replica=self._replica is not None,
                 last_timestamp=end.last_store_timestamp,
                 flushed_timestamp=self._checkpoint.physic_timestamp,
-                indexed_end=sum(newest),
+                indexed_end=indexed_end,
             )
         self._deleted.cut(end.offset)
         queues.truncate_physical(end.offset)

@@ -90,6 +90,7 @@ def find_log_end(
     on_replay: Callable[[int], None],
     clean: bool,
     newest: tuple[int, int],
+    indexed_end: int,
     checkpoint: Checkpoint,
 ) -> LogEnd:
     """Walk the log to its end; changes nothing itself.
@@ -100,6 +101,7 @@ def find_log_end(
         on_replay: told, after a crash and before any record, from which physical offset on all are dispatched again.
         clean: whether the store was closed in order.
         newest: offset and size of the newest record in any queue, (-1, 0) without one; it ends at D.
+        indexed_end: where the newest record ends that a queue knew, also of those whose record is damaged.
     """
     check = _Check(settings, None if clean else checkpoint.physic_timestamp)
     files = log.queue.files
@@ -119,7 +121,7 @@ def find_log_end(
     for i in range(start, len(files)):
         if not walk.file(files[i]):
             # After a stop in order every record is in a queue: what lies behind the newest of these is none.
-            if not clean or walk.end.offset != sum(newest):
+            if not clean or walk.end.offset != indexed_end:
                 walk.end.remains = look_behind(files[i:], walk.end.offset, walk.reason, check.record)
             break
         if i + 1 < len(files):

@@ -1,0 +1,20 @@
+"""A short form of ``make damage``: thirty damages to stopped and killed stores, none of them silent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.faults.damage import rounds
+
+SEEDS = list(range(1000, 1030))
+
+
+@pytest.mark.faults
+def test_no_damage_is_silent(tmp_path: Path) -> None:
+    results = asyncio.run(rounds(SEEDS, tmp_path))
+    failed = [f"{one}\n  " + "\n  ".join(one.failures) for one in results if one.failures]
+    assert not failed, "\n".join(failed)
+    assert sum(one.lost > 0 for one in results) >= 3 and any(one.outcome.startswith("refused") for one in results)
