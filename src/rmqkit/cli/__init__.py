@@ -2,17 +2,24 @@
 
 The commands are in `serve`, `admin`, `bench`, `store` and `pipeline`. A module is imported when one of its commands
 runs (or all, for their help), so that each command starts as fast as it can.
+On Windows there are only those that need no more than a client.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from rmqkit.errors import SettingsError
+
 __all__ = ["app"]
+
+_EVERYWHERE = {"admin", "send", "tail", "explain"}
+"""Commands that need no more than a client; the others run servers or read stores, and need Linux or macOS."""
 
 _MODULES = {
     "standalone": "serve",
@@ -32,11 +39,16 @@ _MODULES = {
 
 class _LateImports(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(_MODULES)
+        return [name for name in _MODULES if sys.platform != "win32" or name in _EVERYWHERE]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _MODULES:
             return None
+        if sys.platform == "win32" and cmd_name not in _EVERYWHERE:
+            raise SettingsError(
+                f"rmq {cmd_name} needs Linux or macOS, and this is Windows: run it in WSL or in a container; "
+                f"clients and rmq {', '.join(sorted(_EVERYWHERE))} work here"
+            )
         module: Any = typer.main.get_command(import_module(f"rmqkit.cli.{_MODULES[cmd_name]}").app)
         return module if module.name == cmd_name else module.commands[cmd_name]
 

@@ -43,9 +43,8 @@ def run(work: Callable[[Stop], Coroutine[Any, Any, None]]) -> bool:
     from rmqkit.admin.sending import Stop
 
     async def main() -> bool:
-        stop, loop = Stop(), asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.ask)
+        stop = Stop()
+        _on_signals(stop.ask)
         try:
             await work(stop)
         except asyncio.CancelledError:
@@ -62,6 +61,16 @@ def run(work: Callable[[Stop], Coroutine[Any, Any, None]]) -> bool:
         return False
     except OSError as error:
         raise RmqError(f"cannot read or write {error.filename or 'a file or the output'}: {error.strerror}") from None
+
+
+def _on_signals(ask: Callable[[], object]) -> None:
+    """Have SIGINT and SIGTERM call a function on the running loop, also where loops cannot watch signals (Windows)."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, ask)
+        except NotImplementedError:
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(ask))
 
 
 def client_settings(kind: type[C], options: Mapping[str, Any], **more: Any) -> C:
