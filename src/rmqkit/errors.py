@@ -254,6 +254,7 @@ REMARKS = {
     "username cannot be null.": "sign the requests: give an access key and its secret",
     "check signature failed.": "the secret is not the one of that access key",
     " may not change this server: ": "",
+    "recall failed, operation is forbidden": "set recallMessageEnable=true at the broker, also while it runs",
     " is not found.": "correct the access key, or have that user made there",
 }
 """What to do after a refusal with NO_PERMISSION, where its remark tells more than the code; nothing when it says so."""

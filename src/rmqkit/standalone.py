@@ -49,7 +49,7 @@ class Standalone:
         authentication: AuthenticationSettings | None = None,
         configurations: tuple[Configuration | None, Configuration | None] = (None, None),
     ) -> None:
-        self._broker_settings = broker or BrokerSettings(listen_port=0, bind_address="127.0.0.1")
+        self._broker_settings = broker or BrokerSettings(listen_port=0, bind_address="127.0.0.1", recall_messages=True)
         namesrv = namesrv or NamesrvSettings(listen_port=0, bind_address="127.0.0.1")
         namesrv.kv_config_path = namesrv.kv_config_path or str(store_root / "config" / KV_FILE)
         if namesrv.exporter_type is ExporterType.PROM and namesrv.exporter_port == self._broker_settings.exporter_port:

@@ -386,3 +386,60 @@ def test_offsets_that_could_not_be_written_are_written_the_next_time(tmp_path):
     with pytest.raises(StoreUnavailable):
         table.write(table.snapshot())
     assert table.is_dirty
+
+
+def with_queues(root, topic, *queue_ids, tree="consumequeue"):
+    for queue_id in queue_ids:
+        (root / tree / topic / str(queue_id)).mkdir(parents=True)
+
+
+@pytest.mark.parametrize("what", ["missing", "torn", "torn, and its backup", "empty"])
+def test_a_lost_topic_table_is_made_from_the_queues(what, tmp_path, caplog):
+    with_queues(tmp_path, "Orders", 0, 1, 5)
+    with_queues(tmp_path, "Batches", 0, tree="batchconsumequeue")
+    with_queues(tmp_path, "%LMQ%light", 0)
+    with_queues(tmp_path, "SCHEDULE_TOPIC_XXXX", 2)
+    config = tmp_path / "config"
+    if what != "missing":
+        config.mkdir()
+        (config / "topics.json").write_text("" if what == "empty" else '{"topicConfigTable": {"Ord')
+    if what == "torn, and its backup":
+        (config / "topics.json.bak").write_text("{")
+    table = TopicTable(config, SETTINGS, SYSTEM_CLOCK, print)
+    table.load()
+    orders = table.get("Orders")
+    assert (orders.read_queue_nums, orders.write_queue_nums, orders.perm) == (6, 6, 6)
+    assert table.is_batch_topic("Batches") and table.get("SCHEDULE_TOPIC_XXXX").write_queue_nums == 18
+    assert table.get("%LMQ%light") is None
+    assert "2 topics are taken from the store's queues" in caplog.text
+    assert "Batches (1)" in caplog.text and "Orders (6)" in caplog.text
+    table.persist()
+    caplog.clear()
+    again = TopicTable(config, SETTINGS, SYSTEM_CLOCK, print)
+    again.load()
+    assert again.get("Orders") == orders
+    assert not caplog.records
+
+
+def test_a_backup_of_the_topic_table_is_completed_from_the_queues(tmp_path, caplog):
+    table = TopicTable(tmp_path / "config", SETTINGS, SYSTEM_CLOCK, print)
+    table.load()
+    table.put(TopicConfig("Orders", 8, 8, 4))
+    table.put(TopicConfig("Newest", 4, 4))
+    with_queues(tmp_path, "Newest", 0, 3)
+    (tmp_path / "config" / "topics.json").write_bytes(b"")
+    again = TopicTable(tmp_path / "config", SETTINGS, SYSTEM_CLOCK, print)
+    again.load()
+    assert again.get("Orders") == TopicConfig("Orders", 8, 8, 4)
+    assert again.get("Newest") == TopicConfig("Newest", 4, 4)
+    assert "1 topics are taken from the store's queues" in caplog.text
+
+
+def test_a_sound_topic_table_is_not_completed(tmp_path):
+    table = TopicTable(tmp_path / "config", SETTINGS, SYSTEM_CLOCK, print)
+    table.load()
+    table.put(TopicConfig("Orders", 8, 8))
+    with_queues(tmp_path, "LeftOver", 0)
+    again = TopicTable(tmp_path / "config", SETTINGS, SYSTEM_CLOCK, print)
+    again.load()
+    assert again.get("LeftOver") is None

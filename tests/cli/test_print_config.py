@@ -131,3 +131,15 @@ def test_what_a_request_changed_is_there_after_a_restart(tmp_path):
             running.stop()
     kept = (tmp_path / "store/config/broker.conf").read_text()
     assert kept == "maxMessageSize=77\nlogLevel=ERROR\nwaitSecondsForService=3\n"
+
+
+def test_standalone_lets_messages_be_called_back_unless_it_is_told_otherwise(tmp_path):
+    def recalls(*arguments):
+        rows = json.loads(printed(*arguments, "--json", "--set", f"storePathRootDir={tmp_path}"))
+        return next((row["value"], row["source"]) for row in rows if row["key"] == "recallMessageEnable")
+
+    config = tmp_path / "broker.conf"
+    config.write_text("recallMessageEnable=false\n")
+    assert recalls("standalone") == ("true", "rmq standalone")
+    assert recalls("standalone", "-c", config) == ("false", f"{config}:1")
+    assert recalls("broker") == ("false", "default")

@@ -285,6 +285,8 @@ async def test_the_suggested_broker_is_asked_next_and_told_no_offset():
         (StartFrom.LAST_OFFSET, "%RETRY%G", 0),
         (StartFrom.FIRST_OFFSET, "T", 0),
         (StartFrom.FIRST_OFFSET, "%RETRY%G", 0),
+        (StartFrom.NEW_MESSAGES, "T", 500),
+        (StartFrom.NEW_MESSAGES, "%RETRY%G", 0),
         (StartFrom.TIMESTAMP, "T", 44),
         (StartFrom.TIMESTAMP, "%RETRY%G", 500),
     ],

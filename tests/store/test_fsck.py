@@ -594,7 +594,7 @@ def test_most_entries_are_compared_in_bulk(without_ext, monkeypatch):
 def test_without_numpy_it_is_said(golden, monkeypatch):
     monkeypatch.setattr("rmqkit.store.scan.has_numpy", lambda: False)
     for look in (verify, stat):
-        with pytest.raises(StoreError, match=r"needs numpy, which is not installed: pip install 'rmqkit\[spark\]'"):
+        with pytest.raises(StoreError, match=r"needs numpy, which is not installed: pip install 'rmqkit\[store\]'"):
             look(golden.root)
     assert len(list(dump(golden.root))) == len(golden.manifest["messages"])
 

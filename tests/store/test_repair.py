@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqkit.errors import StoreError, StoreLocked
+from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.record import Record, iter_records
 from rmqkit.store.findings import Kind
 from rmqkit.store.fsck import dump, verify
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.repair import repair
 from tests.golden_stores import GoldenStore, unpack_golden
-from tests.store.stores import copy_store, golden_settings, message, opened, put_all, small_settings, tree
+from tests.store.stores import copy_store, golden_settings, message, opened, put_all, read_all, small_settings, tree
 
 DERIVED = ["consumequeue/GoldKey", "consumequeue_ext/GoldTag", "batchconsumequeue", "index"]
 DAMAGE = ["truncated", "zero-filled", "bit-flipped"]
@@ -297,3 +297,36 @@ def test_any_damage_is_named_or_harmless_and_a_broker_opens_or_says_why(
         store.close()
         assert untouched <= set(bodies(root)) or not is_log
     shutil.rmtree(root)
+
+
+# ---- files that were cut off
+
+
+@pytest.mark.parametrize("cut", ["commitlog", "consumequeue", "consumequeue_ext", "index"])
+@pytest.mark.parametrize("is_last", [True, False], ids=["last", "first"])
+def test_a_file_that_was_cut_off_is_refused_with_an_advice_that_mends_it(
+    cut: str, is_last: bool, tmp_path: Path
+) -> None:
+    sizes = small_settings(enable_consume_queue_ext=True, consume_queue_ext_file_bytes=512)
+    with opened(tmp_path, sizes) as store:
+        put_all(store, *(message(body=bytes(100), KEYS=f"k{i}", TAGS="a") for i in range(60)))
+    paths = sorted(path for path in (tmp_path / cut).rglob("*") if path.is_file())
+    path = paths[-1 if is_last else 0]
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size // 2 - 7)
+    with pytest.raises(StoreMismatch, match=r"rmq store (repair|rebuild --index)"), opened(tmp_path, sizes):
+        pass
+    repair(tmp_path, sizes, is_dry_run=False)
+    with opened(tmp_path, sizes) as store:
+        kept = len(read_all(store, "TopicTest"))
+        assert store.query("TopicTest", "k3", 8, 0, 1 << 62).physical_offsets
+        assert store.get("TopicTest", 0, 0, count_max=8, codes=frozenset({97})).records
+    assert kept == 60 if cut != "commitlog" else kept > 30
+
+
+def test_a_file_that_is_too_long_has_another_setting_and_no_repair(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put_all(store, message())
+    with pytest.raises(StoreMismatch) as refused, opened(tmp_path, small_settings(consume_queue_file_bytes=100)):
+        pass
+    assert str(refused.value).endswith("set mappedFileSizeConsumeQueue to the size the store was written with")

@@ -9,6 +9,7 @@ Source: behaviour.md §2.8, §3.2; store.md §9.2.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.shared_write import Changes, SharedWrite
 from rmqkit.broker.static_topics import StaticTopics
 from rmqkit.clock import Clock
-from rmqkit.errors import StoreUnavailable
+from rmqkit.errors import StoreMismatch, StoreUnavailable
 from rmqkit.protocol import names
 from rmqkit.protocol.bodies.topics import DataVersion, Permission, TopicConfig, TopicConfigTable
+from rmqkit.store.consume_queues import queue_counts
 from rmqkit.store.json_files import JsonFile, RowTexts
 
 __all__ = ["TopicTable"]
 
+_log = logging.getLogger(__name__)
+_TOLD_MAX = 20
 _ALL = Permission.READ | Permission.WRITE
 _TEMPLATE = _ALL | Permission.INHERIT
 
@@ -45,6 +49,7 @@ class TopicTable:
     ) -> None:
         self._has_light = has_light
         self._file = JsonFile(folder / "topics.json")
+        self._store_root = folder.parent
         self._settings = settings
         self._clock = clock
         self._on_change = on_change
@@ -56,9 +61,10 @@ class TopicTable:
         self.data_version = DataVersion()
 
     def load(self) -> None:
-        """Read the file and add the system topics that are missing."""
+        """Read the file and add the system topics that are missing. Where it is lost, also with a backup that may be
+        older, the topics of the store's queues are added, too: their messages could not be read otherwise."""
         self.static.load()
-        stored = self._file.load(TopicConfigTable)
+        stored = self._read()
         if stored is not None:
             self._table = stored.topic_config_table
             self.data_version = stored.data_version
@@ -67,6 +73,32 @@ class TopicTable:
         if missing:
             self._table.update((config.topic_name, config) for config in missing)
             self.data_version.advance(self._clock.now_ms())
+        if not self._file.path.exists():
+            self._add_those_of_queues()
+
+    def _read(self) -> TopicConfigTable | None:
+        try:
+            return self._file.load(TopicConfigTable)
+        except StoreMismatch as error:
+            _log.warning("%s; both are kept as *.damaged, and their topics are taken from the store's queues", error)
+            self._file.set_aside()
+            return None
+
+    def _add_those_of_queues(self) -> None:
+        added: dict[str, TopicConfig] = {}
+        for topic, (count, is_batch) in queue_counts(self._store_root).items():
+            if topic not in self._table and not names.is_light(topic):
+                attributes = {"queue.type": "BatchCQ"} if is_batch else {}
+                added[topic] = TopicConfig(topic, count, count, _ALL, attributes=attributes)
+        if added:
+            self._table.update(added)
+            self.data_version.advance(self._clock.now_ms())
+            shown = ", ".join(f"{name} ({one.read_queue_nums})" for name, one in list(added.items())[:_TOLD_MAX])
+            _log.warning(
+                "%s is lost: %d topics are taken from the store's queues, readable and writable, with as many queues "
+                "as had messages: %s%s: check them with `rmq admin topic list`",
+                *(self._file.path, len(added), shown, ", …" if len(added) > _TOLD_MAX else ""),
+            )
 
     def add_system_topics(self) -> None:
         """Create the system topics that the settings ask for by now."""

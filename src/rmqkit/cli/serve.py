@@ -59,8 +59,14 @@ def standalone(
 ) -> None:
     """Run a name server and a broker in one process, for development."""
     own = {"listenPort": Given(str(namesrv_port), "command line"), "bindAddress": Given(host, "command line")}
+    recalls = {"recallMessageEnable": Given("true", "rmq standalone")}
     running = Running.of(
-        {NAMESRV[:1]: own, BROKER: {}}, bindAddress=host, listenPort=port, storePathRootDir=store, **common
+        {NAMESRV[:1]: own, BROKER: {}},
+        defaults=recalls,
+        bindAddress=host,
+        listenPort=port,
+        storePathRootDir=store,
+        **common,
     )
     from rmqkit.standalone import Standalone
 

@@ -19,8 +19,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -184,6 +185,7 @@ class Running:
     sources: Sources
     configurations: list[Configuration]
     forced: list[Mapping[str, Given]]
+    defaults: Mapping[str, Given] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -193,16 +195,19 @@ class Running:
         config: Path | None,
         print_config: bool,
         as_json: bool,
+        defaults: Mapping[str, Given] = MappingProxyType({}),
         **options: Any,
     ) -> Running:
         """Settings objects from all sources; the log begins here. With ``print_config`` they are printed, and that is
-        all.
+        all. ``defaults``: what holds of settings that nobody gave.
         Raises SettingsError: something of it cannot be used."""
         types = list(dict.fromkeys(one for part in parts for one in part))
         sources = Sources(types, config, options_of(**options))
         given, notes = sources.read()
-        made = [Configuration.load(part, {**given, **own}, file=sources.file) for part, own in parts.items()]
-        running = cls(sources, made, list(parts.values()))
+        made = [
+            Configuration.load(part, {**defaults, **given, **own}, file=sources.file) for part, own in parts.items()
+        ]
+        running = cls(sources, made, list(parts.values()), defaults)
         logs = next(one for one in made[-1].settings if isinstance(one, LoggingSettings))
         if not print_config:
             logging_setup.set_up(logs)
@@ -219,7 +224,10 @@ class Running:
         logging_setup.reopen()
         try:
             given, notes = self.sources.read()
-            changes = [one.reload({**given, **own}) for one, own in zip(self.configurations, self.forced, strict=True)]
+            changes = [
+                one.reload({**self.defaults, **given, **own})
+                for one, own in zip(self.configurations, self.forced, strict=True)
+            ]
         except SettingsError as error:
             _log.error("the configuration stays as it was: %s", error)
             return

@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from rmqkit.client.calls import Pulled, PullStatus
 from rmqkit.client.member import Member
+from rmqkit.client.offsets import GroupOffsets
 from rmqkit.client.outbound import bare
 from rmqkit.client.process_queue import ProcessQueue
 from rmqkit.client.routes import LOGICAL_BROKER_PREFIX, MASTER_ID, NOT_REGISTERED
@@ -196,12 +197,22 @@ class PullLoop:
     async def _start_offset(self) -> int:
         """Where to begin: what the broker has saved, else as the settings say (behaviour.md §8.9).
         Raises RemotingError, PeerRefused: the broker did not say."""
+        start_from = self._member.settings.start_from
         saved = await self._member.offsets.fetch(self._queue)
-        if saved is not None:
-            return saved
         (_, address), calls = self._broker(MASTER_ID), self._runtime.calls
         is_retry = self._queue.topic.startswith(RETRY_PREFIX)
-        match self._member.settings.start_from:
+        if (
+            start_from is StartFrom.NEW_MESSAGES
+            and saved == 0
+            and not is_retry
+            and isinstance(self._member.offsets, GroupOffsets)
+        ):  # of a young queue it always says 0
+            saved = await calls.committed_offset(address, self._member.group, self._queue, is_stored=True)
+        if saved is not None:
+            return saved
+        match start_from:
+            case StartFrom.NEW_MESSAGES:
+                return 0 if is_retry else await calls.max_offset(address, self._queue)
             case StartFrom.FIRST_OFFSET:
                 return 0
             case StartFrom.LAST_OFFSET:

@@ -50,6 +50,9 @@ class StartFrom(enum.Enum):
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+    NEW_MESSAGES = "CONSUME_FROM_MAX_OFFSET"
+    """At the end, also of a young queue, where LAST_OFFSET begins at the first message as long as the queue has it.
+    A POP consumer, whose broker decides, begins as with LAST_OFFSET."""
 
 
 class MessageModel(enum.Enum):

@@ -36,7 +36,7 @@ from rmqkit.store.mapped_file import MappedFile
 from rmqkit.store.queue_ext import QueueExt
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["ConsumeQueues", "topic_fault", "whole"]
+__all__ = ["ConsumeQueues", "queue_counts", "topic_fault", "whole"]
 
 _log = logging.getLogger(__name__)
 _OPEN_LIMIT_MAX = 1 << 20
@@ -50,6 +50,17 @@ def topic_fault(topic: str, queue_id: int) -> str:
     if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
         return f"topic {topic!r} cannot be the name of a directory"
     return "" if queue_id >= 0 else f"queue id {queue_id} is negative"
+
+
+def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
+    """The topics that have queues in a store: one past the greatest queue id, and whether they are batch queues."""
+    counts: dict[str, tuple[int, bool]] = {}
+    for tree, is_batch in ((root / "consumequeue", False), (root / "batchconsumequeue", True)):
+        for folder in sorted(tree.iterdir()) if tree.is_dir() else ():
+            ids = [int(one.name) for one in folder.iterdir() if one.name.isdecimal()] if folder.is_dir() else []
+            if ids:
+                counts[folder.name] = max(ids) + 1, is_batch
+    return counts
 
 
 def open_file_limit() -> int:

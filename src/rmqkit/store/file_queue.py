@@ -62,10 +62,12 @@ class FileQueue:
         for i, (_, path, length) in enumerate(found):
             if length == self.file_bytes or (length == 0 and (has_empty or i == len(found) - 1)):
                 continue
-            raise StoreMismatch(
-                f"{path} has {length} bytes and {self._setting} says {self.file_bytes}: "
-                f"set {self._setting} to the size the store was written with"
-            )
+            has_others = any(other == self.file_bytes for _, _, other in found)
+            advice = f"set {self._setting} to the size the store was written with"
+            if length < self.file_bytes:  # a repair gives a file its length back, or makes it anew
+                repair = "run `rmq store repair` on the store, with the broker's configuration (-c)"
+                advice = f"it was cut off: {repair}" if has_others else f"{advice}, or, if it was cut off, {repair}"
+            raise StoreMismatch(f"{path} has {length} bytes and {self._setting} says {self.file_bytes}: {advice}")
         return found
 
     def load(self) -> None:

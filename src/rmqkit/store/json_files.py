@@ -61,6 +61,13 @@ class JsonFile:
             self.path.unlink()  # the next save would make it the backup
         return value
 
+    def set_aside(self) -> None:
+        """Give the file and its backup other names, ``X.json.damaged``, for who wants to look at them.
+        Raises OSError: the disk refused."""
+        for path in (self.path, self.backup):
+            if path.exists():
+                path.replace(path.with_name(path.name + ".damaged"))
+
     def save(self, value: Any) -> None:
         """Replace the file; when this returns the value is on the disk. Any thread, one after the other.
         Raises StoreUnavailable: the disk refused; the former value is still in one of the files."""

@@ -39,6 +39,7 @@ from rmqkit.store.index_file import keys_of
 from rmqkit.store.json_files import make_directory, sync_directory, write_durably
 from rmqkit.store.light_queues import light_numbers
 from rmqkit.store.logic_queue import LogicQueue
+from rmqkit.store.memory_disk import check_room
 from rmqkit.store.message_index import KeyQuery, MessageIndex
 from rmqkit.store.put import Appender
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
@@ -221,6 +222,8 @@ class MessageStore:
         """Look at everything that `open` relies on, without changing it."""
         if self.root.exists() and not self.root.is_dir():
             raise StoreMismatch(f"{self.root} is a file: give a directory as storePathRootDir")
+        for directory in {self.root, *self._commit_log.queue.directories}:
+            check_room(directory)
         self._commit_log.queue.check()
         self._queues.check(clean=not self._abort_path.exists())
         if self._index is not None:

@@ -115,7 +115,7 @@ def need_numpy(what: str) -> None:
         StoreError: it is.
     """
     if not has_numpy():
-        raise StoreError(f"{what} needs numpy, which is not installed: pip install 'rmqkit[spark]'")
+        raise StoreError(f"{what} needs numpy, which is not installed: pip install 'rmqkit[store]'")
 
 
 @dataclass(frozen=True, slots=True)
