@@ -99,6 +99,8 @@ class ClientTable:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._producer_connections: dict[str, Connection] = {}
+        self._consumes: dict[Connection, set[str]] = {}
+        self._produces: dict[Connection, set[str]] = {}
         self._untold: set[str] = set()
         self.may_be_asked: Callable[[Connection, Member, str], bool] = lambda connection, member, topic: True
 
@@ -119,6 +121,14 @@ class ClientTable:
     @property
     def all_producers(self) -> Mapping[str, Mapping[Connection, Member]]:
         return self._producers
+
+    def group_count(self, connection: Connection) -> int:
+        """How many groups have a member that was registered over a connection."""
+        return len(self._consumes.get(connection, ())) + len(self._produces.get(connection, ()))
+
+    def groups_of(self, connection: Connection) -> set[str]:
+        """Their names."""
+        return self._consumes.get(connection, set()) | self._produces.get(connection, set())
 
     def subscribers(self, topic: str) -> set[str]:
         """The consumer groups online that subscribe to a topic."""
@@ -155,6 +165,7 @@ class ClientTable:
         if known is not None and known.client_id != member.client_id:
             _log.error("client %s of %s calls itself %s now", known.client_id, connection.peer, member.client_id)
         group.members[connection] = member
+        self._consumes.setdefault(connection, set()).add(data.group_name)
         changed = known is None
         if not keeps_topics:
             changed = group.subscribe(data.subscription_data_set) or changed
@@ -181,17 +192,20 @@ class ClientTable:
     def register_producer(self, connection: Connection, member: Member, group: str) -> None:
         """Take in one producer of a heartbeat. Replies to a client id go to the user who has it, until it leaves."""
         self._producers.setdefault(group, {})[connection] = member
+        self._produces.setdefault(connection, set()).add(group)
         known = self._producer_connections.get(member.client_id, connection)
         if known is connection or self._user_of(known) in (None, member.user):
             self._producer_connections[member.client_id] = connection
 
     def _user_of(self, producer: Connection) -> str | None:
-        return next((members[producer].user for members in self._producers.values() if producer in members), None)
+        group = next(iter(self._produces.get(producer, ())), None)
+        return None if group is None else self._producers[group][producer].user
 
     def unregister_consumer(self, connection: Connection, group_name: str, *, notify: bool = True) -> None:
         group = self._consumers.get(group_name)
         if group is None or group.members.pop(connection, None) is None:
             return
+        _discard(self._consumes, connection, group_name)
         if not group.members:
             del self._consumers[group_name]
             self._fingerprints.pop(group_name, None)
@@ -204,17 +218,18 @@ class ClientTable:
         member = members.pop(connection, None)
         if member is None:
             return
+        _discard(self._produces, connection, group)
         if not members:
             del self._producers[group]
         is_known = self._producer_connections.get(member.client_id) is connection
-        if is_known and not any(connection in others for others in self._producers.values()):
+        if is_known and connection not in self._produces:
             del self._producer_connections[member.client_id]
 
     def connection_closed(self, connection: Connection) -> None:
         """Forget everything that was registered over a connection."""
-        for name in [name for name, group in self._consumers.items() if connection in group.members]:
+        for name in list(self._consumes.get(connection, ())):
             self.unregister_consumer(connection, name)
-        for name in [name for name, members in self._producers.items() if connection in members]:
+        for name in list(self._produces.get(connection, ())):
             self.unregister_producer(connection, name)
 
     def close_silent(self) -> None:
@@ -247,3 +262,10 @@ class ClientTable:
         header = ConsumerGroupRequest(consumer_group=group.name)
         for connection in group.members:
             connection.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True))
+
+
+def _discard(table: dict[Connection, set[str]], connection: Connection, group: str) -> None:
+    groups = table[connection]
+    groups.discard(group)
+    if not groups:
+        del table[connection]

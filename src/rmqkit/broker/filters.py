@@ -135,6 +135,7 @@ class FilterTable(LazyTable):
         self._clock = clock
         self._bloom = BloomFilter.of(settings.bloom_error_percent, settings.bloom_group_count)
         self._topics: dict[str, dict[str, GroupFilter]] = {}
+        self._topics_of: dict[str, set[str]] = {}
 
     # ---- the file
 
@@ -169,7 +170,7 @@ class FilterTable(LazyTable):
         topics: dict[str, TopicFilters] = {}
         for topic, groups in list(self._topics.items()):
             for group in [group for group, one in groups.items() if self._is_expired(one)]:
-                del groups[group]
+                self._remove(topic, group)
             if not groups:
                 del self._topics[topic]
                 continue
@@ -200,8 +201,8 @@ class FilterTable(LazyTable):
         self._bury(group, but=())
 
     def _bury(self, group: str, *, but: Iterable[str]) -> None:
-        for topic in self._topics.keys() - set(but):
-            one = self._topics[topic].get(group)
+        for topic in self._topics_of.get(group, set()).difference(but):
+            one = self.get(topic, group)
             if one is not None and not _is_dead(one.data):
                 one.data.dead_time = self._clock.now_ms()
                 self._is_dirty = True
@@ -229,7 +230,14 @@ class FilterTable(LazyTable):
             self._put(data)
         except ExpressionRejected as error:
             _log.warning("filter of group %s for topic %s: %s", group, wanted.topic, error)
-            self._topics.get(wanted.topic, {}).pop(group, None)
+            self._remove(wanted.topic, group)
+
+    def _remove(self, topic: str, group: str) -> None:
+        self._topics.get(topic, {}).pop(group, None)
+        topics = self._topics_of.get(group, set())
+        topics.discard(topic)
+        if not topics:
+            self._topics_of.pop(group, None)
 
     def _revive(self, data: FilterData) -> None:
         if _is_dead(data):
@@ -248,6 +256,7 @@ class FilterTable(LazyTable):
 
         one = GroupFilter(data, expression, mask, _by_properties(expression.matches, accept_entry))
         self._topics.setdefault(data.topic, {})[data.consumer_group] = one
+        self._topics_of.setdefault(data.consumer_group, set()).add(data.topic)
 
     # ---- messages
 

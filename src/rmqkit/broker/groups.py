@@ -1,12 +1,14 @@
 """The broker's consumer groups (``SubscriptionGroupManager``), kept in ``config/subscriptionGroup.json``.
 
 A change is on the disk before anybody is told of it, written in a thread with those that come together; a group that
-was made because it appeared is written with the others of that second (after a crash it appears again).
+was made because it appeared is written with the others of that second (after a crash it appears again), and goes away
+again when nobody uses it (`rmqkit.broker.unused_groups`).
 Loop only. Source: behaviour.md §2.8; store.md §9.4.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,14 +19,29 @@ from rmqkit.broker.shared_write import Changes, SharedWrite
 from rmqkit.clock import Clock
 from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupTable
+from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.names import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, group_fault, is_light
 from rmqkit.store.json_files import JsonFile, RowTexts
 
-__all__ = ["GroupTable", "request_modes_file"]
+__all__ = ["Appeared", "GroupTable", "request_modes_file"]
 
 _READ_FORBIDDEN = 1 << 2
 
 V = TypeVar("V")
+
+
+class Appeared(msgspec.Struct):
+    """A group that was made because it appeared.
+
+    Attributes:
+        config: as it was made; another object in the table is another's.
+        since_ms: monotonic time at which it was made.
+        retry: the retry topic that was made for it, if one was.
+    """
+
+    config: SubscriptionGroupConfig
+    since_ms: float
+    retry: TopicConfig | None = None
 
 
 class GroupTable:
@@ -38,6 +55,7 @@ class GroupTable:
         self._stored = SubscriptionGroupTable()
         self._rows = RowTexts()
         self._shared = SharedWrite(self._file, self._write_shared)
+        self._appeared: dict[str, Appeared] = {}
 
     def load(self) -> None:
         """Read the file and add the groups every broker has."""
@@ -55,12 +73,44 @@ class GroupTable:
             return SubscriptionGroupConfig(group_name=group)
         if config is None and self._may_create(group):
             config = SubscriptionGroupConfig(group_name=group)
-            self._stored = self._changed(self._stored.subscription_group_table | {group: config})
-            self._shared.is_due = True
+            self._appeared[group] = Appeared(config, self._clock.monotonic_ms())
+            self._change_soon(group, config)
         return config
+
+    def _change_soon(self, group: str, config: SubscriptionGroupConfig | None) -> None:
+        """Add or remove one group, in constant time; `write_new` writes it with the others of that second."""
+        groups = self._stored.subscription_group_table
+        if config is None:
+            del groups[group]
+        else:
+            groups[group] = config
+        self._stored = self._changed(groups)
+        self._shared.is_due = True
+
+    def appeared_before(self, monotonic_ms: float) -> dict[str, Appeared]:
+        """The groups that were made because they appeared, that long ago, and that nobody is known to have used."""
+        return {group: one for group, one in self._appeared.items() if one.since_ms <= monotonic_ms}
+
+    def keep(self, group: str) -> None:
+        """A group that appeared is used: it stays."""
+        self._appeared.pop(group, None)
+
+    def remove_unused(self, group: str) -> Appeared | None:
+        """Forget a group that appeared, unless an operator has changed it since; what it was, or None."""
+        one = self._appeared.pop(group)
+        is_as_made = self._stored.subscription_group_table.get(group) is one.config
+        if not is_as_made or group in self._stored.forbidden_table:
+            return None
+        self._change_soon(group, None)
+        return one
 
     def __contains__(self, group: str) -> bool:
         return group in self._stored.subscription_group_table or (self._has_light and is_light(group))
+
+    def made_retry_topic(self, group: str, config: TopicConfig) -> None:
+        """Note that a group's retry topic was made because the group appeared."""
+        if group in self._appeared:
+            self._appeared[group].retry = config
 
     @property
     def stored(self) -> SubscriptionGroupTable:
@@ -93,6 +143,7 @@ class GroupTable:
 
     def remove(self, group: str) -> None:
         """Forget a group and what is forbidden to it; an unknown one is fine."""
+        self._appeared.pop(group, None)
         if group in self or group in self._stored.forbidden_table:
             groups = _without(self._stored.subscription_group_table, group)
             self._save(self._changed(groups, _without(self._stored.forbidden_table, group)))
@@ -104,6 +155,7 @@ class GroupTable:
             return False
         _name_all(copied)
         self._save(copied)
+        self._appeared.clear()  # what is left of them is the master's, or the next to go
         return True
 
     def forbid_reading(self, group: str, topic: str, *, is_forbidden: bool) -> None:
@@ -141,14 +193,15 @@ class GroupTable:
         self._shared.save(self._content(stored))
         self._stored = stored
 
-    def _content(self, stored: SubscriptionGroupTable) -> dict[str, Any]:
-        rows = self._rows.of(stored.subscription_group_table)
+    def _content(self, stored: SubscriptionGroupTable) -> Callable[[], dict[str, Any]]:
+        """What makes the file's content, of the table as it is now."""
+        groups = dict(stored.subscription_group_table)
         rest = {"dataVersion": stored.data_version, "forbiddenTable": stored.forbidden_table}
-        return {**rest, "subscriptionGroupTable": rows}
+        return lambda: {**rest, "subscriptionGroupTable": self._rows.of(groups)}
 
     def _may_create(self, group: str) -> bool:
         allowed = self._settings.auto_create_group or group.startswith(SYSTEM_GROUP_PREFIX)
-        return allowed and group_fault(group) is None
+        return allowed and len(self._appeared) < self._settings.unused_groups_max and group_fault(group) is None
 
 
 def request_modes_file(root: Path) -> JsonFile:

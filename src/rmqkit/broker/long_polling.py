@@ -4,19 +4,21 @@ Held pulls are grouped by topic and queue. The dispatcher's news of a queue answ
 the ones nobody needed are answered when their time is up. A pull whose filter refused what arrived is answered within
 `PASSED_BY_MS` all the same, so that its consumer's offset moves on. Nothing is polled, and no cost grows with the pulls
 that wait elsewhere: ends of waiting fall into slots of `_SLOT_MS` with one timer each. A pull whose connection is gone
-is dropped. Loop only. Source: behaviour.md §4.4.
+is dropped. Where more than `_AT_ONCE_MAX` pulls are concerned they are answered in slices, in the same order, and the
+loop turns in between: one message may wake all of them. Loop only. Source: behaviour.md §4.4.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from rmqkit.clock import Clock
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Turns
 from rmqkit.store.message_store import Arrival
 
 __all__ = ["HELD_MAX", "PASSED_BY_MS", "Held", "LongPolling"]
@@ -26,6 +28,7 @@ HELD_MAX = 100_000
 PASSED_BY_MS = 5_000
 _WAIT_MS_MAX = 86_400_000
 _SLOT_MS = 50
+_AT_ONCE_MAX = 32
 
 K = TypeVar("K")
 
@@ -56,6 +59,7 @@ class Held:
     _key: tuple[str, int] = ("", 0)
     _slot: int = 0
     _was_passed_by: bool = False
+    _is_gone: bool = False
 
 
 _Several = dict[Held, None]
@@ -71,6 +75,7 @@ class LongPolling:
         self._queues: dict[tuple[str, int], _Several] = {}
         self._connections: dict[Connection, _Several] = {}
         self._slots: dict[int, tuple[_Several, asyncio.TimerHandle]] = {}
+        self._turns = Turns(lambda error: _log.error("held pulls cannot be answered", exc_info=error))
         self._count = 0
 
     def __len__(self) -> int:
@@ -99,27 +104,24 @@ class LongPolling:
             waiting = self._queues.get((arrival.topic, arrival.queue_id))
             if waiting is None:
                 continue
+            if len(waiting) > _AT_ONCE_MAX or self._turns:
+                self._turns.add(self._concerned(arrival))
+                continue
             end = arrival.queue_offset + arrival.batch_count
             for held in [held for held in waiting if held.queue_offset < end]:
-                if (held.codes is None or arrival.tags_code in held.codes) and (
-                    held.wants is None or held.wants(arrival)
-                ):
-                    self._answer(held)
-                elif not held._was_passed_by:
-                    self._pass_by(held)
+                self._look(held, arrival)
 
     def wake(self, topic: str, queue_id: int, group: str) -> None:
         """Answer the pulls of a group that was moved on a queue."""
-        for held in [held for held in self._queues.get((topic, queue_id), ()) if held.group == group]:
-            self._answer(held)
+        self._answer_all([held for held in self._queues.get((topic, queue_id), ()) if held.group == group])
 
     def wake_all(self) -> None:
         """Answer every client that waits: another broker serves it better now."""
-        for held in [held for several in self._connections.values() for held in several]:
-            self._answer(held)
+        self._answer_all([held for several in self._connections.values() for held in several])
 
     def close(self) -> None:
         """Answer everything that waits, as the broker stops."""
+        self._turns.finish()
         for held in [held for waiting in self._queues.values() for held in waiting]:
             self._answer(held)
         for _, timer in self._slots.values():
@@ -128,13 +130,42 @@ class LongPolling:
 
     def connection_closed(self, connection: Connection) -> None:
         """Drop the pulls of a connection that is gone."""
-        for held in list(self._connections.get(connection, ())):
-            self._drop(held)
+        several = self._connections.pop(connection, None)
+        if several is not None:
+            self._count -= len(several)
+            for held in several:
+                held._is_gone = True
+            self._do_all(several, self._drop)
 
     # -- inside
 
+    def _concerned(self, arrival: Arrival) -> Iterator[None]:
+        """Look at the pulls that wait for a queue by the time this begins, one by one."""
+        end = arrival.queue_offset + arrival.batch_count
+        waiting = self._queues.get((arrival.topic, arrival.queue_id), ())
+        for held in [held for held in waiting if held.queue_offset < end]:
+            self._look(held, arrival)
+            yield
+
+    def _look(self, held: Held, arrival: Arrival) -> None:
+        """Answer a pull if a message is for it."""
+        if (held.codes is None or arrival.tags_code in held.codes) and (held.wants is None or held.wants(arrival)):
+            self._answer(held)
+        elif not held._was_passed_by:
+            self._pass_by(held)
+
+    def _answer_all(self, several: Iterable[Held]) -> None:
+        self._do_all(list(several), self._answer)
+
+    def _do_all(self, several: Collection[Held], act: Callable[[Held], None]) -> None:
+        if len(several) > _AT_ONCE_MAX:
+            self._turns.add(map(act, several))
+        else:
+            for held in several:
+                act(held)
+
     def _answer(self, held: Held) -> None:
-        if held not in self._queues.get(held._key, ()):
+        if held._is_gone or held not in self._queues.get(held._key, ()):
             return  # the answer to another one closed its connection
         self._drop(held)
         try:
@@ -144,13 +175,15 @@ class LongPolling:
 
     def _drop(self, held: Held) -> None:
         _discard(self._queues, held._key, held)
-        if held.connection is not None:
+        if held.connection is not None and not held._is_gone:
             self._count -= 1
             _discard(self._connections, held.connection, held)
         self._leave_slot(held)
 
     def _pass_by(self, held: Held) -> None:
         held._was_passed_by = True
+        if held._is_gone or held not in self._queues.get(held._key, ()):
+            return
         soon_ms = self._clock.monotonic_ms() + PASSED_BY_MS
         if soon_ms < held.until_ms:
             self._leave_slot(held)
@@ -173,8 +206,7 @@ class LongPolling:
 
     def _end_slot(self, number: int) -> None:
         ended, _ = self._slots.pop(number)
-        for held in list(ended):
-            self._answer(held)
+        self._answer_all(ended)
 
 
 def _discard(table: dict[K, _Several], key: K, held: Held) -> None:

@@ -11,7 +11,7 @@ Source: behaviour.md §5; store.md §9.2, §9.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 
 import msgspec
@@ -68,8 +68,21 @@ class OffsetTable(LazyTable):
         return [key.removesuffix(end) for key in self._table if key.endswith(end)]
 
     @property
+    def topics_by_group(self) -> dict[str, list[str]]:
+        """`topics` of every group."""
+        groups: dict[str, list[str]] = {}
+        for key in self._table:
+            topic, _, group = key.partition(_SEPARATOR)
+            groups.setdefault(group, []).append(topic)
+        return groups
+
+    @property
     def all_topics(self) -> set[str]:
         return {key.partition(_SEPARATOR)[0] for key in self._table}
+
+    @property
+    def all_groups(self) -> set[str]:
+        return {key.partition(_SEPARATOR)[2] for key in self._table}
 
     def groups(self, topic: str) -> list[str]:
         start = topic + _SEPARATOR
@@ -149,6 +162,10 @@ class OffsetTable(LazyTable):
         self._remove([topic + _SEPARATOR + group for group in self.groups(topic)])
         self._forget(lambda key: key[1] == topic)
 
+    def forget_pulls(self, groups: Set[str]) -> None:
+        """Forget where the next pulls of groups begin."""
+        self._forget(lambda key: key[0] in groups)
+
     def snapshot(self) -> ConsumerOffsets:
         """`contents`, to be written elsewhere."""
         self._is_dirty = False
@@ -166,10 +183,7 @@ class OffsetTable(LazyTable):
     @property
     def contents(self) -> ConsumerOffsets:
         """A copy of the table."""
-        groups: dict[str, list[str]] = {}
-        for key in self._table:
-            topic, _, group = key.partition(_SEPARATOR)
-            groups.setdefault(group, []).append(topic)
+        groups = self.topics_by_group
         version = msgspec.structs.replace(self._data_version)
         return ConsumerOffsets(version, groups, {key: dict(queues) for key, queues in self._table.items()})
 

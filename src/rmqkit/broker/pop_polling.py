@@ -2,7 +2,8 @@
 
 Waiting requests are grouped by topic and group, in the order they came. A message that arrives, in the topic or in one
 of the group's retry topics of it, lets one of them look again, in the next tick; whoever takes some of several messages
-wakes the next one. A request that finds nothing waits on; at the end of its time it looks once more. Loop only.
+wakes the next one. A request that finds nothing waits on; at the end of its time it looks once more. Many groups that
+a message lets look are told in slices, and so are the requests that look: the loop turns in between. Loop only.
 Source: behaviour.md §4.8.
 """
 
@@ -12,17 +13,20 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Turns
 from rmqkit.store.message_store import Arrival
 
 __all__ = ["HeldPop", "PopPolling"]
 
 _ANY_QUEUE = -1
 _LATE_MS = 20
+_AT_ONCE_MAX = 32
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +68,7 @@ class PopPolling:
         self._counts: dict[tuple[str, str, int], int] = {}
         self._connections: dict[Connection, _Several] = {}
         self._woken: _Several = {}
+        self._turns = Turns(lambda error: _log.error("held pops cannot be woken", exc_info=error))
         self._count = 0
         self._is_closed = False
 
@@ -100,17 +105,27 @@ class PopPolling:
             return
         told: set[tuple[str, str, int]] = set()
         for arrival in arrivals:
-            for group, several in self._waiting.get(arrival.topic, {}).items():
-                place = (arrival.topic, group, arrival.queue_id)
-                if place in told:
-                    continue
-                is_retry = arrival.topic.startswith(RETRY_PREFIX)
-                for held in several:
-                    is_here = is_retry or held.queue_id in (_ANY_QUEUE, arrival.queue_id)
-                    if is_here and (is_retry or held.wants(arrival)) and held not in self._woken:
-                        told.add(place)
-                        self._wake(held)
-                        break
+            groups = self._waiting.get(arrival.topic)
+            if groups is None:
+                continue
+            if len(groups) > _AT_ONCE_MAX:
+                self._turns.add(map(partial(self._tell, arrival, told), list(groups)))
+                continue
+            for group in groups:
+                self._tell(arrival, told, group)
+
+    def _tell(self, arrival: Arrival, told: set[tuple[str, str, int]], group: str) -> None:
+        """Wake one request of a group; ``told``: whom the messages before have told already."""
+        place = (arrival.topic, group, arrival.queue_id)
+        if place in told:
+            return
+        is_retry = arrival.topic.startswith(RETRY_PREFIX)
+        for held in self._waiting.get(arrival.topic, {}).get(group, ()):
+            is_here = is_retry or held.queue_id in (_ANY_QUEUE, arrival.queue_id)
+            if is_here and (is_retry or held.wants(arrival)) and held not in self._woken:
+                told.add(place)
+                self._wake(held)
+                break
 
     def wake(self, topic: str, group: str, queue_id: int = _ANY_QUEUE) -> None:
         """Let the next request for a queue, or any of the topic, look again: there is more."""
@@ -141,6 +156,9 @@ class PopPolling:
 
     def _retry_woken(self) -> None:
         woken, self._woken = self._woken, {}
+        if len(woken) > _AT_ONCE_MAX:
+            self._turns.add(map(partial(self._retry, may_hold=True), woken))
+            return
         for held in woken:
             self._retry(held, may_hold=True)
 

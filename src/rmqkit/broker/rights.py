@@ -32,12 +32,12 @@ from rmqkit.protocol.bodies.pop import BatchAckBody
 from rmqkit.protocol.bodies.queues import LockBody
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
-from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_light
 from rmqkit.protocol.numbers import Int64
 from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_property
 from rmqkit.protocol.record import Record
+from rmqkit.remoting.bodies import decode_body
 
 __all__ = ["Actions", "NotReadable", "Resource", "needed", "topic_resource"]
 
@@ -216,13 +216,13 @@ def _said(command: Command) -> Iterator[tuple[str, list[str]]]:
     """The groups and their topics in a body."""
     try:
         if command.code == Code.HEART_BEAT:
-            for one in decode_as(command.payload, HeartbeatData).consumerDataSet:
+            for one in decode_body(command, HeartbeatData).consumerDataSet:
                 yield one.group_name, [each.topic for each in one.subscription_data_set]
         elif command.code == Code.BATCH_ACK_MESSAGE:
-            for ack in decode_as(command.payload, BatchAckBody).acks:
+            for ack in decode_body(command, BatchAckBody).acks:
                 yield ack.group, [ack.topic]
         else:
-            locks = decode_as(command.payload, LockBody)
+            locks = decode_body(command, LockBody)
             yield locks.consumer_group, [queue.topic for queue in locks.queues]
     except ProtocolError:
         raise NotReadable from None

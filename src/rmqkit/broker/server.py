@@ -60,6 +60,8 @@ from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
 from rmqkit.broker.timer import Timer
 from rmqkit.broker.topics import TopicTable
 from rmqkit.broker.transaction import OpMessages
+from rmqkit.broker.unused_groups import ROUND_SECONDS as UNUSED_ROUND_SECONDS
+from rmqkit.broker.unused_groups import drop_unused_groups
 from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
@@ -72,6 +74,7 @@ from rmqkit.remoting.authentication import Authentication, AuthenticationSetting
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch, Refusal
+from rmqkit.remoting.limits import Limits
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tasks import repeat
 from rmqkit.remoting.tls import ClientTls, ServerTls
@@ -158,6 +161,7 @@ class Broker:
             [settings, store_settings, self._authentication, UnusedSettings()]
         )
         self._dispatch = dispatch
+        self._limits = Limits(settings)
         self._stops: list[_Work] = []
         self._parts: Parts | None = None
         self._registration: Registration | None = None
@@ -254,6 +258,7 @@ class Broker:
         self._run("filter table", parts.filters.persist_round, _FILTER_PERSIST_SECONDS)
         self._run("offset table", parts.offsets.persist_round, settings.offset_persist_interval_ms / 1000)
         self._run("delay offsets", parts.schedule.persist_round, settings.delay_offset_persist_interval_ms / 1000)
+        self._run("unused groups", partial(drop_unused_groups, parts), UNUSED_ROUND_SECONDS)
         self._run("silent clients", parts.clients.close_silent, _CLIENT_SWEEP_SECONDS)
         self._run("consumer changes", parts.clients.tell_changes, _TELL_CHANGES_SECONDS)
         self._run("expired queue locks", parts.queue_locks.drop_expired, _CLIENT_SWEEP_SECONDS)
@@ -280,6 +285,7 @@ class Broker:
             tls=self._tls,
             accepts_proxy=self._settings.proxy_protocol,
             balancers=lambda: self._settings.proxy_addresses,
+            limits=self._limits,
             connection=Connection if self._counts is None else self._counts.connection,
         )
 

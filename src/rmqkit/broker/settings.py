@@ -10,8 +10,9 @@ from msgspec import field
 
 from rmqkit.broker.ha_members import HaAddresses
 from rmqkit.errors import SettingsError
-from rmqkit.metrics.settings import EXPORTER_PROMISES, ExporterSettings
+from rmqkit.metrics.settings import EXPORTER_PROMISES
 from rmqkit.remoting.admission import AdminAddresses
+from rmqkit.remoting.limits import ConnectionSettings
 from rmqkit.settings import Setting
 
 __all__ = [
@@ -39,7 +40,7 @@ class RequestMode(enum.Enum):
     POP = "POP"
 
 
-class BrokerSettings(ExporterSettings, kw_only=True):
+class BrokerSettings(ConnectionSettings, kw_only=True):
     """What a ``broker.conf`` may say about the broker."""
 
     cluster_name: Annotated[str, Setting("brokerClusterName", "cluster the broker belongs to")] = "DefaultCluster"
@@ -62,6 +63,22 @@ class BrokerSettings(ExporterSettings, kw_only=True):
     auto_create_group: Annotated[
         bool, Setting("autoCreateSubscriptionGroup", "create a consumer group when it first appears", hot=True)
     ] = True
+    heartbeat_groups_max: Annotated[
+        int, Setting("maxGroupsPerHeartbeat", "groups that one heartbeat may name", low=16, hot=True)
+    ] = 4096
+    heartbeat_subscriptions_max: Annotated[
+        int, Setting("maxSubscriptionsPerHeartbeat", "subscriptions in it, of all groups", low=16, hot=True)
+    ] = 16_384
+    connection_groups_max: Annotated[
+        int, Setting("maxGroupsPerConnection", "groups that one connection may be in", low=16, hot=True)
+    ] = 8192
+    unused_groups_max: Annotated[
+        int, Setting("maxUnusedGroups", "groups created as they appeared and not used yet", low=16, hot=True)
+    ] = 100_000
+    unused_group_keep_ms: Annotated[
+        int,
+        Setting("unusedGroupKeepTime", "ms until such a group goes away if nobody uses it", low=1000, hot=True),
+    ] = 600_000
     cluster_topic: Annotated[bool, Setting("clusterTopicEnable", "let clients use the cluster's own topic")] = True
     broker_topic: Annotated[bool, Setting("brokerTopicEnable", "let clients use the broker's own topic")] = True
     trace_topic: Annotated[bool, Setting("traceTopicEnable", "create the trace topic at start")] = False

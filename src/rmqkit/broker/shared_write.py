@@ -1,4 +1,8 @@
-"""A table's file, written whole: by the loop at once, or in a thread for all changes that came while it was written."""
+"""A table's file, written whole: by the loop at once, or in a thread for all changes that came while it was written.
+
+What is written is made by whoever writes it, under the lock of writing: for a large table that takes longer than a
+thread may keep the loop waiting, so it is handed a function, with a copy of the table that nobody changes any more.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +38,12 @@ class SharedWrite(Generic[Row]):
         self._written_number = 0
         self._writing = threading.Lock()
 
-    def save(self, content: Any) -> None:
+    def save(self, content: Callable[[], Any]) -> None:
         """Write the table; the loop waits. Raises StoreUnavailable: the disk refused."""
         self._write(next(self._numbers), content)
         self.is_due = False
 
-    async def save_aside(self, content: Any) -> None:
+    async def save_aside(self, content: Callable[[], Any]) -> None:
         """Write the table, which nobody changes any more, in a thread. Raises StoreUnavailable: the disk refused."""
         self.is_due = False
         try:
@@ -48,10 +52,10 @@ class SharedWrite(Generic[Row]):
             self.is_due = True
             raise
 
-    def _write(self, number: int, content: Any) -> None:
+    def _write(self, number: int, content: Callable[[], Any]) -> None:
         with self._writing:
             if number > self._written_number:
-                self._file.save(content)
+                self._file.save(content())
                 self._written_number = number
 
     def changed(self, table: Mapping[str, Row], rows: Mapping[str, Row]) -> dict[str, Row]:

@@ -199,8 +199,10 @@ class TopicTable:
     def persist(self) -> None:
         self._shared.save(self._content(self.data_version, self._table))
 
-    def _content(self, version: DataVersion, table: dict[str, TopicConfig]) -> dict[str, Any]:
-        return {"dataVersion": version, "topicConfigTable": self._rows.of(table)}
+    def _content(self, version: DataVersion, table: dict[str, TopicConfig]) -> Callable[[], dict[str, Any]]:
+        """What makes the file's content, of the table as it is now."""
+        table = dict(table)
+        return lambda: {"dataVersion": version, "topicConfigTable": self._rows.of(table)}
 
     async def write_new(self) -> None:
         """Write the table if it was changed without that, in a thread; to be called every second."""
@@ -212,13 +214,19 @@ class TopicTable:
         version.advance(self._clock.now_ms())
         return version
 
-    def _replace(self, table: dict[str, TopicConfig], *, soon: bool = False) -> None:
+    def _replace(self, table: dict[str, TopicConfig]) -> None:
         version = self._next_version()
-        if soon:
-            self._shared.is_due = True
-        else:
-            self._shared.save(self._content(version, table))
+        self._shared.save(self._content(version, table))
         self._table, self.data_version = table, version
+
+    def _change_soon(self, topic: str, config: TopicConfig | None) -> None:
+        """Add or remove one topic, in constant time; `write_new` writes it with the others of that second."""
+        if config is None:
+            del self._table[topic]
+        else:
+            self._table[topic] = config
+        self.data_version = self._next_version()
+        self._shared.is_due = True
 
     def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
         """The topic a message is sent to, made from the template topic the producer names if that lets it.
@@ -250,9 +258,17 @@ class TopicTable:
             return known
         sys_flag = _sys_flag(topic, unit=unit)
         created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag, order=order)
-        self._replace(self._table | {topic: created}, soon=soon)
+        if soon:
+            self._change_soon(topic, created)
+        else:
+            self._replace(self._table | {topic: created})
         self._on_change([created])
         return created
+
+    def remove_unused(self, topic: str, made: TopicConfig) -> None:
+        """Forget a topic that `ensure` made and nobody changed since; `write_new` writes that. Any other stays."""
+        if self._table.get(topic) is made:
+            self._change_soon(topic, None)
 
 
 def _name_all(table: dict[str, TopicConfig]) -> None:

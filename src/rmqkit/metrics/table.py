@@ -117,6 +117,9 @@ histogram rmqkit_event_loop_lag milliseconds: how late the event loop comes to a
 gauge rmqkit_lane_requests - lane: requests of a lane under way or waiting
 gauge rmqkit_lane_requests_max - lane: how many there may be; beyond that the answer is SYSTEM_BUSY
 gauge rmqkit_connections -: connections of clients and of other servers
+gauge rmqkit_incomplete_frame bytes: what is kept of frames that are not whole yet
+counter rmqkit_connections_refused_total - limit: connections closed at once: too many in `all` or of one `address`
+counter rmqkit_connections_cut_total -: connections closed because incomplete frames took too much
 """
 _NAME_SERVER = """
 gauge rmqkit_namesrv_clusters -: clusters of the brokers that are registered

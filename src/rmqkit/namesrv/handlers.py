@@ -19,15 +19,17 @@ among them) are answered with REQUEST_CODE_NOT_SUPPORTED. Source: remoting.md §
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 
 from rmqkit.namesrv.claims import Claims
 from rmqkit.namesrv.kv import ORDER_TOPIC_CONFIG, KeyValues
 from rmqkit.namesrv.route_views import in_zone, with_acting_masters
-from rmqkit.namesrv.routes import Departure, MemberChange, Registration, RouteTable
+from rmqkit.namesrv.routes import Departure, MemberChange, Registered, Registration, RouteTable
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.namesrv.unregistration import Unregistration
 from rmqkit.protocol import fastjson
@@ -45,7 +47,9 @@ from rmqkit.protocol.headers.registration import (
     RegisterBrokerResponse,
 )
 from rmqkit.remoting.answers import Answering, answers
+from rmqkit.remoting.bodies import SLOW_BYTES_MAX, decode_body
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Slice
 
 __all__ = ["BrokerHandlers", "RouteHandlers", "TableHandlers"]
 
@@ -111,21 +115,48 @@ class BrokerHandlers(TableHandlers):
         self._claims = claims
         self._unregistration = unregistration
         self._on_change = on_change
+        self._aside = asyncio.Lock()
 
     @answers(RequestCode.REGISTER_BROKER)
-    def register_broker(self, connection: Connection, command: Command) -> Command:
-        """Take in a broker, in full or with the topics that changed."""
+    def register_broker(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
+        """Take in a broker, in full or with the topics that changed; a long table is read in a thread, and taken over
+        in slices. None overtakes another."""
         if (refused := self._claims.refused(connection, command)) is not None:
             return refused
         header = decode_header(command, RegisterBrokerRequest)
         body = command.payload
         if header.body_crc32 and zlib.crc32(body) & 0x7FFFFFFF != header.body_crc32:
             return reply(command, ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        decoded = decode_registration(body, is_compressed=header.compressed, version=command.version)
+        is_plain = not header.compressed and body[:1] in (b"", b"{")
+        if not is_plain or len(body) > SLOW_BYTES_MAX or self._aside.locked():
+            return self._register_aside(connection, command, header)
+        decoded = decode_registration(body, is_compressed=False, version=command.version)
         registration = _registration(header, decoded, connection)
         if (refused := self._claims.registration(connection, command, registration)) is not None:
             return refused
         registered = self._routes.register(registration, forget_missing=self._settings.delete_topic_with_registration)
+        return self._registered(command, registered)
+
+    async def _register_aside(self, connection: Connection, command: Command, header: RegisterBrokerRequest) -> Command:
+        async with self._aside:
+            decode = partial(decode_registration, is_compressed=header.compressed, version=command.version)
+            registration = _registration(header, await asyncio.to_thread(decode, command.payload), connection)
+            if not connection.is_open:
+                return reply(command, ResponseCode.SYSTEM_ERROR, "register broker failed")  # nobody would unregister it
+            if (refused := self._claims.registration(connection, command, registration)) is not None:
+                return refused
+            steps = self._routes.register_in_steps(
+                registration, forget_missing=self._settings.delete_topic_with_registration
+            )
+            now = Slice()
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    return self._registered(command, done.value)
+                await now.pause_if_over()
+
+    def _registered(self, command: Command, registered: Registered) -> Command:
         if not registered.is_accepted:
             return reply(command, ResponseCode.SYSTEM_ERROR, "register broker failed")
         if registered.change is not None:
@@ -154,7 +185,7 @@ class BrokerHandlers(TableHandlers):
         header = decode_header(command, BrokerIdentity)
         if (refused := self._claims.speaks_for(connection, command, [header.broker_addr])) is not None:
             return refused
-        asked = fastjson.decode_as(command.payload, DataVersion)
+        asked = decode_body(command, DataVersion)
         stored = self._routes.refresh((header.cluster_name, header.broker_addr))
         body = b"" if stored is None else msgspec.json.encode(stored)
         return reply(command, header=DataVersionResponse(changed=stored != asked), body=body)
@@ -189,7 +220,7 @@ class BrokerHandlers(TableHandlers):
         if (refused := self._claims.refused(connection, command)) is not None:
             return refused
         header = decode_header(command, RegisterTopicRequest)
-        route = fastjson.decode_as(command.payload, TopicRoute)
+        route = decode_body(command, TopicRoute)
         named = self._claims.addresses_of(queue.broker_name for queue in route.queue_datas)
         is_admin = self._settings.admin_addresses.include(connection.hops)
         if not is_admin and (refused := self._claims.speaks_for(connection, command, named)) is not None:

@@ -24,7 +24,7 @@ A registration costs O(topics sent); wiping and leaving cost O(topics known). So
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -159,6 +159,18 @@ class RouteTable:
         is, silently, an id that a living broker with a newer state version holds. With ``forget_missing`` topics that
         the broker had and no longer sends are removed, by a whole table only: every broker has SELF_TEST_TOPIC, and an
         increment has not. (Apache's forgets with any, so its brokers need ``enableSingleTopicRegister`` then.)"""
+        steps = self.register_in_steps(registration, forget_missing=forget_missing)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                registered: Registered = done.value
+                return registered
+
+    def register_in_steps(
+        self, registration: Registration, *, forget_missing: bool = False
+    ) -> Generator[None, None, Registered]:
+        """`register`, topic by topic, for others to have their turn; a broker that leaves meanwhile has left."""
         if self._is_increment_without_base(registration):
             return Registered(is_accepted=False)
         self._leave_former_name(registration)
@@ -172,9 +184,8 @@ class RouteTable:
             return Registered()
         is_first = registration.broker_id not in addresses
         addresses[registration.broker_id] = registration.address
-        if _writes_queues(registration, addresses):
-            self._take_topics(registration, is_first=is_first, forget_missing=forget_missing)
-        self._live[registration.key] = LiveBroker(
+        before = self._live.get(registration.key)
+        live = self._live[registration.key] = LiveBroker(
             broker_name=registration.broker_name,
             seen_ms=self._monotonic_ms(),
             timeout_ms=BROKER_TIMEOUT_MS if registration.timeout_ms is None else registration.timeout_ms,
@@ -182,6 +193,13 @@ class RouteTable:
             connection=registration.connection,
             ha_address=registration.ha_address,
         )
+        if _writes_queues(registration, addresses):
+            is_same = before is not None and before.data_version == registration.topics.data_version
+            overwrite = is_first or not is_same
+            for _ in self._take_topics(registration, overwrite=overwrite, forget_missing=forget_missing):
+                yield
+                if self._live.get(registration.key) is not live:
+                    return Registered()
         self._take_filter_servers(registration)
         change = MemberChange(registration.broker_name, dict(addresses), None, registration.ha_address)
         return Registered(master=self._master_for(registration), change=change if is_new_lowest else None)
@@ -323,22 +341,23 @@ class RouteTable:
         live = self._live.get((registration.cluster, holder))
         return live is not None and live.data_version.state_version > registration.topics.data_version.state_version
 
-    def _take_topics(self, registration: Registration, *, is_first: bool, forget_missing: bool) -> None:
+    def _take_topics(self, registration: Registration, *, overwrite: bool, forget_missing: bool) -> Iterator[None]:
         name, table = registration.broker_name, registration.topics.topic_config_table
         mappings = registration.topics.topic_queue_mapping_info_map or {}
         if forget_missing and not mappings and SELF_TEST_TOPIC in table:
             for topic in [topic for topic, queues in self._queues.items() if name in queues and topic not in table]:
                 self._drop_queues(topic, {name})
-        known = self._live.get(registration.key)
-        overwrite = is_first or known is None or known.data_version != registration.topics.data_version
+                yield
         is_acting = registration.broker_id != MASTER_ID and bool(registration.enable_acting_master)
         for topic, config in table.items():
             queues = self._queues.setdefault(topic, {})
             if overwrite or name not in queues:
                 queues[name] = _queue_data(name, config, config.perm & ~Permission.WRITE if is_acting else config.perm)
+            yield
         if overwrite:
             for topic, mapping in mappings.items():
                 self._mappings.setdefault(topic, {})[mapping.bname] = mapping
+                yield
 
     def _take_filter_servers(self, registration: Registration) -> None:
         if registration.filter_servers:

@@ -26,6 +26,7 @@ from rmqkit.remoting.authentication import Authentication, AuthenticationSetting
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.limits import Limits
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ClientTls, ServerTls
@@ -97,6 +98,7 @@ class NameServer:
             on_close=self._connection_closed,
             tls=tls,
             balancers=lambda: settings.proxy_addresses,
+            limits=Limits(settings),
             connection=Connection if self._metrics is None else self._metrics.connection,
         )
         self._client_tls = client_tls

@@ -9,14 +9,15 @@ from typing import Annotated
 
 from msgspec import field
 
-from rmqkit.metrics.settings import EXPORTER_PROMISES, EXPORTERS_WITHOUT_EFFECT, ExporterSettings
+from rmqkit.metrics.settings import EXPORTER_PROMISES, EXPORTERS_WITHOUT_EFFECT
 from rmqkit.remoting.admission import AdminAddresses
+from rmqkit.remoting.limits import ConnectionSettings
 from rmqkit.settings import Setting
 
 __all__ = ["PROMISES", "WITHOUT_EFFECT", "NamesrvSettings"]
 
 
-class NamesrvSettings(ExporterSettings, kw_only=True):
+class NamesrvSettings(ConnectionSettings, kw_only=True):
     """What a ``namesrv.conf`` may say."""
 
     listen_port: Annotated[int, Setting("listenPort", "port to listen on, 0 for a free one", low=0, high=65535)] = 9876

@@ -48,14 +48,20 @@ ORDINALS: dict[str, tuple[str, ...]] = {
 """Enum members by the property that holds them, in the order of their ordinals. Source: remoting.md §6.3."""
 
 
-def decode_as(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
+def decode_as(body: bytes | bytearray | memoryview, body_type: type[T], *, slow_bytes_max: int | None = None) -> T:
     """A typed value out of a body in strict JSON or the dialect.
-    Raises BodyError: neither, or not of the type; the text names the place."""
+    Raises BodyError: neither, or not of the type; the text names the place.
+    ``slow_bytes_max``: bytes up to which what is not strict JSON of the type is read; None: any number."""
     if not _has_reference(body):
         try:
             return msgspec.json.decode(body, type=body_type, strict=False)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # not strict JSON, or something that only the dialect allows
+    if slow_bytes_max is not None and len(body) > slow_bytes_max:
+        raise BodyError(
+            f"JSON body of {len(body)} bytes is not strict JSON of {getattr(body_type, '__name__', body_type)}: "
+            f"only {slow_bytes_max} bytes of anything else are read"
+        )
     try:
         return msgspec.convert(read(body), body_type, strict=False)
     except msgspec.ValidationError:

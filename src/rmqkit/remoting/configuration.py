@@ -19,6 +19,8 @@ from rmqkit.settings import Configuration, parse_properties
 
 __all__ = ["change_settings", "settings_reply"]
 
+_TEXT_BYTES_MAX = 64 << 10
+"""Three times what all settings of Apache's broker take."""
 _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})")
 """What makes Java's properties reader give up."""
 
@@ -33,6 +35,9 @@ def change_settings(
     configuration: Configuration, command: Command, black_list: str, without_effect: Collection[str]
 ) -> Command:
     """Change settings: all that are asked for, or none. ``black_list``: keys separated by semicolons."""
+    if len(command.payload) > _TEXT_BYTES_MAX:
+        remark = f"settings of {len(command.payload)} bytes: {_TEXT_BYTES_MAX} are read"
+        return reply(command, ResponseCode.SYSTEM_ERROR, remark)
     properties = _properties(command.payload)
     if properties is None:
         return reply(command, ResponseCode.SYSTEM_ERROR, "string2Properties error")

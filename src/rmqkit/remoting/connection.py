@@ -21,10 +21,11 @@ from msgspec import Struct
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectionLost, ProtocolError, RequestTimedOut
 from rmqkit.protocol.command import RESPONSE, Body, Command, decode_command, encode_command
-from rmqkit.protocol.frame import Frame, FrameSplitter
+from rmqkit.protocol.frame import REQUEST_HEADER_BYTES_MAX, Frame, FrameSplitter
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import join_address
 from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.limits import Limits
 from rmqkit.remoting.opening import Opening
 from rmqkit.remoting.tls import TlsLayer
 
@@ -61,6 +62,7 @@ class Connection(asyncio.Protocol):
         dispatch: answers the peer's requests.
         on_open, on_close: told when the connection stands and when it is gone.
         opening: tells a preamble and TLS from the first bytes of an accepted connection.
+        limits: what all accepted connections together may keep of incomplete frames.
         tls: the TLS side of a connection that this side makes.
         always_reads: read also while the peer takes nothing, as the calling side has to: were both sides to stop
             reading, each would wait for the other for ever.
@@ -84,6 +86,7 @@ class Connection(asyncio.Protocol):
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         opening: Opening | None = None,
+        limits: Limits | None = None,
         tls: TlsLayer | None = None,
         always_reads: bool = False,
     ) -> None:
@@ -94,7 +97,9 @@ class Connection(asyncio.Protocol):
         self._opening = opening
         self._tls = tls
         self._always_reads = always_reads
-        self._splitter = FrameSplitter()
+        self._limits = limits
+        self._splitter = FrameSplitter(header_bytes_max=None if opening is None else REQUEST_HEADER_BYTES_MAX)
+        self._incomplete_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         # asyncio's own writelines() copies (3.11) or never pauses the writer (3.12.0-3.13.0, CVE-2024-12254).
@@ -216,6 +221,14 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def cut(self, reason: str) -> None:
+        """Close at once and free what is kept of its incomplete frame."""
+        _log.warning("closing connection of %s: %s", self.peer, reason)
+        self._closed_because = reason
+        self._splitter = FrameSplitter()
+        self._incomplete_bytes = 0
+        self.abort()
+
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -231,6 +244,7 @@ class Connection(asyncio.Protocol):
         self.active_ms = self._clock.monotonic_ms()
         self._chunks += 1
         self._flush_due = True  # everything answered below leaves in the one write at the end
+        frames: list[Frame] = []
         try:
             if self._opening is not None:
                 data = self._open(self._opening, data)
@@ -254,10 +268,8 @@ class Connection(asyncio.Protocol):
                 self.flush()
             else:
                 self._flush_due = False
-        if not self._splitter.buffered_bytes:
-            self.frame_since_ms = None
-        elif self.frame_since_ms is None:
-            self.frame_since_ms = self.active_ms
+        if self._splitter.buffered_bytes != self._incomplete_bytes:
+            self._keep_incomplete(bool(frames))
 
     def pause_writing(self) -> None:
         self._taken = self._loop.create_future()
@@ -279,6 +291,7 @@ class Connection(asyncio.Protocol):
             if not call.answer.done():
                 call.answer.set_exception(ConnectionLost(self.peer, reason))
         self._unsent.clear()
+        self._splitter = FrameSplitter()  # others may keep the connection a while, and with it half a frame
         self._let_senders_go_on()
         if not self.closed.done():
             self.closed.set_result(None)
@@ -286,6 +299,17 @@ class Connection(asyncio.Protocol):
             self._on_close(self)
 
     # -- inside
+
+    def _keep_incomplete(self, has_frames: bool) -> None:
+        """Note what is left of the last read. ``has_frames``: it completed some, so what is left began with it."""
+        is_new = has_frames or not self._incomplete_bytes
+        self._incomplete_bytes = self._splitter.buffered_bytes
+        if not self._incomplete_bytes:
+            self.frame_since_ms = None
+        elif is_new:
+            self.frame_since_ms = self.active_ms
+        if self._limits is not None and self._transport is not None:
+            self._limits.keeps(self, self._incomplete_bytes, is_new=is_new)
 
     def _let_senders_go_on(self) -> None:
         if self._taken is not None and not self._taken.done():

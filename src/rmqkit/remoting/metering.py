@@ -8,7 +8,7 @@ that leave as ready frames (`send_frame`) are counted by who makes them. Loop on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,9 +125,11 @@ class MeteredConnection(Connection):
             self._held[request.opaque] = request, self.active_ms
 
 
-def lane_values(lanes: Mapping[str, tuple[int, int]], servers: Iterable[RemotingServer]) -> Gathered:
-    """Lanes by name with the requests in each and how many there may be, and the connections of servers."""
+def lane_values(lanes: Mapping[str, tuple[int, int]], servers: Sequence[RemotingServer]) -> Gathered:
+    """Lanes by name with the requests in each and how many there may be, and the connections of servers that share
+    their limits."""
     return {
+        **(servers[0].limits.gather() if servers else {}),
         "rmqkit_lane_requests": {(name,): requests for name, (requests, _) in lanes.items()},
         "rmqkit_lane_requests_max": {(name,): requests_max for name, (_, requests_max) in lanes.items()},
         "rmqkit_connections": {(): sum(len(server.connections) for server in servers)},

@@ -15,6 +15,7 @@ from rmqkit.remoting.address import join_address
 from rmqkit.remoting.admission import AdminAddresses
 from rmqkit.remoting.connection import Connection, IpAddress
 from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.limits import Limits
 from rmqkit.remoting.opening import Opening
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ServerTls
@@ -56,7 +57,8 @@ async def bind(protocol: Callable[[], asyncio.BaseProtocol], host: str, port: in
 
 class RemotingServer:
     """Accepts connections on one port and hands their requests to a dispatch; loop only.
-    ``balancers``: whose PROXY preamble is believed, asked for each one."""
+    ``balancers``: whose PROXY preamble is believed, asked for each one.
+    ``limits``: what its connections together may take; shared by several ports."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class RemotingServer:
         accepts_proxy: bool = True,
         balancers: Callable[[], AdminAddresses] = lambda: _NOBODY,
         connection: Callable[..., Connection] = Connection,
+        limits: Limits | None = None,
     ) -> None:
         self._dispatch = dispatch
         self._make_connection = connection
@@ -83,6 +86,8 @@ class RemotingServer:
         self._unbelieved: set[str] = set()
         self._server: asyncio.Server | None = None
         self._tasks = Tasks()
+        self.limits = limits or Limits()
+        self._addresses: dict[Connection, IpAddress | None] = {}
         self.connections: set[Connection] = set()
 
     async def listen(self, host: str, port: int) -> int:
@@ -135,6 +140,7 @@ class RemotingServer:
             clock=self._clock,
             on_open=self._remember,
             on_close=self._forget,
+            limits=self.limits,
             opening=Opening(self._tls, accepts_proxy=self._accepts_proxy, believes=self._believes),
         )
 
@@ -154,6 +160,9 @@ class RemotingServer:
 
     def _remember(self, connection: Connection) -> None:
         self.connections.add(connection)
+        self._addresses[connection] = address = connection.hops[0] if connection.hops else None
+        if not self.limits.opened(connection, address):
+            connection.abort()
         if self._server is not None and not self._server.is_serving():
             connection.abort()  # it was accepted while the port closed: nobody else would end it
         if self._on_open is not None:
@@ -161,6 +170,7 @@ class RemotingServer:
 
     def _forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.limits.closed(connection, self._addresses.pop(connection))
         if self._on_close is not None:
             self._on_close(connection)
 

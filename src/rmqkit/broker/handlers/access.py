@@ -18,8 +18,8 @@ from rmqkit.protocol.acl import ACCESS_KEY
 from rmqkit.protocol.bodies.access import AclInfo, UserInfo
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
-from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.access import DeleteAclRequest, ListAclsRequest, ListUsersRequest
+from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 
 __all__ = ["AccessHandlers"]
@@ -97,7 +97,7 @@ class AccessHandlers(Handlers):
     def _body(self, command: Command, body_type: type[T]) -> T:
         if not command.payload:
             raise self._refused(ResponseCode.SYSTEM_ERROR, f"request {command.code} needs a body")
-        return decode_as(command.payload, body_type)
+        return decode_body(command, body_type)
 
     def _refused(self, code: ResponseCode, remark: str) -> PeerRefused:
         return PeerRefused(code, remark, self._identity.ip)

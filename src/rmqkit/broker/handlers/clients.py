@@ -6,7 +6,7 @@ Source: remoting.md §4.3.4, §9.3; behaviour.md §2.6, §2.7.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 
 import msgspec
 from msgspec.structs import replace
@@ -26,9 +26,13 @@ from rmqkit.protocol.command import Command, decode_header, decode_header_lenien
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest, UnregisterClientRequest
 from rmqkit.protocol.names import retry_topic
+from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Slice
 
 __all__ = ["ClientHandlers"]
+
+_AT_ONCE_MAX = 64
 
 
 class ClientHandlers(Handlers):
@@ -38,13 +42,33 @@ class ClientHandlers(Handlers):
     def heartbeat(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """Take in a client's groups; a group that may not be created is skipped silently.
         Where a retry topic was made the answer waits until the name servers know it: the client may ask them next."""
-        data = decode_as(command.payload, HeartbeatData)
+        data = decode_body(command, HeartbeatData)
+        refusal = self._too_many(connection, data)
+        if refusal is not None:
+            return reply(command, ResponseCode.SYSTEM_ERROR, refusal)
         member = Member(data.clientID, command.language, command.version, self._clock.monotonic_ms(), connection.user)
+        if _size(data) > _AT_ONCE_MAX:
+            return self._heartbeat_in_slices(connection, command, data, member)
+        topic_count, started_ms = len(self._topics), self._clock.monotonic_ms()
+        differ = any([*self._consumers(connection, member, data)])
+        answer = self._took_in(connection, command, data, member, differ, started_ms)
+        return answer if len(self._topics) == topic_count else self._when_told(answer)
+
+    async def _heartbeat_in_slices(
+        self, connection: Connection, command: Command, data: HeartbeatData, member: Member
+    ) -> Command:
+        started_ms, now, differ = self._clock.monotonic_ms(), Slice(), False
+        for differs in self._consumers(connection, member, data):
+            differ = differ or differs
+            await now.pause_if_over()
+            if not connection.is_open:
+                break  # nobody would take out again what is entered from now on
+        return await self._when_told(self._took_in(connection, command, data, member, differ, started_ms))
+
+    def _consumers(self, connection: Connection, member: Member, data: HeartbeatData) -> Iterator[bool]:
+        """Take in a heartbeat's consumers, one by one: whether each has to send its subscriptions."""
         fingerprint = data.heartbeatFingerprint
         keeps_topics = bool(fingerprint) and data.withoutSub
-        topic_count = len(self._topics)
-        started_ms = self._clock.monotonic_ms()
-        must_resend = not fingerprint  # a client of before the fingerprints always sends everything
         for consumer in data.consumerDataSet:
             if self._settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
                 continue
@@ -52,18 +76,47 @@ class ClientHandlers(Handlers):
             if config is None:
                 continue
             differs = self._clients.needs_topics(consumer.group_name, fingerprint, has_topics=not keeps_topics)
-            must_resend = must_resend or differs
             self._ensure_retry_topic(consumer, config)
             notify = config.notify_consumer_ids_changed_enable
             self._clients.register_consumer(connection, member, consumer, notify=notify, keeps_topics=keeps_topics)
+            yield differs
+
+    def _took_in(
+        self,
+        connection: Connection,
+        command: Command,
+        data: HeartbeatData,
+        member: Member,
+        differ: bool,
+        started_ms: float,
+    ) -> Command:
+        """Take in the producers, too; the answer."""
         consumers_ms = self._clock.monotonic_ms()
-        for producer in data.producerDataSet:
+        for producer in data.producerDataSet if connection.is_open else ():
             self._clients.register_producer(connection, member, producer.group_name)
         self._statistics.registered("CONSUMER", consumers_ms - started_ms, len(data.consumerDataSet))
         self._statistics.registered("PRODUCER", self._clock.monotonic_ms() - consumers_ms, len(data.producerDataSet))
-        changed = "true" if must_resend else "false"
-        answer = reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
-        return answer if len(self._topics) == topic_count else self._when_told(answer)
+        # A client of before the fingerprints always sends everything.
+        changed = "true" if differ or not data.heartbeatFingerprint else "false"
+        return reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
+
+    def _too_many(self, connection: Connection, data: HeartbeatData) -> str | None:
+        """Why a heartbeat names more than it may, or None."""
+        settings = self._settings
+        group_count = len(data.consumerDataSet) + len(data.producerDataSet)
+        if group_count > settings.heartbeat_groups_max:
+            return f"heartbeat with {group_count} groups: maxGroupsPerHeartbeat is {settings.heartbeat_groups_max}"
+        count = sum(len(consumer.subscription_data_set) for consumer in data.consumerDataSet)
+        if count > settings.heartbeat_subscriptions_max:
+            maximum = settings.heartbeat_subscriptions_max
+            return f"heartbeat with {count} subscriptions: maxSubscriptionsPerHeartbeat is {maximum}"
+        if self._clients.group_count(connection) + group_count <= settings.connection_groups_max:
+            return None
+        joined = self._clients.groups_of(connection) | {one.group_name for one in data.consumerDataSet}
+        total = len(joined | {one.group_name for one in data.producerDataSet})
+        if total > settings.connection_groups_max:
+            return f"a connection with {total} groups: maxGroupsPerConnection is {settings.connection_groups_max}"
+        return None
 
     @answers(RequestCode.UNREGISTER_CLIENT)
     def unregister(self, connection: Connection, command: Command) -> Command:
@@ -89,7 +142,7 @@ class ClientHandlers(Handlers):
     @answers(RequestCode.LOCK_BATCH_MQ)
     def lock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """Lock queues for a client; which of them it holds now."""
-        body = decode_as(command.payload, LockBody)
+        body = decode_body(command, LockBody)
         granted = self._queue_locks.lock(body.consumer_group, body.client_id, body.queues)
         if self._needs_namesakes(body):
             return self._lock_with_namesakes(command, body, granted)
@@ -97,7 +150,7 @@ class ClientHandlers(Handlers):
 
     @answers(RequestCode.UNLOCK_BATCH_MQ)
     def unlock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        body = decode_as(command.payload, LockBody)
+        body = decode_body(command, LockBody)
         self._queue_locks.unlock(body.consumer_group, body.client_id, body.queues)
         return self._unlock_with_namesakes(command, body) if self._needs_namesakes(body) else reply(command)
 
@@ -120,14 +173,23 @@ class ClientHandlers(Handlers):
         return reply(command)
 
     def _ensure_retry_topic(self, consumer: ConsumerData, config: SubscriptionGroupConfig) -> None:
+        name = retry_topic(consumer.group_name)
+        if self._topics.get(name) is not None:
+            return
         topics = [self._topics.get(data.topic) for data in consumer.subscription_data_set]
-        self._topics.ensure(
-            retry_topic(consumer.group_name),
+        made = self._topics.ensure(
+            name,
             config.retry_queue_nums,
             order=any(topic.order for topic in topics if topic is not None),
             unit=consumer.unit_mode,
             soon=True,
         )
+        self._groups.made_retry_topic(consumer.group_name, made)
+
+
+def _size(data: HeartbeatData) -> int:
+    """How much work a heartbeat is."""
+    return len(data.consumerDataSet) + sum(len(consumer.subscription_data_set) for consumer in data.consumerDataSet)
 
 
 def _with_body(code: RequestCode, body: LockBody) -> Command:

@@ -17,7 +17,6 @@ from rmqkit.protocol.bodies.namesrv import TopicList
 from rmqkit.protocol.bodies.pop import MessageRequestModes
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.groups import (
     DeleteGroupRequest,
     GroupConfigsResponse,
@@ -27,7 +26,9 @@ from rmqkit.protocol.headers.groups import (
 )
 from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.protocol.names import group_fault
+from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Slice
 
 __all__ = ["GroupHandlers"]
 
@@ -39,12 +40,12 @@ class GroupHandlers(Handlers):
     async def create(self, connection: Connection, command: Command) -> Command:
         if not command.payload:
             return reply(command)
-        return await self._put(command, [decode_as(command.payload, SubscriptionGroupConfig)])
+        return await self._put(command, [decode_body(command, SubscriptionGroupConfig)])
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, admins_only=True)
     async def create_several(self, connection: Connection, command: Command) -> Command:
         """Create or change several groups: all, or none when one of them is refused."""
-        return await self._put(command, decode_as(command.payload, GroupConfigList).group_config_list)
+        return await self._put(command, decode_body(command, GroupConfigList).group_config_list)
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
@@ -108,8 +109,9 @@ class GroupHandlers(Handlers):
 
     async def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:
         """Create or change groups; the attributes of what is wanted are signed changes."""
-        table = self._groups.stored.subscription_group_table
+        table, now = self._groups.stored.subscription_group_table, Slice()
         for config in wanted:
+            await now.pause_if_over()
             fault = group_fault(config.group_name)
             if fault is not None:
                 return reply(command, ResponseCode.INVALID_PARAMETER, fault)

@@ -5,6 +5,8 @@ Source: remoting.md §4.3.3, §4.4, §6.4.9; behaviour.md §5.2, §9.9.
 
 from __future__ import annotations
 
+import asyncio
+
 from rmqkit.broker.handlers.answers import Handlers, answers
 from rmqkit.broker.handlers.static_topics import by_global_number
 from rmqkit.protocol import fastjson
@@ -22,6 +24,7 @@ from rmqkit.protocol.headers.offsets import (
 )
 from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Slice
 
 __all__ = ["OffsetHandlers"]
 
@@ -93,9 +96,9 @@ class OffsetHandlers(Handlers):
         return reply(command, header=StoreTimeResponse(timestamp))
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
-    def all_offsets(self, connection: Connection, command: Command) -> Command:
+    async def all_offsets(self, connection: Connection, command: Command) -> Command:
         """The offsets of every group; slaves copy them."""
-        return reply(command, body=fastjson.dumps(self._offsets.contents))
+        return reply(command, body=await asyncio.to_thread(fastjson.dumps, self._offsets.contents))
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, connection: Connection, command: Command) -> Command:
@@ -117,17 +120,18 @@ class OffsetHandlers(Handlers):
         return reply(command, ResponseCode.SYSTEM_ERROR, "The timer message store is null")
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)
-    def topic_bounds(self, connection: Connection, command: Command) -> Command:
+    async def topic_bounds(self, connection: Connection, command: Command) -> Command:
         """The bounds of every queue of a topic, and when its newest message was stored."""
         topic = decode_header(command, TopicRequest).topic
         config = self._topics.get(topic)
         if config is None:
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
-        table = {}
+        table, now = {}, Slice()
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
             low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
             newest_ms = self._store.store_time_at(topic, queue_id, high - 1) if high else 0
             queue = MessageQueue(topic, self._settings.broker_name, queue_id)
             table[queue] = TopicOffsets(low, high, max(0, newest_ms))
+            await now.pause_if_over()
         rate = self._statistics.per_second("TOPIC_PUT_NUMS", topic)
-        return reply(command, body=fastjson.dumps(TopicStatsTable(table, rate)))
+        return reply(command, body=await asyncio.to_thread(fastjson.dumps, TopicStatsTable(table, rate)))

@@ -22,11 +22,11 @@ from rmqkit.broker.pop_turn import Waiting
 from rmqkit.protocol.bodies.pop import BatchAck, BatchAckBody
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
-from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.pop import AckMessageRequest, ChangeInvisibleTimeRequest, ChangeInvisibleTimeResponse
 from rmqkit.protocol.names import pop_retry_topic
 from rmqkit.protocol.pop import NORMAL_TOPIC, RETRY_TOPIC_V2, PopHandle, decode_acked, decode_pop_handle
 from rmqkit.protocol.pop_answers import success_frame
+from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import PutResult, PutStatus
 
@@ -64,7 +64,7 @@ class PopAckHandlers(PopAnswers):
     @answers(RequestCode.BATCH_ACK_MESSAGE)
     def ack_several(self, connection: Connection, command: Command) -> Command | None:
         """Messages of several pops are consumed; what cannot be is left out."""
-        acks = decode_as(command.payload, BatchAckBody).acks if command.payload else []
+        acks = decode_body(command, BatchAckBody).acks if command.payload else []
         if not acks:
             return reply(command, ResponseCode.NO_MESSAGE)
         if (busy := self._busy) is not None:

@@ -35,8 +35,8 @@ from rmqkit.protocol.bodies.pop import (
 from rmqkit.protocol.bodies.topics import Permission, TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply
-from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 
 __all__ = ["PopAssignmentHandlers"]
@@ -57,7 +57,7 @@ class PopAssignmentHandlers(Handlers):
     @answers(RequestCode.QUERY_ASSIGNMENT)
     async def assignments(self, connection: Connection, command: Command) -> Command:
         """The queues of one client of a group."""
-        asked = decode_as(command.payload, QueryAssignmentBody)
+        asked = decode_body(command, QueryAssignmentBody)
         group = self._clients.consumers(asked.consumer_group)
         client_ids = sorted({member.client_id for member in group.members.values()}) if group is not None else []
         strategy = _STRATEGIES.get(asked.strategy_name)
@@ -81,7 +81,7 @@ class PopAssignmentHandlers(Handlers):
     @answers(RequestCode.SET_MESSAGE_REQUEST_MODE, admins_only=True)
     def set_mode(self, connection: Connection, command: Command) -> Command:
         """Have a group pop a topic, or pull it; on the disk when that is answered."""
-        wanted = decode_as(command.payload, MessageRequestMode)
+        wanted = decode_body(command, MessageRequestMode)
         if wanted.topic.startswith(RETRY_PREFIX):
             return reply(command, ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
         if self._topics.get(wanted.topic) is None:

@@ -5,6 +5,7 @@ Source: remoting.md §4.4, §6.4.9, §6.4.13, §6.7; behaviour.md §5.2, §9.9, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -26,6 +27,7 @@ from rmqkit.protocol.headers.groups import (
 )
 from rmqkit.protocol.headers.queries import StatsDataRequest
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Slice
 
 __all__ = ["ProgressHandlers"]
 
@@ -37,43 +39,46 @@ class ProgressHandlers(Handlers):
     """Compares the offsets of groups with their queues."""
 
     @answers(RequestCode.GET_CONSUME_STATS)
-    def of_group(self, connection: Connection, command: Command) -> Command:
+    async def of_group(self, connection: Connection, command: Command) -> Command:
         """How far a group is on its topics, or on those that are asked for."""
         header = decode_header(command, ConsumeStatsRequest)
         group = header.consumer_group
         asked = header.topic_list.split(";") if header.topic_list else [header.topic] if header.topic else None
-        stats = ConsumeStats()
+        stats, now = ConsumeStats(), Slice()
         for topic in self._consumed(group, self._offsets.topics(group) if asked is None else asked):
-            stats.offset_table |= self._progress(group, topic, topic.read_queue_nums)
+            stats.offset_table |= await self._progress(group, topic, topic.read_queue_nums, now)
             stats.consume_tps += self._rate(group, topic)
-        return reply(command, body=fastjson.dumps(stats))
+        return reply(command, body=await asyncio.to_thread(fastjson.dumps, stats))
 
     @answers(RequestCode.GET_BROKER_CONSUME_STATS)
-    def of_all_groups(self, connection: Connection, command: Command) -> Command:
+    async def of_all_groups(self, connection: Connection, command: Command) -> Command:
         """How far every group is on each of its topics, or of its ordered ones."""
         header = decode_header_leniently(command, AllConsumeStatsRequest, missing={"isOrder": "false"})
-        answer = ConsumeStatsList(self._address)
-        for group in self._groups.stored.subscription_group_table:
-            topics = self._consumed(group, self._offsets.topics(group))
-            several = [
-                ConsumeStats(self._rate(group, topic), self._progress(group, topic, topic.write_queue_nums))
-                for topic in topics
-                if topic.order or not header.is_order
-            ]
+        answer, now, topics_of = ConsumeStatsList(self._address), Slice(), self._offsets.topics_by_group
+        for group in list(self._groups.stored.subscription_group_table):
+            several = []
+            for topic in self._consumed(group, topics_of.get(group, [])):
+                if topic.order or not header.is_order:
+                    table = await self._progress(group, topic, topic.write_queue_nums, now)
+                    several.append(ConsumeStats(self._rate(group, topic), table))
+            await now.pause_if_over()
             answer.consume_stats_list.append({group: several})
             for one in [one for stats in several for one in stats.offset_table.values()]:
                 answer.total_diff += one.broker_offset - one.consumer_offset
                 answer.total_inflight_diff += max(0, (one.pull_offset or 0) - one.consumer_offset)
-        return reply(command, body=fastjson.dumps(answer))
+        return reply(command, body=await asyncio.to_thread(fastjson.dumps, answer))
 
     @answers(RequestCode.QUERY_CONSUME_TIME_SPAN)
-    def time_spans(self, connection: Connection, command: Command) -> Command:
+    async def time_spans(self, connection: Connection, command: Command) -> Command:
         """Per queue when its oldest, its newest and the group's last message were stored, and how late the group is."""
         header = decode_header_leniently(command, TimeSpanRequest, missing={"group": ""})
         topic = self._topics.get(header.topic)
         if topic is None:
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
-        spans = [self._time_span(header.group, header.topic, queue_id) for queue_id in range(topic.write_queue_nums)]
+        spans, now = [], Slice()
+        for queue_id in range(topic.write_queue_nums):
+            spans.append(self._time_span(header.group, header.topic, queue_id))
+            await now.pause_if_over()
         return reply(command, body=msgspec.json.encode(ConsumeTimeSpans(spans)))
 
     @answers(RequestCode.QUERY_CORRECTION_OFFSET)
@@ -115,7 +120,9 @@ class ProgressHandlers(Handlers):
     def _rate(self, group: str, topic: TopicConfig) -> float:
         return self._statistics.per_second("GROUP_GET_NUMS", f"{topic.topic_name}@{group}")
 
-    def _progress(self, group: str, topic: TopicConfig, queue_count: int) -> dict[MessageQueue, ConsumeOffsets]:
+    async def _progress(
+        self, group: str, topic: TopicConfig, queue_count: int, now: Slice
+    ) -> dict[MessageQueue, ConsumeOffsets]:
         table, name = {}, topic.topic_name
         for queue_id in range(queue_count):
             consumed = max(0, self._offsets.get(group, name, queue_id) or 0)
@@ -126,6 +133,7 @@ class ProgressHandlers(Handlers):
                 pull_offset=max(consumed, self._offsets.pull_offset(group, name, queue_id)),
                 last_timestamp=max(0, newest_ms),
             )
+            await now.pause_if_over()
         return table
 
     def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:

@@ -23,6 +23,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.headers.clients import ViewMessageRequest
 from rmqkit.protocol.headers.queries import QueryConsumeQueueRequest, QueryMessageRequest, QueryMessageResponse
+from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.queue_ext import ExtUnit
 
@@ -125,7 +126,7 @@ class QueryHandlers(Handlers):
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_subscription(self, connection: Connection, command: Command) -> Command:
         """Whether a subscription would be taken; consumers ask before they start with SQL92."""
-        body = fastjson.decode_as(command.payload, CheckClientBody) if command.payload else CheckClientBody()
+        body = decode_body(command, CheckClientBody) if command.payload else CheckClientBody()
         wanted = body.subscription_data
         if wanted is None or is_tag_type(wanted.expression_type):
             return reply(command)

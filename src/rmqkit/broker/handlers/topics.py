@@ -17,10 +17,11 @@ from rmqkit.protocol.bodies.namesrv import TopicList
 from rmqkit.protocol.bodies.topics import TopicConfig, TopicQueueMappingDetail
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.headers.topics import CreateTopicRequest, TopicConfigsResponse, TopicRequest
 from rmqkit.protocol.names import is_light, retry_topic, topic_fault
+from rmqkit.remoting.bodies import decode_aside, decode_body
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Slice
 
 __all__ = ["TopicHandlers"]
 
@@ -61,7 +62,7 @@ class TopicHandlers(Handlers):
     @answers(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, admins_only=True)
     async def create_static(self, connection: Connection, command: Command) -> Command:
         """A topic whose queues are numbered over several brokers; the body says which of them are here."""
-        static, detail = self._topics.static, decode_as(command.payload, TopicQueueMappingDetail)
+        static, detail = self._topics.static, await decode_aside(command, TopicQueueMappingDetail)
         fault = static.fault(detail, force=decode_fields(command).get("force") == "true")
         if fault:
             return reply(command, ResponseCode.SYSTEM_ERROR, fault)
@@ -70,7 +71,7 @@ class TopicHandlers(Handlers):
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, admins_only=True)
     async def create_several(self, connection: Connection, command: Command) -> Command:
         """Create or change several topics: all, or none when one of them is refused."""
-        return await self._put(command, decode_as(command.payload, TopicConfigList).topic_config_list)
+        return await self._put(command, decode_body(command, TopicConfigList).topic_config_list)
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
@@ -146,8 +147,9 @@ class TopicHandlers(Handlers):
     ) -> Command:
         """Create or change what differs; the attributes of what is wanted are signed changes.
         ``detail``: the queues of the topic that is wanted, if it is a static one."""
-        changed = []
+        changed, now = [], Slice()
         for config in wanted:
+            await now.pause_if_over()
             known = self._topics.get(config.topic_name)
             changes = config.attributes or {}
             fault = topic_fault(config.topic_name) or self._conflict(config.topic_name)

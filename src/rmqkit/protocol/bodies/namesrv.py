@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -39,6 +40,7 @@ from rmqkit.protocol.bodies.topics import (
 )
 from rmqkit.protocol.codes import version_number
 from rmqkit.protocol.compression import Compression, decompress
+from rmqkit.protocol.frame import FRAME_BYTES_MAX
 from rmqkit.protocol.record import COMPRESSED
 
 __all__ = [
@@ -52,6 +54,8 @@ __all__ = [
     "decode_registration",
 ]
 
+T = TypeVar("T")
+
 SINCE_REGISTER_BODY = 37
 """Version number of 3.0.11."""
 
@@ -61,6 +65,11 @@ _I32 = struct.Struct(">i")
 _LEVEL = 9
 _ZLIB = COMPRESSED | Compression.ZLIB
 _LINE_PARTS = (5, 6)
+_SURELY_FEW_BYTES = 1 << 20
+_OBJECTS_MAX = 200_000
+"""A topic has two, and needs 160 bytes: a frame has no room for more, unless somebody means to keep us busy."""
+_DIALECT_BYTES_MAX = 4 << 20
+"""Bytes of a registration in the dialect, as brokers with static topics send it: some 20,000 topics."""
 
 
 class KVTable(Struct):
@@ -97,16 +106,23 @@ def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> Re
     if not body:
         return RegisterBrokerBody()
     if version < SINCE_REGISTER_BODY:
-        return RegisterBrokerBody(topic_config_serialize_wrapper=fastjson.decode_as(body, TopicConfigTable))
+        return RegisterBrokerBody(topic_config_serialize_wrapper=_decode(body, TopicConfigTable))
     if is_compressed:
         return _decode_compressed(body, version)
     try:
-        return fastjson.decode_as(body, RegisterBrokerBody)
+        return _decode(body, RegisterBrokerBody)
     except BodyError as not_json:
         try:
             return _decode_compressed(body, version)
         except BodyError:
             raise not_json from None
+
+
+def _decode(body: bytes, body_type: type[T]) -> T:
+    objects = body.count(b"{") if len(body) > _SURELY_FEW_BYTES else 0
+    if objects > _OBJECTS_MAX:
+        raise BodyError(f"registration of {len(body)} bytes with {objects} objects: {_OBJECTS_MAX} are read")
+    return fastjson.decode_as(body, body_type, slow_bytes_max=_DIALECT_BYTES_MAX)
 
 
 def compress_registration(registration: RegisterBrokerBody, *, version: int) -> bytes:
@@ -123,7 +139,7 @@ def compress_registration(registration: RegisterBrokerBody, *, version: int) -> 
 
 
 def _decode_compressed(body: bytes, version: int) -> RegisterBrokerBody:
-    parts = _Parts(decompress(body, _ZLIB))
+    parts = _Parts(decompress(body, _ZLIB, bytes_max=FRAME_BYTES_MAX))
     table = TopicConfigTable(fastjson.decode_as(parts.take("data version"), DataVersion))
     for _ in range(parts.count("topics")):
         config = _topic_of(parts.take("topic"))

@@ -1,0 +1,110 @@
+"""What all connections of a server together may take: how many there are, and how much of incomplete frames is kept.
+
+A connection over a limit is closed as soon as it stands. When incomplete frames take too much, the connections whose
+frames began first are closed until they do not: a peer that means to finish a frame does so within moments, one that
+only holds memory waits. Both ports of a broker share their limits. Loop only. Ours: Apache's has no such bounds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+from rmqkit.metrics.settings import ExporterSettings
+from rmqkit.metrics.values import Gathered
+from rmqkit.settings import Setting
+
+if TYPE_CHECKING:
+    from rmqkit.remoting.connection import Connection, IpAddress
+
+__all__ = ["ConnectionSettings", "Limits"]
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectionSettings(ExporterSettings, kw_only=True):
+    """What a configuration file may say about connections."""
+
+    connections_max: Annotated[
+        int, Setting("maxConnections", "connections at a time; further ones are closed", low=16, hot=True)
+    ] = 65_536
+    connections_per_address_max: Annotated[
+        int, Setting("maxConnectionsPerAddress", "of these, from one address or one balancer", low=16, hot=True)
+    ] = 16_384
+    incomplete_bytes_max: Annotated[
+        int,
+        Setting("maxIncompleteFrameBytes", "bytes of frames not whole yet, of all connections", low=32 << 20, hot=True),
+    ] = 512 << 20
+
+
+class Limits:
+    """The connections of one server, counted.
+
+    Attributes:
+        incomplete_bytes: what is kept of incomplete frames.
+        refused: connections closed as there were too many, by the limit: ``all`` or ``address``.
+        cut: connections closed for their incomplete frame.
+    """
+
+    def __init__(self, settings: ConnectionSettings | None = None) -> None:
+        self._settings = settings or ConnectionSettings()
+        self._counts: Counter[IpAddress | None] = Counter()
+        self._count = 0
+        self._incomplete: dict[Connection, int] = {}
+        self.incomplete_bytes = 0
+        self.refused: Counter[str] = Counter({"all": 0, "address": 0})
+        self.cut = 0
+
+    def opened(self, connection: Connection, address: IpAddress | None) -> bool:
+        """Count a connection; False when it is one too many and has to be closed."""
+        self._counts[address] += 1
+        self._count += 1
+        settings = self._settings
+        if self._count > settings.connections_max:
+            self._refuse("all", connection, f"there are maxConnections={settings.connections_max}")
+        elif self._counts[address] > settings.connections_per_address_max:
+            reason = f"its address has maxConnectionsPerAddress={settings.connections_per_address_max}"
+            self._refuse("address", connection, reason)
+        else:
+            return True
+        return False
+
+    def _refuse(self, limit: str, connection: Connection, reason: str) -> None:
+        self.refused[limit] += 1
+        count = self.refused[limit]
+        if count.bit_count() == 1:  # told of the 1st, 2nd, 4th, 8th …: a flood must not fill the log, too
+            _log.warning("closing connection of %s: %s; refused so far: %d", connection.peer, reason, count)
+
+    def closed(self, connection: Connection, address: IpAddress | None) -> None:
+        """Forget a connection that was counted."""
+        self._count -= 1
+        self._counts[address] -= 1
+        if not self._counts[address]:
+            del self._counts[address]
+        self.incomplete_bytes -= self._incomplete.pop(connection, 0)
+
+    def keeps(self, connection: Connection, incomplete_bytes: int, *, is_new: bool) -> None:
+        """Note how much of an incomplete frame a connection keeps.
+        ``is_new``: the frame began with what was read just now, so it is the youngest."""
+        before = self._incomplete.pop(connection, 0) if is_new else self._incomplete.get(connection, 0)
+        self.incomplete_bytes += incomplete_bytes - before
+        if incomplete_bytes:
+            self._incomplete[connection] = incomplete_bytes
+        else:
+            self._incomplete.pop(connection, None)
+        while self.incomplete_bytes > self._settings.incomplete_bytes_max and self._incomplete:
+            oldest = next(iter(self._incomplete))
+            self.incomplete_bytes -= self._incomplete.pop(oldest)
+            self.cut += 1
+            oldest.cut(
+                f"incomplete frames take more than maxIncompleteFrameBytes={self._settings.incomplete_bytes_max}"
+            )
+
+    def gather(self) -> Gathered:
+        """The values for metrics."""
+        return {
+            "rmqkit_incomplete_frame": {(): self.incomplete_bytes},
+            "rmqkit_connections_refused_total": {(limit,): count for limit, count in self.refused.items()},
+            "rmqkit_connections_cut_total": {(): self.cut},
+        }

@@ -1,0 +1,282 @@
+"""What a stranger can cost a broker or a name server, shown by plain sockets that know nothing of our codecs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+import zlib
+
+import pytest
+
+from rmqkit.broker.unused_groups import drop_unused_groups
+from tests.strangers import Stranger, frame, measured
+from tests.waiting import SECONDS, until
+
+SEND, PULL, HEART_BEAT, LOCK, REGISTER = 10, 11, 34, 41, 103
+MAX_SECONDS = 0.05
+"""CPU time of one callback of the loop."""
+
+
+@pytest.fixture
+def beside(run):
+    """Runs a blocking program of sockets beside a broker; it is given what makes connections."""
+    strangers = []
+
+    def connect(address):
+        strangers.append(Stranger(address))
+        return strangers[-1]
+
+    def runner(program, **settings):
+        async def scenario(cluster):
+            try:
+                await asyncio.to_thread(program, cluster, connect)
+            finally:
+                for stranger in strangers:
+                    stranger.close()
+
+        run(scenario, **settings)
+
+    return runner
+
+
+def broker_of(cluster):
+    return cluster.standalone.broker_address, cluster.standalone._broker.parts
+
+
+def heartbeat(*groups, topics=("T",)):
+    wanted = [{"topic": topic} for topic in topics]
+    consumers = [{"groupName": group, "subscriptionDataSet": wanted} for group in groups]
+    return frame(HEART_BEAT, body=json.dumps({"clientID": "c", "consumerDataSet": consumers}).encode())
+
+
+def names(mark, count):
+    return [f"{mark}{i}" for i in range(count)]
+
+
+def shortest(times, attempt):
+    """The smallest of several longest callbacks: noise of the machine only ever adds."""
+    took = []
+    for number in range(times):
+        with measured() as callbacks:
+            attempt(number)
+        took.append((callbacks.longest, callbacks.which))
+        if callbacks.longest < MAX_SECONDS:
+            break
+    return min(took)
+
+
+def test_the_groups_of_a_heartbeat_cost_the_same_each_however_many_there_are(beside):
+    def program(cluster, connect):
+        address, parts = broker_of(cluster)
+        stranger, costs = connect(address), []
+        for mark, count in (("a", 250), ("b", 4000)):
+            with measured() as callbacks:
+                assert stranger.ask(heartbeat(*names(mark, count)))["code"] == 0
+            costs.append(callbacks.total / count)
+        assert len(parts.groups.stored.subscription_group_table) > 4250
+        assert costs[1] < 4 * costs[0], "it was 30 times as much"
+
+    beside(program)
+
+
+def test_a_heartbeat_at_its_bounds_does_not_hold_the_loop(beside):
+    def program(cluster, connect):
+        address, _ = broker_of(cluster)
+
+        def attempt(number):
+            stranger = connect(address)
+            assert stranger.ask(heartbeat(*names(f"a{number}-", 4096), topics=names("t", 4)))["code"] == 0
+
+        assert shortest(4, attempt) < (MAX_SECONDS,)
+
+    beside(program)
+
+
+def test_a_heartbeat_that_names_too_much_is_refused_and_told_why(beside):
+    def program(cluster, connect):
+        address, parts = broker_of(cluster)
+        stranger = connect(address)
+        answer = stranger.ask(heartbeat(*names("a", 101)))
+        assert (answer["code"], answer["remark"]) == (1, "heartbeat with 101 groups: maxGroupsPerHeartbeat is 100")
+        answer = stranger.ask(heartbeat("g", topics=names("t", 201)))
+        assert answer["remark"] == "heartbeat with 201 subscriptions: maxSubscriptionsPerHeartbeat is 200"
+        assert "a0" not in parts.groups
+        assert "g" not in parts.groups
+        for mark in "abb":  # naming the same groups again is no more
+            assert stranger.ask(heartbeat(*names(mark, 80)))["code"] == 0
+        answer = stranger.ask(heartbeat(*names("c", 80)))
+        assert (answer["code"], answer["remark"]) == (
+            1,
+            "a connection with 240 groups: maxGroupsPerConnection is 160",
+        )
+
+    limits = {"heartbeat_groups_max": 100, "heartbeat_subscriptions_max": 200, "connection_groups_max": 160}
+    beside(program, broker=limits)
+
+
+def test_only_so_many_groups_that_nobody_used_are_kept(beside):
+    def program(cluster, connect):
+        address, parts = broker_of(cluster)
+        stranger = connect(address)
+        before = len(parts.groups.stored.subscription_group_table)
+        assert stranger.ask(heartbeat(*names("a", 200)))["code"] == 0
+        assert len(parts.groups.stored.subscription_group_table) == before + 120
+
+    beside(program, broker={"unused_groups_max": 120})
+
+
+def test_groups_that_appeared_and_that_nobody_used_go_away_and_others_stay(run):
+    async def scenario(cluster):
+        parts = cluster.standalone._broker.parts
+        await cluster.send()
+        online = cluster.new_client()
+        await cluster.heartbeat("on line", ("T", "*"), group="online", client=online)
+        away = cluster.new_client()
+        for group in ("unused", "has-offset", "has-retry", "has-dead", "changed", "forbidden"):
+            await cluster.heartbeat("away", ("T", "*"), group=group, client=away)
+        parts.offsets.commit("has-offset", "T", 0, 1)
+        await cluster.send(topic="%RETRY%has-retry")
+        parts.topics.ensure("%DLQ%has-dead", 1)
+        table = parts.groups.stored.subscription_group_table
+        await parts.groups.put_shared(table["changed"].__copy__())
+        parts.groups.forbid_reading("forbidden", "T", is_forbidden=True)
+        await away.close()
+        await until(lambda: parts.clients.consumers("unused") is None)
+        assert await drop_unused_groups(parts) == 0, "they are too young"
+        parts.settings.unused_group_keep_ms = 0
+        assert await drop_unused_groups(parts) == 1
+        kept = ("online", "has-offset", "has-retry", "has-dead", "changed", "forbidden")
+        assert [group in parts.groups for group in kept] == [True] * len(kept)
+        assert "unused" not in parts.groups
+        assert parts.topics.get("%RETRY%unused") is None
+        assert all(parts.topics.get(f"%RETRY%{group}") for group in kept)
+        await cluster.heartbeat("back", ("T", "*"), group="unused", client=online)  # as if it had always been there
+        assert "unused" in parts.groups
+        assert parts.topics.get("%RETRY%unused") is not None
+
+    run(scenario)
+
+
+def test_a_long_body_in_the_dialect_is_refused_before_it_is_read(beside):
+    def program(cluster, connect):
+        address, _ = broker_of(cluster)
+        body = b"{" + b",".join([b"1:1"] * 3_900_000) + b"}"
+
+        def attempt(number):
+            stranger = connect(address)
+            answer = stranger.ask(frame(LOCK, body=body))
+            assert answer["code"] == 1
+            assert f"the body has {len(body)} bytes" in answer["remark"]
+            answer = stranger.ask(frame(LOCK, body=body[:20_000]))
+            assert "only 16384 bytes of anything else are read" in answer["remark"]
+
+        assert shortest(4, attempt) < (MAX_SECONDS,)
+
+    beside(program)
+
+
+def test_a_long_header_closes_the_connection_before_it_comes(beside):
+    def program(cluster, connect):
+        address, _ = broker_of(cluster)
+        stranger = connect(address)
+        assert stranger.ask(frame(9999, {"x": "y" * 200_000}))["code"] == 3
+        stranger.send(struct.pack(">iI", 5 << 20, 4 << 20))
+        assert stranger.is_closed
+
+    beside(program)
+
+
+def test_a_registration_that_inflates_to_more_than_a_frame_is_refused(beside):
+    def program(cluster, connect):
+        bomb = zlib.compress(bytes(128 << 20), 1)
+        fields = {"brokerName": "b", "brokerAddr": "127.0.0.1:1", "clusterName": "c", "brokerId": "0"}
+
+        def attempt(number):
+            stranger = connect(cluster.standalone.namesrv_address)
+            answer = stranger.ask(frame(REGISTER, {**fields, "compressed": "true"}, bomb))
+            assert answer["code"] == 1
+            assert "grows beyond the limit of 16777216 bytes" in answer["remark"]
+
+        assert shortest(4, attempt) < (MAX_SECONDS,)
+
+    beside(program)
+
+
+def test_incomplete_frames_are_bounded_together_and_the_oldest_is_cut_first(beside):
+    def program(cluster, connect):
+        address, _ = broker_of(cluster)
+        limits = cluster.standalone._broker._limits
+        half = frame(9999, body=bytes(400_000))[:300_000]
+        others = connect(address)
+        strangers = []
+        for _ in range(5):
+            strangers.append(connect(address))
+            strangers[-1].send(half)
+            wait_for(lambda: limits.cut or limits.incomplete_bytes >= len(half) * len(strangers))
+        wait_for(lambda: limits.cut == 2)
+        assert limits.incomplete_bytes == 3 * len(half)
+        assert [strangers[0].is_closed, strangers[1].is_closed] == [True, True]
+        for stranger in strangers[2:]:
+            assert stranger.ask(frame(9999, body=bytes(400_000))[300_000:])["code"] == 3
+        assert others.ask(frame(9999))["code"] == 3
+        assert limits.incomplete_bytes == 0
+
+    beside(program, broker={"incomplete_bytes_max": 1_000_000})
+
+
+def test_connections_are_bounded_by_address_and_in_all(beside):
+    def program(cluster, connect):
+        address, _ = broker_of(cluster)
+        limits = cluster.standalone._broker._limits
+        strangers = [connect(address) for _ in range(20)]
+        wait_for(lambda: limits.refused["address"] >= 10)
+        assert strangers[0].ask(frame(9999))["code"] == 3
+        assert strangers[-1].is_closed
+        for stranger in strangers:
+            stranger.close()
+        cluster.standalone._broker._settings.connections_max = 3
+        wait_for(lambda: limits._count <= 1)
+        more = [connect(address) for _ in range(6)]
+        wait_for(lambda: limits.refused["all"] >= 1)
+        assert more[0].ask(frame(9999))["code"] == 3
+        assert more[-1].is_closed
+
+    beside(program, broker={"connections_per_address_max": 10})
+
+
+def test_one_message_wakes_many_held_pulls_without_holding_the_loop(beside):
+    def program(cluster, connect):
+        address, parts = broker_of(cluster)
+        sender, stranger = connect(address), connect(address)
+        message = {"producerGroup": "p", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4"}
+        message |= {"queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": ""}
+        count = 5000
+
+        def attempt(number):
+            pulls = {"consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": str(number + 1)}
+            pulls |= {"maxMsgNums": "1", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "900000"}
+            pulls |= {"subscription": "*", "subVersion": "0", "expressionType": "TAG"}
+            stranger.send(b"".join(frame(PULL, pulls, opaque=i) for i in range(count)))
+            wait_for(lambda: len(parts.long_polling) == count)
+            with measured() as callbacks:
+                assert sender.ask(frame(SEND, message, b"m"))["code"] == 0
+                answers = [stranger.answer() for _ in range(count)]
+            assert {answer["code"] for answer in answers} == {0}
+            assert sorted(answer["opaque"] for answer in answers) == [*range(count)]
+            return callbacks.longest, callbacks.which
+
+        assert sender.ask(frame(SEND, message, b"m"))["code"] == 0
+        took = min(attempt(number) for number in range(2))
+        assert took < (MAX_SECONDS,)
+
+    beside(program)
+
+
+def wait_for(condition):
+    """Let the broker's thread come to something."""
+    until_seconds = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until_seconds
+        time.sleep(0.001)

@@ -1,0 +1,122 @@
+"""A peer that speaks the protocol by `struct` and `json` alone, over a blocking socket, and the CPU time of callbacks.
+
+Nothing of our codecs is used: what is sent here is what a stranger sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tests.waiting import SECONDS
+
+__all__ = ["Callbacks", "Stranger", "frame", "measured"]
+
+
+def frame(
+    code: int, fields: dict[str, str] | None = None, body: bytes = b"", *, opaque: int = 1, header: bytes | None = None
+) -> bytes:
+    """A request with a JSON header, or with one that is ready."""
+    if header is None:
+        said = {"code": code, "language": "JAVA", "version": 500, "opaque": opaque, "flag": 0}
+        header = json.dumps({**said, "extFields": fields or {}}).encode()
+    return struct.pack(">iI", 4 + len(header) + len(body), len(header)) + header + body
+
+
+class Stranger:
+    """One connection."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), SECONDS)
+        self._read = b""
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def ask(self, data: bytes) -> dict[str, Any]:
+        """The header of the next answer, with its body. Raises OSError: the other side closed the connection."""
+        self.send(data)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """The next answer; requests of the other side are passed over."""
+        while not (found := self._next())["flag"] & 1:
+            pass
+        return found
+
+    def _next(self) -> dict[str, Any]:
+        (length, word) = struct.unpack(">iI", self._take(8))
+        content = self._take(length - 4)
+        size = word & 0xFFFFFF
+        answer: dict[str, Any] = json.loads(content[:size])
+        return answer | {"body": content[size:]}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other side closed the connection, having answered everything that was read."""
+        try:
+            self._take(1)
+        except OSError:
+            return True
+        return False
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _take(self, size: int) -> bytes:
+        pieces = [self._read]
+        missing = size - len(self._read)
+        while missing > 0:
+            piece = self._socket.recv(1 << 20)
+            if not piece:
+                raise ConnectionResetError("the connection was closed")
+            pieces.append(piece)
+            missing -= len(piece)
+        read = b"".join(pieces)
+        self._read = read[size:]
+        return read[:size]
+
+
+class Callbacks:
+    """CPU seconds of the callbacks of running loops: the longest one, and all together."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self.which = ""
+        self.total = 0.0
+
+    def reset(self) -> None:
+        self.longest = 0.0
+        self.which = ""
+
+
+@contextlib.contextmanager
+def measured() -> Iterator[Callbacks]:
+    """Measure every callback of asyncio's loops, in the thread that it runs in, by CPU time: no wall clock."""
+    callbacks = Callbacks()
+    run = asyncio.Handle._run
+
+    def measuring(handle: asyncio.Handle) -> None:
+        begin = time.thread_time()
+        run(handle)
+        took = time.thread_time() - begin
+        callbacks.total += took
+        if took > callbacks.longest:
+            callbacks.longest, callbacks.which = took, repr(handle)[:200]
+
+    gc.collect()
+    gc.freeze()  # what the tests before left is not the broker's: a full collection would count it
+    asyncio.Handle._run = measuring  # type: ignore[method-assign]
+    try:
+        yield callbacks
+    finally:
+        asyncio.Handle._run = run  # type: ignore[method-assign]
+        gc.unfreeze()
