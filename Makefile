@@ -45,6 +45,10 @@ crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 
 crash-ha: $(STAMP) ## 100 SIGKILLs for master and slave with bad links between them, and split histories, 5 minutes
 	@$(BIN)/python -m tests.faults.ha.crash $(ARGS)
 
+.PHONY: loop-held
+loop-held: $(STAMP) ## every request at its bounds: how long each holds a server's event loop; ARGS="--codes 34,41"
+	@$(BIN)/python -m tests.loop_held $(ARGS)
+
 soak: SECONDS = 1800
 soak: $(STAMP) ## clients of every kind under load, SECONDS=1800 long: nothing lost, nothing grows
 	@$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(ARGS)

@@ -144,6 +144,8 @@ def load(
         if not owners:
             if key in accepted:
                 loaded.without_effect.append(key)
+            elif len(loaded.unknown) >= _NEAREST_MAX:  # looking for the nearest one takes a millisecond
+                loaded.unknown.append((key, None))
             else:
                 known = [k for table in tables for k in table] + list(accepted)
                 loaded.unknown.append((key, next(iter(difflib.get_close_matches(key, known, n=1)), None)))
@@ -170,6 +172,10 @@ class Described(msgspec.Struct, rename="camel", kw_only=True):
     bounds: str
     hot: bool
     help: str
+
+
+_NEAREST_MAX = 16
+"""Unknown keys for which the nearest known one is looked for."""
 
 
 class Configuration:

@@ -18,9 +18,9 @@ SOURCE = Path(__file__).parents[2] / "src/rmqkit"
 ONCE = {"__init__", "start", "_start", "open", "_open", "load"}
 """Functions that run once; what is inside a lambda or a function of theirs may run later."""
 FOLDERS = {
-    BrokerSettings: ("broker",),
+    BrokerSettings: ("broker", "remoting"),
     StoreSettings: ("store", "broker"),
-    NamesrvSettings: ("namesrv",),
+    NamesrvSettings: ("namesrv", "remoting"),
     LoggingSettings: ("cli",),
 }
 

@@ -68,7 +68,7 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
     ] = 4096
     heartbeat_subscriptions_max: Annotated[
         int, Setting("maxSubscriptionsPerHeartbeat", "subscriptions in it, of all groups", low=16, hot=True)
-    ] = 16_384
+    ] = 8192
     connection_groups_max: Annotated[
         int, Setting("maxGroupsPerConnection", "groups that one connection may be in", low=16, hot=True)
     ] = 8192

@@ -7,8 +7,9 @@ strict JSON of the type  1 MiB                nearly all: heartbeats, locks, lis
 anything else            16 KiB               Java's dialect, enums as numbers: read by Python, 2 µs for each byte
 =======================  ===================  =======================================================================
 
-What is longer is refused. Where honest peers write longer bodies in the dialect, as for static topics, the handler has
-them read in a thread (`decode_aside`); the name server does so with registrations. Loop only.
+What is longer is refused, and so is a body with more than `OBJECTS_MAX` objects: small ones cost as much as large ones.
+Where honest peers write longer bodies in the dialect, as for static topics, the handler has them read in a thread
+(`decode_aside`); the name server does so with registrations. Loop only.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from rmqkit.errors import BodyError
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import decode_as
 
-__all__ = ["ASIDE_BYTES_MAX", "SLOW_BYTES_MAX", "STRICT_BYTES_MAX", "decode_aside", "decode_body"]
+__all__ = ["ASIDE_BYTES_MAX", "OBJECTS_MAX", "SLOW_BYTES_MAX", "STRICT_BYTES_MAX", "decode_aside", "decode_body"]
 
 T = TypeVar("T")
 
 STRICT_BYTES_MAX = 1 << 20
+OBJECTS_MAX = 24_000
+_SURELY_FEW_BYTES = 64 << 10
 SLOW_BYTES_MAX = 16 << 10
 ASIDE_BYTES_MAX = 1 << 20
 """Bytes that a thread reads of one body: a static topic of some 5,000 queues."""
@@ -36,6 +39,8 @@ def decode_body(command: Command, body_type: type[T]) -> T:
     body = command.payload
     if len(body) > STRICT_BYTES_MAX:
         raise BodyError(f"the body has {len(body)} bytes: {STRICT_BYTES_MAX} are read of request {command.code}")
+    if len(body) > _SURELY_FEW_BYTES and (count := body.count(b"{")) > OBJECTS_MAX:
+        raise BodyError(f"the body has {count} objects: {OBJECTS_MAX} are read of request {command.code}")
     return decode_as(body, body_type, slow_bytes_max=SLOW_BYTES_MAX)
 
 

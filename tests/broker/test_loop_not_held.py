@@ -1,0 +1,14 @@
+"""No request, whoever sends it, holds the event loop of a broker or a name server for long."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.loop_held import MAX_SECONDS, held, table
+
+
+def test_no_request_at_its_bounds_holds_the_loop_of_broker_or_name_server(tmp_path):
+    found = asyncio.run(held(tmp_path, is_long=False))
+    print(table(found, 25))
+    assert len(found) > 400
+    assert [one for one in found if one.seconds > MAX_SECONDS] == []

@@ -1,0 +1,321 @@
+"""Every request code at its bounds, and the CPU time for which each holds the event loop of a broker or name server.
+
+``python -m tests.loop_held`` sends all shapes (`make loop-held`); the test in ``tests/broker`` those that are cheap to
+send. Requests are built with `struct` and `json` alone and sent over a plain socket. What counts is the CPU time of
+single callbacks of the loop, the least of three tries: noise of the machine only ever adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import enum
+import itertools
+import json
+import logging
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+from docs.catalog import CATALOG, Operation, Server
+
+from rmqkit.broker.server import Broker
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.namesrv.server import NameServer
+from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.store.settings import StoreSettings
+from tests.strangers import Callbacks, Stranger, frame, measured
+from tests.waiting import until
+
+__all__ = ["MAX_SECONDS", "Held", "held", "table"]
+
+MAX_SECONDS = 0.05
+_TRIES = 3
+_FRAME = (16 << 20) - (300 << 10)
+_MESSAGE = 4 << 20
+_HEADER = (256 << 10) - 512
+_JSON = (1 << 20) - 64
+_SLOW = (16 << 10) - 16
+_SETTINGS = (64 << 10) - 16
+_LAST = (17, 18, 200, 225)
+"""Codes that make many topics and groups: after the others, which would be slower with them."""
+_BIG, _QUEUES = "Big", 20_000
+_FENCE, _FENCE_OPAQUE = 0x7FFF, 77
+_MARKS = ("a", "%", "a||", "a=1 OR ", "0 ", "x\x01y\x02", "+a=b,", "a;", "T@", "127.0.0.1;", "%RETRY%", "\u00e9")
+
+
+class Held(NamedTuple):
+    """For how long one request held the loop, in CPU seconds, and in which callback."""
+
+    seconds: float
+    name: str
+    shape: str
+    callback: str
+
+
+class _Servers:
+    """A name server and a broker, with a topic of many queues that a group has offsets of."""
+
+    def __init__(self, root: Path) -> None:
+        namesrv = NamesrvSettings(listen_port=0, bind_address="127.0.0.1", kv_config_path=str(root / "kv.json"))
+        self._namesrv = NameServer(namesrv)
+        self._root = root
+        self._dispatches: list[Dispatch] = [self._namesrv._server._dispatch]
+        self._broker: Broker | None = None
+
+    def _dispatch(self, refusal: Any) -> Dispatch:
+        self._dispatches.append(Dispatch(refusal))
+        return self._dispatches[-1]
+
+    async def __aenter__(self) -> _Servers:
+        await self._namesrv.start()
+        settings = BrokerSettings(
+            listen_port=0,
+            bind_address="127.0.0.1",
+            broker_name="b",
+            property_filter=True,
+            namesrv_addr=self._namesrv.address,
+        )
+        store = StoreSettings(commit_log_file_bytes=64 << 20)
+        self._broker = Broker(settings, store, self._root / "store", dispatch=self._dispatch)
+        await self._broker.start()
+        parts = self._broker.parts
+        parts.topics.ensure("T", 8)
+        parts.topics.ensure(_BIG, _QUEUES)
+        for group in ("T", _BIG):
+            parts.groups.get(group)
+        for queue_id in range(_QUEUES):
+            parts.offsets.commit(_BIG, _BIG, queue_id, 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._broker is not None:
+            await self._broker.stop()
+        await self._namesrv.stop()
+
+    def address(self, server: Server) -> str | None:
+        assert self._broker is not None, "started"
+        return {Server.NAME_SERVER: self._namesrv.address, Server.BROKER: self._broker.address}.get(server)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return all(dispatch.is_idle for dispatch in self._dispatches)
+
+
+async def held(root: Path, *, is_long: bool, codes: set[int] | None = None, tell: bool = False) -> list[Held]:
+    """What every shape of every code takes; those of some codes only, if they are named."""
+    found: list[Held] = []
+    operations = sorted(CATALOG.values(), key=lambda one: (int(one.code) in _LAST, one.code))
+    async with _Servers(root) as servers:
+        with measured() as callbacks:
+            for operation, server in ((one, server) for one in operations for server in one.servers):
+                address = servers.address(server)
+                if address is None or (codes and int(operation.code) not in codes):
+                    continue
+                for shape, data in _requests(operation, is_long=is_long):
+                    seconds, callback = await _longest(servers, callbacks, address, data)
+                    for _ in range(_TRIES - 1):
+                        if seconds > MAX_SECONDS:
+                            seconds, callback = min(
+                                (seconds, callback), await _longest(servers, callbacks, address, data)
+                            )
+                    found.append(Held(seconds, f"{operation.code} {operation.name}", shape, callback))
+                    if tell:
+                        print(f"{seconds * 1000:8.1f} ms  {found[-1].name:45} {shape}", flush=True)
+    return sorted(found, reverse=True)
+
+
+def table(found: list[Held], count: int) -> str:
+    """The requests that held the loop longest."""
+    return "\n".join(
+        f"{one.seconds * 1000:8.1f} ms  {one.name:45} {one.shape:20} "
+        f"{one.callback if one.seconds > MAX_SECONDS else ''}"
+        for one in found[:count]
+    )
+
+
+async def _longest(servers: _Servers, callbacks: Callbacks, address: str, data: bytes) -> tuple[float, str]:
+    """CPU seconds of the longest callback until nothing of a request is under way any more."""
+    callbacks.reset()
+    await asyncio.to_thread(_ask, address, data)
+    await until(lambda: servers.is_idle)
+    return callbacks.longest, callbacks.which
+
+
+def _ask(address: str, data: bytes) -> None:
+    """Send a request over a connection of its own, and wait until it was handled, or the connection is closed."""
+    stranger = Stranger(address)
+    try:
+        stranger.send(data + frame(_FENCE, opaque=_FENCE_OPAQUE))
+        while stranger.answer()["opaque"] != _FENCE_OPAQUE:
+            pass
+    except OSError:
+        pass
+    finally:
+        stranger.close()
+
+
+# ---- shapes
+
+
+def _requests(operation: Operation, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
+    code, plain = int(operation.code), _fields(operation, "T")
+    for shape, header in _headers(operation, is_long=is_long):
+        yield shape, frame(code, header=header)
+    yield "many queues", frame(code, _fields(operation, _BIG))
+    bodies: list[tuple[str, bytes]] = []
+    if operation.request_body is not None:
+        bodies += _bodies_of(code, is_long=is_long)
+    if operation.request_body is not None or is_long:
+        bodies += _BODIES if is_long else _BODIES[:_FEW_BODIES]
+    if is_long:
+        bodies += _long_bodies()
+    for shape, body in bodies:
+        compressed = {"compressed": "true"} if shape in ("bomb", "compressed") else {}
+        yield shape, frame(code, plain | compressed, body)
+
+
+def _fields(operation: Operation, text: str) -> dict[str, str]:
+    """Header fields of the right types; ``text`` where any text is right."""
+    if operation.request_header is None:
+        return {}
+    infos = msgspec.structs.fields(operation.request_header)
+    return {info.encode_name: _value(info.type, text) for info in infos}
+
+
+def _value(kind: Any, text: str) -> str:
+    kinds = [kind, *get_args(kind)]
+    if bool in kinds:
+        return "true"
+    if int in kinds or any(int in get_args(one) for one in kinds):
+        return "0"
+    enums = [one for one in kinds if isinstance(one, type) and issubclass(one, enum.Enum)]
+    return str(next(iter(enums[0])).value) if enums else text
+
+
+def _headers(operation: Operation, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
+    said = {"code": int(operation.code), "language": "JAVA", "version": 500, "opaque": 1, "flag": 0}
+
+    def header(fields: dict[str, str]) -> bytes:
+        return json.dumps({**said, "extFields": fields}).encode()
+
+    plain = _fields(operation, "T")
+    texts = [name for name, value in plain.items() if value == "T"]
+    yield "many fields", header(plain | {f"k{i}": "" for i in range(_HEADER // 14)})
+    for mark in (_MARKS if is_long else (";",)) if texts else ():
+        count = (_HEADER - len(header(plain))) // len(texts) // (len(json.dumps(mark)) - 2)
+        yield f"long {mark!r}", header(plain | dict.fromkeys(texts, mark * count))
+    for shape, number in (("large", (1 << 31) - 1), ("huge", (1 << 63) - 1), ("negative", -(1 << 63))):
+        if is_long:
+            yield shape, header({name: str(number) if value == "0" else value for name, value in plain.items()})
+    if is_long:
+        yield "nothing", header({})
+        yield "not JSON", b"[" * _HEADER
+        yield "unknown member", json.dumps({**said, "x": [[]] * (_HEADER // 5)}).encode()
+
+
+def _repeated(unit: bytes, size: int, begin: bytes, end: bytes) -> bytes:
+    return begin + b",".join([unit] * ((size - len(begin) - len(end)) // (len(unit) + 1))) + end
+
+
+def _numbered(unit: bytes, size: int, begin: bytes, end: bytes, count: int = 1 << 30) -> bytes:
+    """As many units as fit, each with a number in place of ``#``."""
+    fits = (size - len(begin) - len(end)) // (len(unit) + 6)
+    return begin + b",".join(unit.replace(b"#", b"%d" % i) for i in range(100_000, 100_000 + min(fits, count))) + end
+
+
+_FEW_BODIES = 3
+_BODIES = [
+    ("dialect", _repeated(b"1:1", _SLOW, b"{", b"}")),
+    ("lists", _repeated(b"[]", _JSON, b"[", b"]")),
+    ("settings", b"".join(b"a%d=b\n" % i for i in range(_SETTINGS // 9))),
+    ("deep", b"[" * _JSON),
+    ("deep objects", b'{"a":' * (_JSON // 5)),
+    ("references", _repeated(b'{"$ref":"$"}', _SLOW, b"[", b"]")),
+    ("wrong types", b'{"clientID":[],"mqSet":{},"topicConfigList":1,"groupConfigList":"x","acks":[[[]]]}'),
+]
+
+
+def _long_bodies() -> Iterator[tuple[str, bytes]]:
+    yield "long dialect", _repeated(b"1:1", _FRAME, b"{", b"}")
+    yield "long string", b'"' + b"\\u0041" * (_FRAME // 6) + b'"'
+    yield "numbers", _repeated(b"1", _FRAME, b"[", b"]")
+    yield "not UTF-8", b"\xff" * _FRAME
+    yield "long settings", b"a=b\n" * (_FRAME // 4)
+
+
+_CLIENTS = itertools.count()
+
+
+def _bodies_of(code: int, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
+    """What the body of one request may be, at its bound."""
+    match code:
+        case 34:
+            yield from _heartbeats()
+        case 41 | 42:
+            head = b'{"clientId":"c","consumerGroup":"g","mqSet":['
+            yield "queues", _numbered(b'{"topic":"t#","brokerName":"b","queueId":1}', _JSON, head, b"]}")
+        case 217:
+            yield "route", _numbered(b'{"brokerName":"b#"}', _JSON, b'{"queueDatas":[', b"]}")
+        case 18:
+            yield "topics", _numbered(b'{"topicName":"x#"}', _JSON, b'{"topicConfigList":[', b"]}")
+        case 225:
+            yield "group list", _numbered(b'{"groupName":"y#"}', _JSON, b'{"groupConfigList":[', b"]}")
+        case 200151:
+            ack = b'{"c":"T","t":"T","r":"0","so":0,"q":0,"rq":0,"pt":1,"it":1,"b":"AQ==","n":"#"}'
+            yield "acks", _numbered(ack, _JSON, b'{"acks":[', b"]}")
+        case 103:
+            yield from _registrations(is_long=is_long)
+        case 10 | 310 | 320 | 324 | 325:
+            one = struct.pack(">iiiii", 23, 0, 0, 0, 1) + b"b" + struct.pack(">h", 0)
+            # More messages than that in one batch take longer, as long as their storing together is one step.
+            yield "batch", one * 10_000
+            yield "message", b"m" * _MESSAGE
+        case _:
+            pass
+
+
+def _heartbeats() -> Iterator[tuple[str, bytes]]:
+    def head(kind: bytes) -> bytes:
+        return b'{"clientID":"c%d","%s":[' % (next(_CLIENTS), kind)
+
+    one = head(b"consumerDataSet") + b'{"groupName":"s","subscriptionDataSet":['
+    yield "groups", _numbered(b'{"groupName":"g#"}', _JSON, head(b"consumerDataSet"), b"]}", 4096)
+    yield "too many groups", _numbered(b'{"groupName":"g#"}', _JSON, head(b"consumerDataSet"), b"]}")
+    yield "subscriptions", _numbered(b'{"topic":"t#"}', _JSON, one, b"]}]}", 8192)
+    sql = b'{"topic":"q#","subString":"' + b" OR ".join([b"a=1"] * 1100) + b'","expressionType":"SQL92"}'
+    yield "expressions", _numbered(sql, _JSON, one, b"]}]}", 60)
+    yield "producers", _numbered(b'{"groupName":"p#"}', _JSON, head(b"producerDataSet"), b"]}", 4096)
+
+
+def _registrations(*, is_long: bool) -> Iterator[tuple[str, bytes]]:
+    head = b'{"topicConfigSerializeWrapper":{"dataVersion":{"counter":1,"timestamp":1},"topicConfigTable":{'
+    yield "few topics", _numbered(b'"t#":{}', _SLOW, head, b"}}}")
+    yield "many topics", _numbered(b'"t#":{"topicName":"t#"}', _FRAME if is_long else _JSON, head, b"}}}")
+    yield "bomb", zlib.compress(bytes(64 << 20))
+    line = struct.pack(">i", 12) + b"t 1 1 6 ABCD"
+    count = 500_000 if is_long else 20_000
+    yield "compressed", zlib.compress(struct.pack(">i", 2) + b"{}" + struct.pack(">i", count) + line * count)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--codes", default="", help="only these codes, separated by commas")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    codes = {int(code) for code in arguments.codes.split(",") if code}
+    with tempfile.TemporaryDirectory() as root:
+        found = asyncio.run(held(Path(root), is_long=True, codes=codes, tell=True))
+    print(f"\n{len(found)} requests; longest:\n{table(found, 30)}")
+    return int(found[0].seconds > MAX_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
