@@ -34,6 +34,7 @@ from rmqkit.metrics.settings import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.remoting.authentication import AuthenticationSettings
+from rmqkit.remoting.limits import ConnectionSettings
 from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
 from rmqkit.spark import options as spark
 from rmqkit.store.settings import StoreSettings
@@ -49,6 +50,7 @@ SETTINGS: dict[str, tuple[str, Sequence[type[msgspec.Struct]]]] = {
     "Store": ("In `broker.conf`, too.", (StoreSettings,)),
     "Name server": ("In `namesrv.conf`; the file of `rmq standalone` has both kinds.", (namesrv.NamesrvSettings,)),
     "Log": ("In either file.", (LoggingSettings,)),
+    "Connections": ("In either file; see [tuning](../how-to/tuning.md).", (ConnectionSettings,)),
     "Metrics": ("In either file; see [metrics](metrics.md).", (ExporterSettings,)),
     "TLS": (
         "In either file, or in a file of their own that `tls.config.file` names.",
