@@ -231,7 +231,7 @@ async def judge(sound: Sound, root: Path, seed: int) -> Round:
 
 
 def _verify(root: Path, done: Round) -> bool:
-    one = Timed(root)
+    one = Timed(root, timer_log_file_bytes=1040)
     try:
         report = fsck.verify(root, one.settings)
     except StoreError as error:
