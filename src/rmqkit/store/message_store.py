@@ -222,7 +222,7 @@ class MessageStore:
         """Look at everything that `open` relies on, without changing it."""
         if self.root.exists() and not self.root.is_dir():
             raise StoreMismatch(f"{self.root} is a file: give a directory as storePathRootDir")
-        for directory in {self.root, *self._commit_log.queue.directories}:
+        for directory in sorted({self.root, *self._commit_log.queue.directories}):
             check_room(directory)
         self._commit_log.queue.check()
         self._queues.check(clean=not self._abort_path.exists())
