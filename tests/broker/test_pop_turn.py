@@ -143,6 +143,7 @@ def test_messages_of_one_answer_have_one_pop_time(run, monkeypatch):
 
     async def scenario(cluster):
         own, time = parts(cluster), now_ms()
+        own.settings.higher_queues_first = False
         await sent(cluster, "a")
         await sent(cluster, "b", queue_id=1)
         own.pops.log.add("T", "g", 1, [0], pop_time=time, invisible_ms=60_000, queue=0)

@@ -216,6 +216,7 @@ CONF = {
     "authorizationMetadataProvider": f"{AUTH}.authorization.provider.LocalAuthorizationMetadataProvider",
     "authenticationWhitelist": "30, 202",
     "authorizationWhitelist": "202,apache.rocketmq.v2.QueryRouteRequest",
+    "recallMessageEnable": "false",  # as Apache's is unless it is told: a standalone of ours calls back
     "brokerClusterName": CLUSTER,
     "brokerName": BROKER_NAME,
 }

@@ -62,7 +62,7 @@ def tasks() -> SparkSession:
 @pytest.fixture
 def store(tmp_path: Path, stores: dict[str, Path]) -> Path:
     """A copy of a store of four log files."""
-    return shutil.copytree(stores["5.4.0"], tmp_path / "store", ignore=shutil.ignore_patterns("timerwheel", "lock"))
+    return shutil.copytree(stores["5.4.0"], tmp_path / "store", ignore=shutil.ignore_patterns("timer*", "lock"))
 
 
 def _sorted(rows: Rows) -> Rows:
