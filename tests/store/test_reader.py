@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqkit.protocol.hashing import tags_code
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.record import decode_record, has_sound_body
 from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
 from rmqkit.testing.clock import StandingClock
@@ -334,6 +334,10 @@ def damaged(root: Path, name: str) -> None:
         "log place": (log, in_log + 28, struct.pack(">q", 7)),
         "log topic": (log, in_log + record.index(b"TopicTest"), b"topicTest"),
         "log lengths": (log, in_log + 84, struct.pack(">i", 5000)),
+        "log body": (log, in_log + 88 + 30, b"\1"),
+        "log crc": (log, in_log + 8, bytes(4)),
+        "log number": (log, in_log + 20, struct.pack(">q", 5 | 1 << 59)),
+        "log next number": (log, in_log + 20, struct.pack(">q", 6)),
     }[name]
     with open(path, "r+b") as file:
         file.seek(position)
@@ -355,7 +359,10 @@ def everything(store: MessageStore, count_max: int, **options: Any) -> list[int]
 
 @pytest.mark.parametrize(
     "name",
-    "zeros,negative,offset,far offset,size,other queue,log zeros,log place,log topic,log lengths".split(","),
+    (
+        "zeros,negative,offset,far offset,size,other queue,log zeros,log place,log topic,log lengths,log body,log crc,"
+        "log number,log next number"
+    ).split(","),
 )
 def test_an_entry_that_points_nowhere_is_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
@@ -374,3 +381,53 @@ def test_an_entry_that_points_nowhere_is_passed_over(
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 1, "said once for a queue"
     assert "TopicTest-0: message 5 is passed over" in said[0] and "`rmq store verify` shows all of them" in said[0]
+
+
+def test_what_this_process_wrote_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+
+    def is_sound(record: memoryview) -> bool:
+        looked_at.append(len(decode_record(record).body))
+        return has_sound_body(record)
+
+    monkeypatch.setattr("rmqkit.store.reader.has_sound_body", is_sound)
+    with opened(tmp_path / "s") as store:
+        put_all(store, *(message(body=bytes(30), TAGS="TagA") for _ in range(5)))
+        assert offsets(store.get("TopicTest", 0, 0, count_max=32)) == [0, 1, 2, 3, 4] and not looked_at
+    with opened(tmp_path / "s") as store:
+        put_all(store, message(body=bytes(31)))
+        assert offsets(store.get("TopicTest", 0, 0, count_max=32)) == [0, 1, 2, 3, 4, 5] and looked_at == [30] * 5
+        looked_at.clear()
+        store.get("TopicTest", 0, 0, count_max=32, codes=frozenset({TAG_B}))
+        assert not looked_at, "bodies that nobody wants are not read"
+
+
+def test_records_that_all_lie_at_too_low_a_place_are_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a broker enters them whose log skips numbers."""
+    with opened(tmp_path / "s", roomy()) as store:
+        places = [one.physical_offset for one in put_all(store, *(message(body=bytes(60)) for _ in range(9)))]
+    log = tmp_path / "s" / "commitlog" / f"{0:020d}"
+    with open(log, "r+b") as file:
+        for number, at in enumerate(places[5:], 5):
+            file.seek(at + 20)
+            file.write(struct.pack(">q", number + 3))
+    with opened(tmp_path / "s", roomy()) as store:
+        caplog.clear()
+        assert offsets(store.get("TopicTest", 0, 0, count_max=32)) == [0, 1, 2, 3, 4, 8, 9, 10, 11]
+        assert [offsets(store.get("TopicTest", 0, at, count_max=1)) for at in (4, 5, 8)] == [[4], [8], [11]]
+    assert not [one for one in caplog.records if "passed over" in one.getMessage()]
+
+
+def test_light_queues_have_other_numbers_than_their_records(tmp_path: Path) -> None:
+    options = {"enable_light_queues": True, "enable_multi_dispatch": True}
+    with opened(tmp_path / "s", roomy(**options)) as store:
+        put_all(store, *(message() for _ in range(4)), message(INNER_MULTI_DISPATCH="%LMQ%a"))
+        put_all(store, message(queue_id=1, INNER_MULTI_DISPATCH="%LMQ%a"))
+        last = put_all(store, message(queue_id=1, INNER_MULTI_DISPATCH="%LMQ%a"))[0].physical_offset
+        put_all(store, message(queue_id=1, INNER_MULTI_DISPATCH="%LMQ%a"), message("Other"))
+    with open(tmp_path / "s" / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(last + 88)
+        file.write(b"H")
+    with opened(tmp_path / "s", roomy(**options)) as store:
+        found = [decode_record(one) for one in store.get("%LMQ%a", 0, 0, count_max=32).records]
+        assert [(one.queue_id, one.queue_offset) for one in found] == [(0, 4), (1, 0), (1, 2)]

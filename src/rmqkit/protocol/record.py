@@ -49,6 +49,7 @@ __all__ = [
     "decode_record",
     "encode_record",
     "encode_records",
+    "has_sound_body",
     "host_text",
     "is_blank",
     "iter_records",
@@ -100,6 +101,7 @@ HEAD_FIELDS: tuple[tuple[str, str], ...] = (
 )
 """The fields before the body, in order: name and `struct` letter; a host is 8 bytes, or 20 when its v6 bit is set."""
 
+_BODY_CRC_AT = 8
 _SYS_FLAG_AT = 36
 _HEAD_BYTES_MIN = 88
 _PROPERTIES_LENGTH = struct.Struct(">h")
@@ -142,6 +144,7 @@ _LAYOUTS = {bits: layout_of(bits) for bits in (0, BORN_HOST_V6, STORE_HOST_V6, _
 _HEAD_V4 = _LAYOUTS[0].head
 assert layout_of(0).head_bytes == _HEAD_BYTES_MIN
 assert layout_of(0).positions["sys_flag"] == _SYS_FLAG_AT
+assert layout_of(0).positions["body_crc"] == _BODY_CRC_AT
 
 
 class Record(Struct, gc=False):
@@ -364,6 +367,13 @@ def record_topic(record: memoryview) -> bytes:
         return bytes(record[topic_at:topic_end])
     except (struct.error, IndexError, RecordCorrupt):
         return b""
+
+
+def has_sound_body(record: memoryview) -> bool:
+    """Whether the body of one whole record, whose parts add up to its length, matches its CRC."""
+    at = _LAYOUTS[record[_SYS_FLAG_AT + 3] & _HOST_MASK].head_bytes
+    body = record[at : at + _I32.unpack_from(record, at - 4)[0]]
+    return bool(body_crc(body) == _I32.unpack_from(record, _BODY_CRC_AT)[0])
 
 
 def iter_records(buffer: bytes | memoryview) -> Iterator[Record]:

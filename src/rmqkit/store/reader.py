@@ -19,7 +19,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from rmqkit.protocol.names import is_light
-from rmqkit.protocol.record import record_topic
+from rmqkit.protocol.record import has_sound_body, record_topic
 from rmqkit.store.batch_queue import BatchQueue
 from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
@@ -33,8 +33,8 @@ EntryTest: TypeAlias = Callable[[int | None, ExtUnit | None], bool]
 """Tells by its tag code (None when unknown) and its extension unit (None without one) whether an entry is wanted."""
 
 _RESULT_BYTES_MAX = 128 << 20
-_PLACE = struct.Struct(">i8xi12xq")
-"""size, queueId and physicalOffset at the start of a record."""
+_HEAD = struct.Struct(">i8xi4xqq")
+"""size, queueId, queueOffset and physicalOffset at the start of a record."""
 _I32_MIN, _I32_MAX = -(1 << 31), (1 << 31) - 1
 
 
@@ -78,8 +78,8 @@ class Reader:
     """Reads queues of one store.
 
     Attributes:
-        doubted_end: physical offset before which records were written by an earlier process: whether one is where an
-            entry says is looked at before it is handed out.
+        doubted_end: physical offset before which records were written by an earlier process: whether one is that of
+            its entry, with the body it was stored with, is looked at before it is handed out.
     """
 
     def __init__(self, log: CommitLog, settings: StoreSettings) -> None:
@@ -148,15 +148,16 @@ class Reader:
             position = physical_offset - start
             if position < 0 or physical_offset + size > end:
                 return None
-            if physical_offset < doubted_end and not _is_own(view[position : position + size], queue, physical_offset):
-                return None
             following += 1
             if codes is not None and code not in codes:
                 if _I32_MIN <= code <= _I32_MAX:
                     continue
                 return None
+            record = view[position : position + size]
+            if physical_offset < doubted_end and not self._is_sound(record, queue, following - 1, physical_offset):
+                return None
             left -= size
-            add(view[position : position + size])
+            add(record)
         status = GetStatus.FOUND if records else GetStatus.NO_MATCHED_MESSAGE
         size = settings.transfer_bytes_in_memory_max - left
         return GetResult(status, following, queue.min_offset, queue.max_offset, records, size=size)
@@ -196,7 +197,7 @@ class Reader:
             if (
                 record is not None
                 and physical_offset < self.doubted_end
-                and not _is_own(record, queue, physical_offset)
+                and not self._is_sound(record, queue, following - units, physical_offset)
             ):
                 record = None
             if record is None:
@@ -230,12 +231,29 @@ class Reader:
             )
         return total_bytes + size > settings.transfer_bytes_on_disk_max or count >= settings.transfer_count_on_disk_max
 
+    def _is_sound(self, record: memoryview, queue: LogicQueue, queue_offset: int, physical_offset: int) -> bool:
+        """Whether a slice of the log is the record that a queue's entry is for."""
+        shift = _shift(record, queue, queue_offset, physical_offset)
+        if shift is None or (self._settings.check_crc_on_recover and not has_sound_body(record)):
+            return False
+        return shift == 0 or self._is_run(queue, queue_offset, shift)
+
+    def _is_run(self, queue: LogicQueue, queue_offset: int, shift: int) -> bool:
+        """Whether the entry before or behind has a record whose number is as far from its own.
+        Where numbers were skipped, brokers enter all that follow at too low a place: those are no damage."""
+        for other in (queue_offset - 1, queue_offset + 1):
+            physical_offset, size = queue.place(other)
+            record = self._log.slice(physical_offset, size)
+            if record is not None and _shift(record, queue, other, physical_offset) == shift:
+                return True
+        return False
+
     def _tell_lost(self, queue: LogicQueue, queue_offset: int, physical_offset: int, size: int) -> None:
         """Say, once for each queue, that an entry is passed over."""
         if queue not in self._told_of:
             self._told_of.add(queue)
             _log.error(
-                "%s-%d: message %d is passed over, its entry says %d bytes at %d and there is no such record: "
+                "%s-%d: message %d is passed over, its entry says %d bytes at %d and no sound record of it is there: "
                 "stop the broker, then `rmq store verify` shows all of them",
                 *(queue.topic, queue.queue_id, queue_offset, size, physical_offset),
             )
@@ -317,17 +335,25 @@ class Reader:
         return self._log.store_timestamp(physical_offset, size)
 
 
-def _is_own(record: memoryview, queue: LogicQueue, physical_offset: int) -> bool:
-    """Whether a slice of the log is a whole record that lies there, of a queue's topic and queue id."""
-    if len(record) < _PLACE.size:
-        return False
-    size, queue_id, lies_at = _PLACE.unpack_from(record)
+def _shift(record: memoryview, queue: LogicQueue, queue_offset: int, physical_offset: int) -> int | None:
+    """How far the number of a record is from that of its entry; None where a slice of the log is no whole record that
+    lies there, of the queue's topic and queue id.
+    It is 0 where numbers are not comparable: a record has that of its own queue and not those of its light queues, and
+    an entry of a batch queue has a number itself."""
+    if len(record) < _HEAD.size:
+        return None
+    size, queue_id, number, lies_at = _HEAD.unpack_from(record)
     if size != len(record) or lies_at != physical_offset:
-        return False
+        return None
     topic = record_topic(record)
     if topic == queue.topic_utf8:
-        return bool(queue_id == queue.queue_id)
-    return bool(topic) and is_light(queue.topic)
+        if queue_id != queue.queue_id:
+            return None
+    elif not topic or not is_light(queue.topic):
+        return None
+    if number == queue_offset or is_light(queue.topic) or not isinstance(queue, ConsumeQueue):
+        return 0
+    return int(number - queue_offset)
 
 
 def _is_wanted(

@@ -179,7 +179,9 @@ class StoreSettings(Struct, kw_only=True):
     ] = 10_000
 
     # ---- recovery
-    check_crc_on_recover: Annotated[bool, Setting("checkCRCOnRecover", "compare body checksums in recovery")] = True
+    check_crc_on_recover: Annotated[
+        bool, Setting("checkCRCOnRecover", "compare body checksums in recovery, and of older messages in pulls")
+    ] = True
     force_verify_property_crc: Annotated[
         bool, Setting("forceVerifyPropCRC", "recovery checks the record checksum instead of the body checksum")
     ] = False
