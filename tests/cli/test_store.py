@@ -67,6 +67,7 @@ def test_a_damaged_store_is_named_and_the_exit_code_is_1(golden, config):
     assert done.stderr == ""
     report = json.loads(store("verify", golden.root, "-c", config, "--json", exit_code=1).stdout)
     assert report["counts"] == {"body CRC": 1}
+    assert report["gaps"] == [{"path": str(path), "position": 0, "end": 244}]
     (finding,) = report["findings"]
     assert (finding["kind"], finding["path"], finding["position"]) == ("body CRC", str(path), 0)
 
@@ -159,12 +160,16 @@ def test_repair(golden, config):
     content = bytearray(path.read_bytes())
     content[88] ^= 1  # the first byte of the first body
     path.write_bytes(content)
+    bridged = store("repair", golden.root, "-c", config).stdout.splitlines()
+    filler = f"done: {path}: 244 bytes from 0 on that are no sound record made a filler"
+    assert (bridged[0], bridged[-1]) == (filler, f"{golden.root}: sound")
+    path.with_name("notes").touch()
     lost = store("repair", golden.root, "-c", config, exit_code=1).stdout.splitlines()
-    assert lost[0].startswith(f"cannot be repaired: {path} at 0: body CRC: expected ")
+    assert lost[0].startswith(f"cannot be repaired: {path.with_name('notes')} at 0: file name: expected ")
     assert lost[1] == f"{golden.root}: damaged"
     repaired = json.loads(store("repair", golden.root, "--dry-run", "--json", "-c", config, exit_code=1).stdout)
     assert (repaired["steps"], repaired["is_dry_run"]) == ([], True)
-    assert [one["kind"] for one in repaired["remaining"]] == ["body CRC"]
+    assert [one["kind"] for one in repaired["remaining"]] == ["file name"]
 
 
 def test_one_line_errors(golden, tmp_path):

@@ -170,7 +170,8 @@ def dump(
 
 def print_report_json(report: fsck.Report) -> None:
     """Print what was seen of a store, as JSON."""
-    print(json.dumps({"is_sound": report.is_sound, **msgspec.to_builtins(report)}))
+    gaps = [{"path": path, "position": start, "end": end} for (path, start), end in report.gaps.items()]
+    print(json.dumps({"is_sound": report.is_sound, **msgspec.to_builtins(report), "gaps": gaps}))
 
 
 def print_report(root: Path | str, report: fsck.Report) -> None:
