@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.damage import rounds
 
-SEEDS = list(range(1000, 1030))
+SEEDS = list(range(3060, 3090))
 
 
 @pytest.mark.faults

@@ -31,6 +31,7 @@ from tests.store.stores import (
     small_settings,
     tree,
 )
+from tests.waiting import SECONDS
 
 # ---- opening and closing
 
@@ -41,7 +42,7 @@ def test_new_store_makes_its_directory(tmp_path: Path) -> None:
         assert (root / "abort").read_text() == str(os.getpid())
         assert (store.min_physical_offset, store.max_physical_offset, store.durable_offset) == (-1, 0, 0)
         assert store.is_writable and store.failure is None
-    assert sorted(tree(root)) == ["checkpoint", "commitlog", "lock", "queueends"]
+    assert sorted(tree(root)) == ["checkpoint", "commitlog", "lock", "logstart", "queueends"]
 
 
 def test_clean_close_leaves_what_java_leaves(tmp_path: Path) -> None:
@@ -54,6 +55,7 @@ def test_clean_close_leaves_what_java_leaves(tmp_path: Path) -> None:
         "consumequeue/TopicTest/0/00000000000000000000",
         f"index/{index}",
         "lock",
+        "logstart",  # ours
         "queueends",  # ours
     ]
     assert (tmp_path / "s" / "checkpoint").read_bytes()[:16] == timestamp.to_bytes(8, "big") * 2
@@ -69,6 +71,8 @@ def test_messages_and_numbers_survive_a_restart(tmp_path: Path) -> None:
 
 def test_open_store_is_locked(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as store:
+        assert store._commit_log._next._made is not None
+        store._commit_log._next._made.result(SECONDS)  # the first file, which another thread makes
         before = tree(store.root)
         with pytest.raises(StoreLocked):
             MessageStore(store.root, small_settings()).open()
@@ -436,6 +440,7 @@ def test_golden_store_is_unchanged_by_open_and_close(tmp_path: Path) -> None:
     assert {name for name in before | after if before.get(name) != after.get(name)} <= {
         "lock",
         "checkpoint",
+        "logstart",
         "queueends",
     }
 

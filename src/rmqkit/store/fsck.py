@@ -28,7 +28,9 @@ from rmqkit.store.commit_log import log_directories
 from rmqkit.store.deleted_topics import deleted_topics_path
 from rmqkit.store.filler import is_filler
 from rmqkit.store.findings import FINDINGS_MAX, Finding, Kind, Progress, Report, common_length, files_in_order
+from rmqkit.store.log_start import gone_files, noted_start
 from rmqkit.store.log_view import LogView, Segment
+from rmqkit.store.mapped_file import file_name
 from rmqkit.store.property_crc import CRC_NAME, TRAILER_BYTES, has_sound_crc
 from rmqkit.store.scan import Damage, need_numpy
 from rmqkit.store.settings import StoreSettings
@@ -279,7 +281,17 @@ def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogV
         missing = ", ".join(sorted(map(str, folders)))
         raise StoreError(f"{root} is no store, there is no {missing}: name its storePathRootDir")
     file_bytes = common_length(folders) if settings is None else settings.commit_log_file_bytes
-    return LogView(list(files_in_order(folders, file_bytes, report)))
+    log = LogView(list(files_in_order(folders, file_bytes, report)))
+    _check_start(root, log, report)
+    return log
+
+
+def _check_start(root: Path, log: LogView, report: Report) -> None:
+    """Note first files that are gone since a broker noted where the log begins."""
+    noted = noted_start(root)  # behind the look at the files: a broker notes the new start before it deletes any
+    if noted is not None and log.segments and log.min_offset > noted:
+        expected = f"{file_name(noted)} to be the first file"
+        report.add(Kind.FILE_MISSING, log.segments[0].path, 0, expected, gone_files(noted, log.min_offset))
 
 
 def _walk(

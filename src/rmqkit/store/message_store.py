@@ -38,6 +38,7 @@ from rmqkit.store.flush import Flusher
 from rmqkit.store.index_file import keys_of
 from rmqkit.store.json_files import make_directory, sync_directory, write_durably
 from rmqkit.store.light_queues import light_numbers
+from rmqkit.store.log_start import LogStart
 from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.memory_disk import check_room
 from rmqkit.store.message_index import KeyQuery, MessageIndex
@@ -118,6 +119,7 @@ class MessageStore:
         self._queues = ConsumeQueues(root, settings, is_batch_topic)
         self._deleted = DeletedTopics(root, self._commit_log)
         self._queues.deleted_ends = self._deleted.ends
+        self._start = LogStart(root, self._commit_log, is_replica=is_replica)
         self._ends = QueueEnds(root, self._commit_log, is_replica=is_replica)
         self._index = _index_of(root, settings)
         self._checkpoint = Checkpoint(root / "checkpoint")
@@ -143,12 +145,21 @@ class MessageStore:
         )
         self._appender = Appender(self._commit_log, self._queues, self._dispatcher, self._flusher, settings, clock)
         self._retention = Retention(
-            root, self._commit_log, self._queues, self._index, settings, clock, disk_used_percent
+            root,
+            self._commit_log,
+            self._queues,
+            self._index,
+            settings,
+            clock,
+            disk_used_percent,
+            note_start=self._start.note,
         )
         self._gap_max = 0  # so many messages may be missing in a queue, as fillers of the log say
         self._replica: Replica | None = None
         if is_replica:
-            self._replica = Replica(self._commit_log, self._dispatcher, self._flusher, settings, self._dispatch_run)
+            self._replica = Replica(
+                self._commit_log, self._dispatcher, self._flusher, settings, self._dispatch_run, self._start.note
+            )
             self._appender.refusal = IS_REPLICA
 
     # ---- facts
@@ -241,6 +252,7 @@ class MessageStore:
             _log.warning("store %s was not closed in order: recovering", self.root)
         end = self._recover(is_clean)
         write_durably(self._abort_path, str(os.getpid()).encode())
+        self._start.renew()
         self._ends.remove(self._queues)
         self._commit_log.resume()
         self._dispatcher.position = self._reader.doubted_end = self._commit_log.max_offset
@@ -258,6 +270,7 @@ class MessageStore:
         if is_clean:
             log.queue.mark_synced()
             queues.mark_synced()
+        self._start.compare()
         check_heads(self.root, log.queue.files, is_replica=self._replica is not None)
         self._ends.load(clean=is_clean)
         newest = queues.recover(clean=is_clean, take=self._ends.take)

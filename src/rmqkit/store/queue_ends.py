@@ -1,7 +1,6 @@
 """The note of queue ends: what every queue held at a clean stop, for the next start to compare.
 
-``queueends``, beside ``checkpoint``; Apache's broker does not know it. The first line is the CRC-32 of the rest in hex,
-the rest is JSON:
+``queueends``, one of the `note_files`:
 
 ==========  ======================================================================================================
 field       value
@@ -26,7 +25,6 @@ import logging
 import zlib
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct, field
 
 from rmqkit.errors import RecordCorrupt
@@ -35,14 +33,13 @@ from rmqkit.store.commit_log import CommitLog
 from rmqkit.store.consume_queue import ConsumeQueue
 from rmqkit.store.consume_queues import ConsumeQueues
 from rmqkit.store.file_queue import FileQueue
-from rmqkit.store.json_files import sync_directory, write_durably
 from rmqkit.store.logic_queue import LogicQueue
 from rmqkit.store.mapped_file import MappedFile
+from rmqkit.store.note_files import read_note, remove_note, write_note
 
 __all__ = ["QueueEnds", "QueueNote"]
 
 _log = logging.getLogger(__name__)
-_CRC_DIGITS = 8
 _NAME = "queueends"
 
 
@@ -84,21 +81,8 @@ class QueueEnds:
 
     def load(self, *, clean: bool) -> None:
         """Read the note, when the log was loaded. ``clean``: whether the store was closed in order."""
-        self._note = self._read() or _Note()
+        self._note = read_note(self._path, _Note, "the ends of the queues are not compared with it") or _Note()
         self.is_current = clean and self._note.log_end >= 0 and not self._is_appended()
-
-    def _read(self) -> _Note | None:
-        try:
-            crc, _, content = self._path.read_bytes().partition(b"\n")
-        except FileNotFoundError:
-            return None
-        try:
-            if int(crc, 16) == zlib.crc32(content) and len(crc) == _CRC_DIGITS:
-                return msgspec.json.decode(content, type=_Note)
-        except (ValueError, msgspec.DecodeError):
-            _log.debug("%s is no note", self._path)
-        _log.warning("%s cannot be read: the ends of the queues are not compared with it", self._path)
-        return None
 
     def _is_appended(self) -> bool:
         """Whether a record follows where the log ended; a log that begins behind that was written, too."""
@@ -164,10 +148,9 @@ class QueueEnds:
         Raises OSError: the disk refused."""
         note = _Note(goes_on=self._numbers_ahead(queues))
         if note.goes_on:
-            self._write(note)
-        elif self._path.exists():
-            self._path.unlink()
-            sync_directory(self._path.parent)
+            write_note(self._path, note)
+        else:
+            remove_note(self._path)
 
     def save(self, queues: ConsumeQueues) -> None:
         """Note what the queues hold, when nothing comes any more and all of it is on the disk.
@@ -178,7 +161,7 @@ class QueueEnds:
             for queue in sorted(queues, key=lambda one: (one.topic, one.queue_id)):
                 note.queues.setdefault(queue.topic, {})[queue.queue_id] = self._measure(queue)
                 queue.close()
-            self._write(note)
+            write_note(self._path, note)
         except OSError as error:
             _log.warning("%s cannot be written, the next start compares no queue ends: %s", self._path, error)
             self._path.unlink(missing_ok=True)
@@ -201,13 +184,6 @@ class QueueEnds:
             if queue.next_offset > queue.max_offset:
                 ahead.setdefault(queue.topic, {})[queue.queue_id] = queue.next_offset
         return ahead
-
-    def _write(self, note: _Note) -> None:
-        content = msgspec.json.encode(note)
-        whole = self._path.with_name(_NAME + ".tmp")
-        write_durably(whole, b"%08x\n%b" % (zlib.crc32(content), content))
-        whole.replace(self._path)
-        sync_directory(self._path.parent)
 
 
 def _begins_record(file: MappedFile, position: int) -> bool:

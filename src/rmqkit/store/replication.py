@@ -108,6 +108,7 @@ class Replica:
     Args:
         enter_run: enters a run of records into queues and index, and says which are the newest in light queues; raises
             OSError.
+        note_start: told where the first file of an empty log is about to begin.
 
     Attributes:
         whole_end: physical offset one past the last whole record, or blank.
@@ -121,11 +122,13 @@ class Replica:
         flusher: Flusher,
         settings: StoreSettings,
         enter_run: Callable[[Arrivals], list[Arrival]],
+        note_start: Callable[[int], object],
     ) -> None:
         self._log = log
         self._dispatcher = dispatcher
         self._flusher = flusher
         self._enter_run = enter_run
+        self._note_start = note_start
         self._delays_ms = parse_delay_levels(settings.message_delay_level)
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._has_numpy = has_numpy()
@@ -170,6 +173,7 @@ class Replica:
         log = self._log
         if not log.max_offset:
             log.cut(-1)  # a file that was made ahead, with nothing in it
+            self._note_start(start)
             self.whole_end = self._due = self._dispatcher.position = start
         log.begin_file(start)
 

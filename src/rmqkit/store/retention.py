@@ -35,6 +35,7 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 
 from msgspec import Struct
@@ -155,6 +156,7 @@ def used_percent(path: Path) -> int:
 class Retention:
     """Deletes what a store need not keep.
     ``disk_used_percent``: says how full the disk of a directory is.
+    ``note_start``: notes where the log is about to begin (`LogStart.note`).
     ``decision``: that of the last round.
     ``use``: the disk use it was made for.
     Raises SettingsError: ``deleteWhen`` names no hours."""
@@ -168,6 +170,8 @@ class Retention:
         settings: StoreSettings,
         clock: Clock,
         disk_used_percent: Callable[[Path], int] = used_percent,
+        *,
+        note_start: Callable[[int], bool] = lambda start: True,
     ) -> None:
         self.decision = _NOTHING
         self.use = DiskUse(0, 0, 0)
@@ -178,6 +182,7 @@ class Retention:
         self._settings = settings
         self._clock = clock
         self._disk_used_percent = disk_used_percent
+        self._note_start = note_start
         self._hours = parse_hours(settings.delete_when)
         self._requested_rounds = 0
         self._followed_offset = 0
@@ -254,13 +259,24 @@ class Retention:
         def is_expired(file: MappedFile) -> bool:
             if file.end > end_max:
                 return False
-            if not self.decision.is_forced and _modified_ms(file.path) > written_ms_max:
+            return self.decision.is_forced or _modified_ms(file.path) <= written_ms_max
+
+        expired = list(takewhile(is_expired, queue.files[:-1]))
+        if not expired:
+            return 0
+        # First: a start must not miss them, whenever this one is killed.
+        is_noted = self._note_start(queue.files[len(expired)].start)
+        directories = {file.path.parent for file in queue.files}
+
+        def is_held(file: MappedFile) -> bool:
+            if file not in expired:
                 return False
             self._hold(file)
             return True
 
-        directories = {file.path.parent for file in queue.files}
-        count = queue.drop_front(is_expired)
+        count = queue.drop_front(is_held)
+        if not is_noted:
+            self._note_start(queue.min_offset)  # a full disk has room now
         if count:
             for directory in directories:  # first: records that came back would have no queue and no extension
                 sync_directory(directory)
