@@ -299,7 +299,7 @@ def test_tables_that_find_no_room_are_one_line_each_however_often_they_are_tried
 def test_broker_on_a_disk_over_its_mark_refuses_the_first_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: int, answer: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    figures = SimpleNamespace(f_blocks=100, f_bfree=100 - used, f_bavail=100 - used)
+    figures = SimpleNamespace(f_blocks=100, f_bfree=100 - used, f_bavail=100 - used, f_frsize=1 << 30)
     monkeypatch.setattr(os, "statvfs", lambda path: figures)
 
     async def start() -> None:
@@ -354,7 +354,7 @@ def in_mount_namespace(script: str, *arguments: str) -> subprocess.CompletedProc
 @pytest.mark.parametrize("flush_disk_type", list(FlushDiskType))
 def test_small_disk_fills_up_and_gets_room_again(tmp_path: Path, flush_disk_type: FlushDiskType) -> None:
     script = (
-        'mount -t tmpfs -o size=1m none "$2"; exec "$1" -c "from tests.faults.test_disk import fill; fill()" "$2" "$3"'
+        'mount -t tmpfs -o size=4m none "$2"; exec "$1" -c "from tests.faults.test_disk import fill; fill()" "$2" "$3"'
     )
     (tmp_path / "mount").mkdir()
     done = in_mount_namespace(script, sys.executable, str(tmp_path / "mount"), flush_disk_type.value)
@@ -369,9 +369,9 @@ def fill() -> None:
         commit_log_file_bytes=65_536, flush_disk_type=flush_disk_type, flush_interval_ms=5, disk_warning_percent=90
     )
     filler = folder / "filler"
-    filler.write_bytes(bytes(500_000))
     taken: list[bytes] = []
     with opened(folder / "s", settings) as store:
+        filler.write_bytes(bytes(3_650_000))  # after the start, which asks for 1 MiB
 
         def put(number: int) -> PutStatus:
             body = b"%d " % number + bytes(number % 3000)

@@ -28,10 +28,12 @@ import pytest
 from rmqkit import Message, Producer, PullConsumer
 from rmqkit.client.sender import SendStatus
 from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.bodies.replication import HaRuntimeInfo
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
+from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK, INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
-from tests.interop.apache import is_member
+from tests.interop.apache import ask, is_member
 from tests.interop.asking import Asked, answers, differences
 from tests.interop.conftest import kit_or_skip
 from tests.interop.kit import ApacheKit
@@ -53,6 +55,7 @@ from tests.interop.mixture import (
     tallies,
 )
 from tests.interop.replicas import (
+    CAUGHT_UP_SECONDS,
     POLL_SECONDS,
     SLAVE_TIMEOUT_SECONDS,
     Replica,
@@ -217,6 +220,12 @@ class Group:
             self.slaves[OURS] = self.stack.enter_context(restarted(self.ours, [self.name_servers[OURS]], 1))
         asyncio.run(ask_for_copies(self.name_server))  # what comes now reaches only who follows
         wait_caught_up(self.master, self.slaves.values())
+        if self.plan.master == OURS:  # of links from one address a later one counts once those before it reported again
+            wait_until(self._all_count, CAUGHT_UP_SECONDS, "copies of all slaves that count", poll_seconds=POLL_SECONDS)
+
+    def _all_count(self) -> bool:
+        status = decode_as(ask(self.master.address, Command(RequestCode.GET_BROKER_HA_STATUS)).payload, HaRuntimeInfo)
+        return status.in_sync_slave_nums == len(self.slaves)
 
     def answers(self) -> dict[str, Answers]:
         """While one slave, or all of them, stand still."""

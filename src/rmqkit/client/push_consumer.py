@@ -222,11 +222,11 @@ class PushConsumer(Consumer):
         return self._listeners.get(topic, _NOT_SUBSCRIBED)
 
     async def _look_for_readers(self) -> None:
-        """Tell of a start that nobody gets messages from, as both may still come: subscriptions and iterations."""
+        """Tell of a start that nobody gets messages from. Subscriptions and iterations may come a moment after it."""
+        await asyncio.sleep(_READER_SECONDS)
         topics = [topic for topic in self._membership.subscriptions if not topic.startswith(RETRY_PREFIX)]
         if not topics:
             _log.warning("%s has no subscription, it gets nothing: call subscribe() or on()", self._described)
-        await asyncio.sleep(_READER_SECONDS)
         unread = [topic for topic in topics if topic in self._listeners and self._listeners[topic] is None]
         if unread and not self._streams:
             said = "%s has no handler for topic %s, and nothing iterates messages(): give subscribe() a handler"
