@@ -79,7 +79,8 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
             for handle in found.handles.values():
                 assert (await ack(client, handle)).code == 0
         assert sorted(popped) == [("12", 0), ("4", 1), ("8", 0)], "the ack that the slave had is known"
-        assert not pending(brokers, "a-0")
+        # What memory is done with counts once more for a moment when the log is followed between check point and ack.
+        await until(lambda: not pending(brokers, "a-0"), "acks of all messages", 30)
         await client.client.close()
 
 
