@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rmqkit.protocol.record import pack_host
-from rmqkit.store.fsck import stat, verify
 from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.offline.check import stat, verify
 from rmqkit.store.settings import StoreSettings
 
 HOST = pack_host("127.0.0.1", 10911)
@@ -56,7 +56,7 @@ def recover(root: Path, is_indexed: bool) -> None:
 
 
 def rebuild_all(root: Path, is_indexed: bool) -> None:
-    from rmqkit.store.rebuild import rebuild
+    from rmqkit.store.offline.rebuild import rebuild
 
     rebuild(root, settings(is_indexed), queues=True, index=is_indexed)
 

@@ -24,7 +24,7 @@ from rmqkit.client.settings import ClientSettings, check
 from rmqkit.namesrv import notices
 from rmqkit.remoting import diagnosis
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.store import commit_log
+from rmqkit.store.log import commit_log
 
 TIMEOUT_MS = 60_000
 """Of one request; only a test that fails waits so long."""

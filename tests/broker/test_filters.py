@@ -15,7 +15,7 @@ from rmqkit.protocol.bodies.clients import SubscriptionData
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import decode_record, encode_record, record_properties
 from rmqkit.store.message_store import Arrival
-from rmqkit.store.queue_ext import ExtUnit, QueueExt
+from rmqkit.store.queues.queue_ext import ExtUnit, QueueExt
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
 

@@ -9,9 +9,9 @@ import pytest
 
 from rmqkit.protocol.bodies.timer import encode_timer_checkpoint
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.store.timer_files import load_timer_checkpoint
-from rmqkit.store.timer_log import UNIT_BYTES
-from rmqkit.store.timer_wheel import WHEEL_BYTES
+from rmqkit.store.timer.files import load_timer_checkpoint
+from rmqkit.store.timer.log import UNIT_BYTES
+from rmqkit.store.timer.wheel import WHEEL_BYTES
 from rmqkit.testing.clock import StandingClock
 from tests.broker.timed import NOW_MS, STEP_MS, in_a_loop, timed
 

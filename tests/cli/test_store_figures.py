@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rmqkit.cli.naive_store import NaiveStore, naive_walk
 from rmqkit.protocol.record import iter_records
-from rmqkit.store.consume_queue import ENTRY
+from rmqkit.store.queues.consume_queue import ENTRY
 from tests.store.stores import message, opened, put_all, small_settings
 
 RMQ = str(Path(sys.executable).with_name("rmq"))

@@ -38,9 +38,9 @@ from msgspec import Struct, field
 
 from rmqkit.errors import RecordCorrupt, StoreError
 from rmqkit.protocol.record import decode_record
-from rmqkit.store import fsck
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore
+from rmqkit.store.offline import check as fsck
 from rmqkit.testing.clock import StandingClock
 from tests.broker.timed import NOW_MS, STEP_MS, Timed
 from tests.store.stores import message, put_all

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rmqkit.store import index_file
+from rmqkit.store.index import file as index_file
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512

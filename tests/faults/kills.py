@@ -23,8 +23,8 @@ from typing import Any
 
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import decode_record
-from rmqkit.store import fsck
 from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from tests.faults.power_cut import read_everything
 from tests.store.stores import message, opened

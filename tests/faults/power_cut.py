@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from rmqkit.protocol.record import Record, decode_record
-from rmqkit.store import fsck, recovery
+from rmqkit.store.log import recovery
 from rmqkit.store.message_store import MessageStore
+from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import FlushDiskType
 from tests.faults.disk import CutStyle, Recorder
 from tests.faults.workload import BATCHED, Key, Ledger, Stored, Work, greatest_at, quiet, random_settings

@@ -20,9 +20,10 @@ import pytest
 from rmqkit.errors import StoreError, StoreUnavailable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.headers.topics import CreateTopicRequest
-from rmqkit.store import fsck, message_index
+from rmqkit.store.index import index as message_index
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from tests.broker.cluster import Cluster
 from tests.faults.refusals import BROKEN, NO_SPACE, READ_ONLY, RefusingDisk

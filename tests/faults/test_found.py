@@ -12,12 +12,12 @@ import pytest
 from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import decode_record
-from rmqkit.store import fsck
-from rmqkit.store.consume_queue import ENTRY
-from rmqkit.store.file_queue import FileQueue
+from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.json_files import JsonFile
-from rmqkit.store.message_index import MessageIndex
+from rmqkit.store.log.file_queue import FileQueue
 from rmqkit.store.message_store import MessageStore, PutStatus
+from rmqkit.store.offline import check as fsck
+from rmqkit.store.queues.consume_queue import ENTRY
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings

@@ -20,8 +20,8 @@ from unittest import mock
 
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.properties import encode_properties
-from rmqkit.store import commit_log, recovery
 from rmqkit.store.json_files import JsonFile
+from rmqkit.store.log import commit_log, recovery
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock

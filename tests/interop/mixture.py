@@ -16,8 +16,8 @@ from pathlib import Path
 from rmqkit import Message, Producer, PullConsumer
 from rmqkit.client.sender import SendStatus
 from rmqkit.client.settings import StartFrom
-from rmqkit.store.log_view import LogView
-from rmqkit.store.scan import Damage
+from rmqkit.store.bulk.scan import Damage
+from rmqkit.store.offline.view import LogView
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB
 from tests.interop.replicas import BROKER, POLL_SECONDS, create_topic, message_count

@@ -12,8 +12,8 @@ from typing import Any
 from rmqkit import PullConsumer
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.record import iter_records
-from rmqkit.store.filler import is_filler
-from rmqkit.store.repair import repair
+from rmqkit.store.log.filler import is_filler
+from rmqkit.store.offline.repair import repair
 from tests.golden_reading import as_listed, expected_messages, order, simple_queues
 from tests.golden_stores import unpack_golden
 from tests.interop.apache import open_store_with_apache

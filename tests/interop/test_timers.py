@@ -21,7 +21,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.message import read_messages
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.store.timer_files import load_timer_checkpoint
+from rmqkit.store.timer.files import load_timer_checkpoint
 from tests.interop.apache import BROKER_CONF, CLUSTER
 from tests.interop.kit import ApacheKit
 from tests.interop.standalone import run_broker, run_name_server

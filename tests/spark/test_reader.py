@@ -17,7 +17,7 @@ from rmqkit.spark.kernels.batch import MessageBatch
 from rmqkit.spark.reader import ReadPlan, read_split
 from rmqkit.spark.splits import Split, plan_splits
 from rmqkit.spark.store_source import available_columns, read_plan, store_options
-from rmqkit.store.scan import Records, walk
+from rmqkit.store.bulk.scan import Records, walk
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import plain_records, plain_rows, record_at, rows_of, segment_of
 

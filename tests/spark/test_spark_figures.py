@@ -19,8 +19,8 @@ from rmqkit.protocol.record import decode_record
 from rmqkit.spark.reader import read_split
 from rmqkit.spark.splits import Split
 from rmqkit.spark.store_source import read_plan, store_options, store_splits
-from rmqkit.store.fsck import verify
-from rmqkit.store.rebuild import rebuild
+from rmqkit.store.offline.check import verify
+from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings
 
 BODY_BYTES = 100

@@ -26,13 +26,13 @@ from rmqkit.protocol.record import (
     TRANSACTION_ROLLBACK,
     encode_record,
 )
-from rmqkit.store.consume_queues import topic_fault
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, queue_tags_code
-from rmqkit.store.message_index import KeyQuery
-from rmqkit.store.property_crc import TRAILER_BYTES, seal, with_room_for_crc
+from rmqkit.store.index.index import KeyQuery
+from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
-from rmqkit.store.queue_ext import ExtUnit
+from rmqkit.store.queues.queue_ext import ExtUnit
+from rmqkit.store.queues.table import topic_fault
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus
 from rmqkit.store.settings import StoreSettings
 

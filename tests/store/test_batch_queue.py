@@ -12,8 +12,8 @@ from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.batch import BatchEntry, decode_batch, encode_batch
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
-from rmqkit.store.batch_queue import BATCH_ENTRY, BatchQueue
 from rmqkit.store.message_store import GetStatus, MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.queues.batch_queue import BATCH_ENTRY, BatchQueue
 from tests.golden_stores import unpack_golden
 from tests.store.stores import copy_store, golden_settings, message, opened, read_all, small_settings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.store.checkpoint import Checkpoint
+from rmqkit.store.log.checkpoint import Checkpoint
 
 
 def test_bytes(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rmqkit.protocol.record import encode_record
-from rmqkit.store.commit_log import CommitLog, log_directories
-from rmqkit.store.file_queue import FileQueue
-from rmqkit.store.mapped_file import MappedFile
+from rmqkit.store.log.commit_log import CommitLog, log_directories
+from rmqkit.store.log.file_queue import FileQueue
+from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.settings import StoreSettings
 from tests.store.stores import HOST, HOST_V6, small_settings
 
@@ -255,7 +255,7 @@ def test_file_that_takes_too_long_is_waited_for_once(
     log._next.close()
     go_on = threading.Event()
     create = log.queue.create
-    monkeypatch.setattr("rmqkit.store.commit_log._CREATE_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr("rmqkit.store.log.commit_log._CREATE_TIMEOUT_SECONDS", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(FileQueue, "create", lambda queue, start: (go_on.wait(60), create(start))[1])
         with pytest.raises(TimeoutError, match="not made after"):
@@ -267,5 +267,5 @@ def test_file_that_takes_too_long_is_waited_for_once(
         made = log._next._made
         assert made is not None
         assert made.result(60).start == FILE_BYTES
-    monkeypatch.setattr("rmqkit.store.commit_log._CREATE_TIMEOUT_SECONDS", 20.0)
+    monkeypatch.setattr("rmqkit.store.log.commit_log._CREATE_TIMEOUT_SECONDS", 20.0)
     assert append(log, 900) == FILE_BYTES

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY, ConsumeQueue
-from rmqkit.store.mapped_file import file_name
+from rmqkit.store.log.mapped_file import file_name
+from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY, ConsumeQueue
 from tests.open_files import open_files
 
 FILE_ENTRIES = 10
@@ -194,7 +194,7 @@ def test_expired_files_are_deleted_but_never_the_last(queue: ConsumeQueue) -> No
 
 def test_full_disk_leaves_the_queue_as_it_was(queue: ConsumeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(queue, 3)
-    monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", lambda descriptor, data, position: 7)
+    monkeypatch.setattr("rmqkit.store.queues.consume_queue._pwrite", lambda descriptor, data, position: 7)
     with pytest.raises(OSError, match="no space left") as raised:
         fill(queue, 1, first=3)
     assert raised.value.errno == errno.ENOSPC

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.store import file_queue
-from rmqkit.store.consume_queues import ConsumeQueues, open_file_limit
+from rmqkit.store.log import file_queue
 from rmqkit.store.message_store import MessageStore, PutStatus
-from rmqkit.store.queue_ext import ExtUnit
+from rmqkit.store.queues.queue_ext import ExtUnit
+from rmqkit.store.queues.table import ConsumeQueues, open_file_limit
 from tests.open_files import open_files
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 
@@ -227,7 +227,7 @@ def test_limit_of_open_files_is_raised_to_what_is_allowed() -> None:
 
 
 def test_bound_follows_from_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqkit.store.consume_queues.open_file_limit", lambda: 20_000)
+    monkeypatch.setattr("rmqkit.store.queues.table.open_file_limit", lambda: 20_000)
     for ext, expected in ((False, 2500), (True, 1250)):
         queues = ConsumeQueues(tmp_path, small_settings(enable_consume_queue_ext=ext))
         queues.load()

@@ -45,7 +45,7 @@ def test_a_topic_made_again_begins_empty_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_clean: bool, has_ext: bool, bulk_from: int
 ) -> None:
     """Queue 0 has new messages, queue 1 has none, and another topic's message lies between the old ones."""
-    monkeypatch.setattr("rmqkit.store.recovery.BULK_FROM_BYTES", bulk_from)
+    monkeypatch.setattr("rmqkit.store.log.recovery.BULK_FROM_BYTES", bulk_from)
     settings = quiet(enable_consume_queue_ext=has_ext, consume_queue_ext_file_bytes=256)
     with opened(tmp_path / "s", settings) as store:
         put_some(store, b"old", queue_id=1)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
-from rmqkit.store.consume_queue import ENTRY
-from rmqkit.store.consume_queues import ConsumeQueues
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of, queue_tags_code
 from rmqkit.store.message_store import MessageStore
-from rmqkit.store.queue_ext import QueueExt, is_address
+from rmqkit.store.queues.consume_queue import ENTRY
+from rmqkit.store.queues.queue_ext import QueueExt, is_address
+from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import GoldenStore, unpack_golden
@@ -112,7 +112,7 @@ def test_waiting_records_are_one_write_for_each_queue(queues: ConsumeQueues, mon
     writes: list[int] = []
     real = os.pwrite
     counting = lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1]  # noqa: E731
-    monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", counting)
+    monkeypatch.setattr("rmqkit.store.queues.consume_queue._pwrite", counting)
     dispatcher.run(700)
     assert writes == [120, 120] and max_offset(queues, "A") == max_offset(queues, "B") == 7
 
@@ -166,7 +166,7 @@ def test_refusing_disk_stops_the_dispatcher_until_it_takes_more(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     dispatcher = Dispatcher(queues)
-    monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", fail)
+    monkeypatch.setattr("rmqkit.store.queues.consume_queue._pwrite", fail)
     dispatcher.submit([arrival(0)], 100, 100)
     dispatcher.submit([arrival(1)], 200, 200)
     assert dispatcher.failure is not None and dispatcher.failure.errno == errno.ENOSPC
@@ -261,7 +261,8 @@ def test_what_is_put_together_costs_one_write_per_queue(tmp_path: Path, monkeypa
         writes: list[int] = []
         real = os.pwrite
         monkeypatch.setattr(
-            "rmqkit.store.consume_queue._pwrite", lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1]
+            "rmqkit.store.queues.consume_queue._pwrite",
+            lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1],
         )
         with store.together():
             put_all(store, *(message(queue_id=i % 2) for i in range(6)))

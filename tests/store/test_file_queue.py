@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.store.file_queue import FileQueue
-from rmqkit.store.mapped_file import file_name
+from rmqkit.store.log.file_queue import FileQueue
+from rmqkit.store.log.mapped_file import file_name
 from tests.store.stores import tree
 
 SIZE = 100
@@ -168,7 +168,7 @@ def test_names_of_new_files_are_made_durable_once(
     queue: FileQueue, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directories = []
-    monkeypatch.setattr("rmqkit.store.file_queue.sync_directory", directories.append)
+    monkeypatch.setattr("rmqkit.store.log.file_queue.sync_directory", directories.append)
     queue.sync()
     queue.sync()
     assert directories == [folder, *list(folder.parents)[:3]] * 3

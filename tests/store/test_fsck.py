@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.record import INNER_BATCH, decode_record
-from rmqkit.store.batch_queue import BATCH_ENTRY
-from rmqkit.store.comparison import IndexComparison
-from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY
-from rmqkit.store.derived_files import DerivedFiles
-from rmqkit.store.fsck import Finding, Kind, Report, dump, open_log, stat, verify
-from rmqkit.store.scan import Damage, runs
+from rmqkit.store.bulk.scan import Damage, runs
+from rmqkit.store.offline.bulk_compare import IndexComparison
+from rmqkit.store.offline.check import Finding, Kind, Report, dump, open_log, stat, verify
+from rmqkit.store.offline.queue_check import DerivedFiles
+from rmqkit.store.queues.batch_queue import BATCH_ENTRY
+from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY
 from rmqkit.store.settings import StoreSettings
 from tests.golden_reading import LISTED, as_listed, order
 from tests.golden_stores import GoldenStore, unpack_golden
@@ -557,7 +557,7 @@ def test_what_is_compared_in_bulk_is_what_is_looked_at_one_by_one(tree_name, fil
     try:
         in_bulk = verify(root, sizes)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("rmqkit.store.comparison.Ranges.add", lambda self, start, end: None)
+            patch.setattr("rmqkit.store.offline.bulk_compare.Ranges.add", lambda self, start, end: None)
             one_by_one = verify(root, sizes)
         assert in_bulk == one_by_one
     finally:
@@ -581,10 +581,12 @@ def without_ext(tmp_path_factory) -> tuple[Path, StoreSettings]:
 def test_most_entries_are_compared_in_bulk(without_ext, monkeypatch):
     looked_at: list[object] = []
     monkeypatch.setattr(
-        "rmqkit.store.derived_files.DerivedFiles._simple_entry",
+        "rmqkit.store.offline.queue_check.DerivedFiles._simple_entry",
         lambda self, place, index, entry: looked_at.append(place),
     )
-    monkeypatch.setattr("rmqkit.store.derived_files.DerivedFiles._read_keys", lambda self, at: looked_at.append(at))
+    monkeypatch.setattr(
+        "rmqkit.store.offline.queue_check.DerivedFiles._read_keys", lambda self, at: looked_at.append(at)
+    )
     report = verify(*without_ext)
     assert report.checked["queue entries"] == 120
     assert report.checked["index entries"] == 240
@@ -592,7 +594,7 @@ def test_most_entries_are_compared_in_bulk(without_ext, monkeypatch):
 
 
 def test_without_numpy_it_is_said(golden, monkeypatch):
-    monkeypatch.setattr("rmqkit.store.scan.has_numpy", lambda: False)
+    monkeypatch.setattr("rmqkit.store.bulk.scan.has_numpy", lambda: False)
     for look in (verify, stat):
         with pytest.raises(StoreError, match=r"needs numpy, which is not installed: pip install 'rmqkit\[store\]'"):
             look(golden.root)
@@ -600,7 +602,7 @@ def test_without_numpy_it_is_said(golden, monkeypatch):
 
 
 def test_a_report_keeps_so_many_findings_and_counts_all(golden, monkeypatch):
-    monkeypatch.setattr("rmqkit.store.findings.FINDINGS_MAX", 3)
+    monkeypatch.setattr("rmqkit.store.offline.findings.FINDINGS_MAX", 3)
     path = first_file(golden, "consumequeue", "GoldPlain")
     overwrite(path, 0, b"\x01" * 100)
     report = looked_at(golden)

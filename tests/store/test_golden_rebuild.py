@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from rmqkit.settings import load
-from rmqkit.store.consume_queue import ENTRY
-from rmqkit.store.queue_ext import UNIT, QueueExt
+from rmqkit.store.queues.consume_queue import ENTRY
+from rmqkit.store.queues.queue_ext import UNIT, QueueExt
 from rmqkit.store.settings import StoreSettings
 from tests.golden_stores import golden_manifest
 from tests.store.stores import opened, read_all

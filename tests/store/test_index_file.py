@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.properties import find_property
-from rmqkit.store.index_file import _KEYS, key_hash
+from rmqkit.store.index.file import _KEYS, key_hash
 from tests.golden_stores import golden_manifest
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.store import log_start
-from rmqkit.store.findings import Kind
-from rmqkit.store.fsck import verify
+from rmqkit.store.log import log_start
 from rmqkit.store.message_store import MessageStore
+from rmqkit.store.offline.check import verify
+from rmqkit.store.offline.findings import Kind
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.store.mapped_file import MappedFile, file_name
+from rmqkit.store.log.mapped_file import MappedFile, file_name
 from tests.open_files import open_files
 
 
@@ -126,7 +126,7 @@ def test_warm_file_has_its_blocks_and_holds_zeros(file: MappedFile) -> None:
 
 
 def test_warming_ends_when_it_is_not_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqkit.store.mapped_file._WARM_BYTES", 100)
+    monkeypatch.setattr("rmqkit.store.log.mapped_file._WARM_BYTES", 100)
     file = MappedFile.create(tmp_path / file_name(0), 0, 1000)
     written: list[int] = []
     monkeypatch.setattr(file.__class__, "write", lambda self, position, data: written.append(position))

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
-from rmqkit.store import message_index
-from rmqkit.store.index_file import key_hash, key_hashes
-from rmqkit.store.message_index import MessageIndex
+from rmqkit.store.index import index as message_index
+from rmqkit.store.index.file import key_hash, key_hashes
+from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.message_store import MessageStore
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden

@@ -14,9 +14,9 @@ from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import MAGIC_V1, MAGIC_V2, decode_record
-from rmqkit.store.file_queue import FileQueue
+from rmqkit.store.log.file_queue import FileQueue
+from rmqkit.store.log.property_crc import has_sound_crc
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
-from rmqkit.store.property_crc import has_sound_crc
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
 from tests.store.stores import (
@@ -143,7 +143,7 @@ def test_failed_recovery_gives_the_lock_back(tmp_path: Path, monkeypatch: pytest
     def fail(self: object, **options: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("rmqkit.store.consume_queues.ConsumeQueues.recover", fail)
+    monkeypatch.setattr("rmqkit.store.queues.table.ConsumeQueues.recover", fail)
     with pytest.raises(StoreError, match="cannot recover store"):
         MessageStore(tmp_path / "s", small_settings()).open()
     monkeypatch.undo()
@@ -270,7 +270,7 @@ def test_full_disk_refuses_and_takes_more_later(
 def test_full_disk_at_the_queue_holds_back_further_puts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path / "s") as store:
         put_all(store, message(body=b"0"))
-        monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", lambda descriptor, data, position: 0)
+        monkeypatch.setattr("rmqkit.store.queues.consume_queue._pwrite", lambda descriptor, data, position: 0)
         assert store.put(message(body=b"1")).status is PutStatus.OK, "it is in the log"
         refused = store.put(message(body=b"2"))
         assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
@@ -359,7 +359,7 @@ def test_batch_is_one_write_and_one_piece_of_news(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1])
         store.put_batch(batch_of(*[BatchEntry(b"x", b"")] * 5))
         assert len(writes) == 1 and seen == [5]
-        monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", os.pwrite)
+        monkeypatch.setattr("rmqkit.store.queues.consume_queue._pwrite", os.pwrite)
         store.put_batch(batch_of(*[BatchEntry(b"x", b"")] * 5))
         assert writes[1:] == [505, 100], "and one for the entries"
 

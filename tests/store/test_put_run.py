@@ -83,7 +83,7 @@ def test_a_run_is_one_write_to_the_log_and_one_to_each_queue(tmp_path: Path, mon
             return real(descriptor, data, position)
 
         monkeypatch.setattr(os, "pwrite", pwrite)
-        monkeypatch.setattr("rmqkit.store.consume_queue._pwrite", pwrite)
+        monkeypatch.setattr("rmqkit.store.queues.consume_queue._pwrite", pwrite)
         run = store.put_run([plain(queue_id=number % 2) for number in range(6)])
         assert run is not None
         assert writes == [sum(one.size for one in run), 60, 60]

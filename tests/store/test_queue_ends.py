@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.store import queue_mending
-from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES
-from rmqkit.store.fsck import verify
 from rmqkit.store.message_store import MessageStore
+from rmqkit.store.offline.check import verify
+from rmqkit.store.queues import mending as queue_mending
+from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES
 from tests.store.stores import message, opened, put_all, read_all, small_settings
 
 SETTINGS = small_settings(consume_queue_file_bytes=200, commit_log_file_bytes=16384)  # ten entries a file

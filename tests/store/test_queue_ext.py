@@ -11,11 +11,11 @@ import pytest
 
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, decode_record
-from rmqkit.store.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.dispatcher import Arrival
-from rmqkit.store.mapped_file import file_name
+from rmqkit.store.log.mapped_file import file_name
 from rmqkit.store.message_store import GetStatus, MessageStore
-from rmqkit.store.queue_ext import ExtUnit, QueueExt, is_address
+from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
+from rmqkit.store.queues.queue_ext import ExtUnit, QueueExt, is_address
 from tests.store.stores import copy_store, message, opened, put_all, small_settings
 
 Answer = TypeVar("Answer")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.hashing import tags_code
 from rmqkit.protocol.record import decode_record, has_sound_body
-from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
+from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
 from tests.store.stores import golden_settings, message, opened, put_all, small_settings

@@ -9,9 +9,9 @@ import pytest
 
 from rmqkit.errors import StoreLocked, StoreMismatch
 from rmqkit.protocol.record import iter_records
-from rmqkit.store.consume_queue import BLANK_ENTRY
-from rmqkit.store.fsck import verify
-from rmqkit.store.rebuild import rebuild
+from rmqkit.store.offline.check import verify
+from rmqkit.store.offline.rebuild import rebuild
+from rmqkit.store.queues.consume_queue import BLANK_ENTRY
 from tests.golden_stores import unpack_golden
 from tests.store.stores import golden_settings, message, opened, put_all, read_all, small_settings, tree
 
@@ -117,7 +117,7 @@ def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rmqkit.store.mapped_file.MappedFile.sync", refuse)
+    monkeypatch.setattr("rmqkit.store.log.mapped_file.MappedFile.sync", refuse)
     with pytest.raises(OSError, match="No space"):
         rebuild(tmp_path / "s", small_settings(), queues=True, index=True)
     assert {path: digest for path, digest in tree(tmp_path / "s").items() if path != "lock"} == before

@@ -267,7 +267,7 @@ def test_clean_start_reads_one_record_however_long_the_log(tmp_path: Path, monke
         decoded.append(1)
         return decode_record(*arguments, **options)
 
-    monkeypatch.setattr("rmqkit.store.recovery.decode_record", counting)
+    monkeypatch.setattr("rmqkit.store.log.recovery.decode_record", counting)
     with opened(tmp_path / "s") as store:
         assert store.max_physical_offset == end
         assert len(decoded) <= 3  # the newest record, again as the first of the walk, and what is no record behind it
@@ -389,7 +389,7 @@ def test_the_walk_in_bulk_recovers_as_the_plain_one(
         if is_clean:
             (root / "abort").unlink()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("rmqkit.store.recovery.BULK_FROM_BYTES", bytes_before)
+            patch.setattr("rmqkit.store.log.recovery.BULK_FROM_BYTES", bytes_before)
             found: Any
             try:
                 with opened(root) as store:
@@ -407,8 +407,8 @@ def test_the_walk_in_bulk_needs_numpy_and_the_plain_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = crashed(tmp_path, 30)
-    monkeypatch.setattr("rmqkit.store.recovery.BULK_FROM_BYTES", 0)
-    monkeypatch.setattr("rmqkit.store.recovery.has_numpy", lambda: False)
+    monkeypatch.setattr("rmqkit.store.log.recovery.BULK_FROM_BYTES", 0)
+    monkeypatch.setattr("rmqkit.store.log.recovery.has_numpy", lambda: False)
     monkeypatch.setitem(sys.modules, "numpy", None)
     with opened(root) as store:
         assert len(read_all(store, "TopicTest", 0)) == 15
@@ -424,7 +424,7 @@ def test_checksums_in_bulk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chan
     for at in (flag_at, body_at):
         path = root / "commitlog" / f"{at - at % FILE_BYTES:020d}"
         edit(path, lambda content, at=at: flip(content, at % FILE_BYTES, 3))
-    monkeypatch.setattr("rmqkit.store.recovery.BULK_FROM_BYTES", 0)
+    monkeypatch.setattr("rmqkit.store.log.recovery.BULK_FROM_BYTES", 0)
     with opened(root, small_settings(**changes)) as store:
         kept = sum(store.max_offset("TopicTest", queue_id) for queue_id in (0, 1))
     assert kept == (20 if "force_verify_property_crc" in changes else 30 if changes else 25)

@@ -12,11 +12,11 @@ import pytest
 
 from rmqkit.errors import StoreDamaged
 from rmqkit.protocol.record import Record, iter_records
-from rmqkit.store.filler import FILLER_BYTES_MAX, FILLER_BYTES_MIN, fillers, is_filler
-from rmqkit.store.fsck import dump, verify
+from rmqkit.store.log.filler import FILLER_BYTES_MAX, FILLER_BYTES_MIN, fillers, is_filler
+from rmqkit.store.log.remains import FOLDER
 from rmqkit.store.message_store import MessageStore
-from rmqkit.store.remains import FOLDER
-from rmqkit.store.repair import repair
+from rmqkit.store.offline.check import dump, verify
+from rmqkit.store.offline.repair import repair
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings, tree
 
 FILE_BYTES = 4096
@@ -109,7 +109,7 @@ def test_numbers_stay_when_a_repaired_log_is_dispatched_once_more(
     flip(path, records_of(path)[2].physical_offset % FILE_BYTES + 5)
     repair(store_root, SIZES, is_dry_run=False)
     shutil.rmtree(store_root / "consumequeue")
-    monkeypatch.setattr("rmqkit.store.recovery.BULK_FROM_BYTES", 0 if is_bulk else 1 << 40)
+    monkeypatch.setattr("rmqkit.store.log.recovery.BULK_FROM_BYTES", 0 if is_bulk else 1 << 40)
     with opened(store_root) as store:
         numbers = [record.queue_offset for queue_id in (0, 1) for record in read_all(store, "TopicTest", queue_id)]
         assert len(numbers) == 39 and [store.max_offset("TopicTest", queue_id) for queue_id in (0, 1)] == [20, 20]
@@ -241,7 +241,7 @@ def test_stale_records_that_an_apache_broker_left_are_set_aside_with_a_warning(
 def test_the_plain_way_tells_the_same_without_numpy(store_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     say_flushed(store_root)
     files_of(store_root)[1].write_bytes(bytes(FILE_BYTES))
-    monkeypatch.setattr("rmqkit.store.recovery.has_numpy", lambda: False)
+    monkeypatch.setattr("rmqkit.store.log.recovery.has_numpy", lambda: False)
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(StoreDamaged, match="sound records"), opened(store_root):
         pass

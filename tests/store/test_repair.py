@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.record import Record, iter_records
-from rmqkit.store.findings import Kind
-from rmqkit.store.fsck import dump, verify
 from rmqkit.store.message_store import MessageStore
-from rmqkit.store.repair import repair
+from rmqkit.store.offline.check import dump, verify
+from rmqkit.store.offline.findings import Kind
+from rmqkit.store.offline.repair import repair
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.store.stores import copy_store, golden_settings, message, opened, put_all, read_all, small_settings, tree
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from rmqkit.errors import LogDiverged, StoreError, StoreUnavailable
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, decode_record
-from rmqkit.store import replication
+from rmqkit.store import replica as replication
 from rmqkit.store.message_store import Arrival, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock

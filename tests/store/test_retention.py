@@ -14,9 +14,9 @@ import pytest
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import encode_record
-from rmqkit.store.commit_log import CommitLog
-from rmqkit.store.consume_queues import ConsumeQueues
+from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
+from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.retention import Cause, Decision, DiskUse, Retention, decide, parse_hours, used_percent
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock

@@ -22,7 +22,7 @@ from rmqkit.protocol.hashing import tags_code
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore, PutMessage, PutResult, PutStatus
-from rmqkit.store.queue_ext import ExtUnit
+from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.store.memory_store import MemoryStore

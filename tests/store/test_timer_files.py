@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.bodies.timer import TimerCheckpoint
 from rmqkit.protocol.hashing import java_hash
-from rmqkit.store import timer_check
-from rmqkit.store.timer_files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
-from rmqkit.store.timer_log import DELETE, NONE, UNIT_BYTES, Unit
-from rmqkit.store.timer_wheel import SLOT_COUNT, WHEEL_BYTES, Slot, TimerWheel
+from rmqkit.store.timer import check as timer_check
+from rmqkit.store.timer.files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
+from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, Unit
+from rmqkit.store.timer.wheel import SLOT_COUNT, WHEEL_BYTES, Slot, TimerWheel
 from tests.golden_stores import unpack_golden
 
 FILE_BYTES = 10 * UNIT_BYTES + 16

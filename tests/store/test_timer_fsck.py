@@ -6,12 +6,12 @@ import pytest
 
 from rmqkit.protocol.bodies.timer import TimerCheckpoint
 from rmqkit.protocol.bodies.topics import DataVersion
-from rmqkit.store.findings import Kind
-from rmqkit.store.fsck import verify
-from rmqkit.store.repair import repair
-from rmqkit.store.timer_files import TimerFiles
-from rmqkit.store.timer_log import NONE, UNIT_BYTES, Unit
-from rmqkit.store.timer_wheel import SLOT_COUNT, WHEEL_BYTES
+from rmqkit.store.offline.check import verify
+from rmqkit.store.offline.findings import Kind
+from rmqkit.store.offline.repair import repair
+from rmqkit.store.timer.files import TimerFiles
+from rmqkit.store.timer.log import NONE, UNIT_BYTES, Unit
+from rmqkit.store.timer.wheel import SLOT_COUNT, WHEEL_BYTES
 from tests.golden_stores import unpack_golden
 from tests.store.stores import golden_settings, message, opened, put_all, small_settings
 

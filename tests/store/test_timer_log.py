@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqkit.protocol.hashing import java_hash
-from rmqkit.store.timer_log import DELETE, NONE, ROLL, UNIT_BYTES, TimerLog, Unit
+from rmqkit.store.timer.log import DELETE, NONE, ROLL, UNIT_BYTES, TimerLog, Unit
 
 FILE_BYTES = 10 * UNIT_BYTES + 16
 UNIT = Unit(NONE, 1, 1795226025000, 2000, 383367, 370, java_hash("GoldTimer"))

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.store.mapped_file import MappedFile
+from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.log.transient_pool import TransientPool
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-from rmqkit.store.transient_pool import TransientPool
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 from tests.store.test_flush import wait_until
@@ -138,7 +138,7 @@ def test_put_without_memory_for_a_buffer_is_refused(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     with opened(tmp_path / "s", pool_settings()) as store:
-        monkeypatch.setattr("rmqkit.store.transient_pool.mmap.mmap", fail)
+        monkeypatch.setattr("rmqkit.store.log.transient_pool.mmap.mmap", fail)
         assert store.put(message()).reason == "no new log file: errno 12 Cannot allocate memory"
         monkeypatch.undo()
         put_all(store, message())

@@ -24,8 +24,8 @@ from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import encode_properties
-from rmqkit.store import fsck
-from rmqkit.store.findings import Finding
+from rmqkit.store.offline import check as fsck
+from rmqkit.store.offline.findings import Finding
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["Lanes", "Picked", "Selection", "StoreSource", "TopicSource"]

@@ -28,7 +28,7 @@ from rmqkit.protocol.bodies.clients import SubscriptionData
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import record_properties
 from rmqkit.store.message_store import Arrival
-from rmqkit.store.queue_ext import ExtUnit
+from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.reader import EntryTest
 
 __all__ = ["EVERYTHING", "FilterTable", "GroupFilter", "PullFilter", "inline_filter"]

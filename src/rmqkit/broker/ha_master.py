@@ -37,7 +37,7 @@ its whole address as soon as it is a SYNC_MASTER's, in an acting-master group, o
 TLS is told by the first byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` nothing else is
 taken; without, slaves may use it when the broker has a certificate.
 
-Loop only. Not handled here: who waits for copies (`durability`), how the log is read (`rmqkit.store.replication`).
+Loop only. Not handled here: who waits for copies (`durability`), how the log is read (`rmqkit.store.replica`).
 Source: store.md §21.1 to §21.3, §21.5; behaviour.md §10.3.
 """
 

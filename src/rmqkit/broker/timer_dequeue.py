@@ -39,7 +39,7 @@ from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import find_property, in_stored_order
 from rmqkit.protocol.record import Record
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
-from rmqkit.store.timer_log import NONE, ROLL, Unit
+from rmqkit.store.timer.log import NONE, ROLL, Unit
 
 __all__ = ["Dequeue", "OnDelivered"]
 

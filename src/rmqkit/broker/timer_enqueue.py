@@ -30,7 +30,7 @@ from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, record_properties
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.timer_log import DELETE, NONE, PLAIN, ROLL, Unit
+from rmqkit.store.timer.log import DELETE, NONE, PLAIN, ROLL, Unit
 
 __all__ = ["INTEGER", "Enqueue", "Late"]
 

@@ -34,9 +34,9 @@ from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.timer_check import Waiting
-from rmqkit.store.timer_files import TimerFiles
-from rmqkit.store.timer_log import Unit
+from rmqkit.store.timer.check import Waiting
+from rmqkit.store.timer.files import TimerFiles
+from rmqkit.store.timer.log import Unit
 
 __all__ = ["Broken", "Refused", "TimerState"]
 

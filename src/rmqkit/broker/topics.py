@@ -23,8 +23,8 @@ from rmqkit.clock import Clock
 from rmqkit.errors import StoreMismatch, StoreUnavailable
 from rmqkit.protocol import names
 from rmqkit.protocol.bodies.topics import DataVersion, Permission, TopicConfig, TopicConfigTable
-from rmqkit.store.consume_queues import queue_counts
 from rmqkit.store.json_files import JsonFile, RowTexts
+from rmqkit.store.queues.table import queue_counts
 
 __all__ = ["TopicTable"]
 

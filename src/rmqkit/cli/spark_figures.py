@@ -35,7 +35,7 @@ from rmqkit.spark.reader import read_split
 from rmqkit.spark.session import spark_session
 from rmqkit.spark.store_source import read_plan, store_options, store_splits
 from rmqkit.store.json_files import JsonFile
-from rmqkit.store.rebuild import rebuild
+from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from rmqkit.cli.printing import body_text, print_table, time_text
 from rmqkit.cli.times import time_ms
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.store import fsck
-from rmqkit.store.findings import Finding, Progress
-from rmqkit.store.scan import need_numpy
+from rmqkit.store.bulk.scan import need_numpy
+from rmqkit.store.offline import check as fsck
+from rmqkit.store.offline.findings import Finding, Progress
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["Config", "app", "print_report", "print_report_json", "settings_of", "time_ms"]
@@ -69,7 +69,7 @@ def rebuild(
         raise SettingsError("nothing to rebuild: say --queues, --index or both")
     with _one_line_errors(), _progress_bar("rebuild") as progress:
         need_numpy("rebuild")
-        from rmqkit.store.rebuild import rebuild as make_anew
+        from rmqkit.store.offline.rebuild import rebuild as make_anew
 
         made = make_anew(root, settings_of(config), queues=queues, index=index, progress=progress)
     if as_json:
@@ -88,7 +88,7 @@ def repair(
     """Repair what the commit log determines, and name the rest; exit code 1 when something stays damaged."""
     with _one_line_errors(), _progress_bar("repair") as progress:
         need_numpy("repair")
-        from rmqkit.store.repair import repair as repair_store
+        from rmqkit.store.offline.repair import repair as repair_store
 
         repaired = repair_store(root, settings_of(config), is_dry_run=is_dry_run, progress=progress)
     if as_json:

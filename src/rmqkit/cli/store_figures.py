@@ -23,11 +23,11 @@ from typing import Any
 from rmqkit.cli.naive_store import NaiveStore, naive_walk
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import pack_host
-from rmqkit.store.consume_queues import ConsumeQueues
+from rmqkit.store.bulk.scan import Records, crc_matches, walk
 from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
-from rmqkit.store.message_index import MessageIndex
+from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
-from rmqkit.store.scan import Records, crc_matches, walk
+from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
 __all__ = ["measure"]

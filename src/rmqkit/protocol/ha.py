@@ -9,7 +9,7 @@ Big-endian, no hand-shake. A frame of size 0 is a heartbeat; its offset is where
 crosses the end of a log file. Records are cut where a frame is full: only the log knows where they begin. Of several
 reports in one read the newest counts. A frame fits into 4 MiB, the buffer of Apache's slave. What can be no offset or
 size raises `FrameError`: the link has to be closed. What data means is checked by who appends it
-(`rmqkit.store.replication`). Source: store.md §21.2.
+(`rmqkit.store.replica`). Source: store.md §21.2.
 """
 
 from __future__ import annotations

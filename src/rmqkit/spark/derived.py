@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from rmqkit.errors import StoreError
 from rmqkit.spark.fs import StoreFile, above, data_end, exists, join, list_files, map_file, resolve
-from rmqkit.store.consume_queue import BLANK_ENTRY, ENTRY_BYTES
-from rmqkit.store.index_file import ENTRY, HEADER, SLOT
-from rmqkit.store.queue_ext import ADDRESS_BASE, ADDRESS_MAX, UNIT
+from rmqkit.store.index.file import ENTRY, HEADER, SLOT
+from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY_BYTES
+from rmqkit.store.queues.queue_ext import ADDRESS_BASE, ADDRESS_MAX, UNIT
 
 __all__ = ["IndexPart", "QueueFile", "find_index_files", "find_queue_files", "index_entries", "queue_entries"]
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from rmqkit.spark.fs import Segment, map_records
 from rmqkit.spark.kernels.batch import topics_of
 from rmqkit.spark.kernels.columns import to_microseconds
-from rmqkit.store import scan
-from rmqkit.store.scan import Records
+from rmqkit.store.bulk import scan
+from rmqkit.store.bulk.scan import Records
 
 __all__ = ["Condition", "matches", "topic_in", "wanted", "within_times"]
 

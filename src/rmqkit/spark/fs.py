@@ -32,7 +32,7 @@ from typing import Any
 from msgspec import Struct
 
 from rmqkit.errors import StoreError, StoreMismatch
-from rmqkit.store.scan import RECORD_BYTES_MIN, Buffer
+from rmqkit.store.bulk.scan import RECORD_BYTES_MIN, Buffer
 
 __all__ = [
     "RemotePath",

@@ -19,8 +19,8 @@ from rmqkit.spark.derived import QueueFile, find_index_files, find_queue_files, 
 from rmqkit.spark.fs import Segment, map_records
 from rmqkit.spark.reader import ReadPlan, read_parts
 from rmqkit.spark.splits import Split, records_end
-from rmqkit.store import scan
-from rmqkit.store.index_file import key_hash
+from rmqkit.store.bulk import scan
+from rmqkit.store.index.file import key_hash
 
 __all__ = ["Picks", "QueueSplit", "key_picks", "queue_splits", "read_picks", "read_queue"]
 

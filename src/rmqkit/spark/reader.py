@@ -27,8 +27,8 @@ from rmqkit.spark.kernels.batch import MessageBatch, message_batches
 from rmqkit.spark.options import CorruptRecords, VerifyCrc
 from rmqkit.spark.schema import CORRUPT, Column, arrow_schema
 from rmqkit.spark.splits import Split
-from rmqkit.store import scan
-from rmqkit.store.scan import Damage, Records, crc_matches
+from rmqkit.store.bulk import scan
+from rmqkit.store.bulk.scan import Damage, Records, crc_matches
 
 __all__ = ["ReadPlan", "decode_pulled", "read_parts", "read_split"]
 

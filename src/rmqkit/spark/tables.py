@@ -46,8 +46,8 @@ from rmqkit.spark.picks import QueueSplit, chosen_entries, queue_splits, read_qu
 from rmqkit.spark.reader import ReadPlan
 from rmqkit.spark.schema import MESSAGE_COLUMNS, Column, arrow_schema, choose
 from rmqkit.spark.splits import Split
-from rmqkit.store import scan
-from rmqkit.store.scan import Records
+from rmqkit.store.bulk import scan
+from rmqkit.store.bulk.scan import Records
 
 __all__ = ["TABLES", "Table", "read_table"]
 

@@ -31,13 +31,13 @@ from rmqkit.protocol.record import (
     TRANSACTION_ROLLBACK,
     Record,
 )
-from rmqkit.store.batch_queue import BatchQueue
-from rmqkit.store.consume_queue import ENTRY, ConsumeQueue
-from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
 from rmqkit.store.delay_levels import delivery_time
-from rmqkit.store.light_queues import light_numbers
-from rmqkit.store.logic_queue import LogicQueue
-from rmqkit.store.message_index import MessageIndex
+from rmqkit.store.index.index import MessageIndex
+from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.batch_queue import BatchQueue
+from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
+from rmqkit.store.queues.light_queues import light_numbers
+from rmqkit.store.queues.table import ConsumeQueues, topic_fault
 
 __all__ = ["Arrival", "Dispatcher", "arrival_of", "batch_count", "queue_tags_code"]
 

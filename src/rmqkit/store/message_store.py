@@ -5,7 +5,7 @@ checks, locks and recovers, and changes nothing when it raises; `close` leaves w
 SYNC_FLUSH a record is dispatched, and so readable, when it is on the disk; see `MessageStore.dispatch`.
 
 A slave's store (``is_replica``) takes no messages: what its master's log holds is appended to it and dispatched behind,
-see `rmqkit.store.replication`.
+see `rmqkit.store.replica`.
 
 Owner thread only (the thread that called `open`), except ``on_durable``, which the flush thread calls.
 Not handled here: topics, delay levels and transactions of a message (the broker rewrites it before it puts it), the
@@ -26,38 +26,38 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import Record, decode_record, record_properties, record_topic
-from rmqkit.store.checkpoint import Checkpoint
-from rmqkit.store.commit_log import CommitLog
-from rmqkit.store.consume_queue import ConsumeQueue
-from rmqkit.store.consume_queues import ConsumeQueues
+from rmqkit.store.bulk.scan import RECORD_BYTES_MIN
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.deleted_topics import DeletedTopics
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
-from rmqkit.store.filler import is_filler
-from rmqkit.store.flush import Flusher
-from rmqkit.store.index_file import keys_of
+from rmqkit.store.index.file import keys_of
+from rmqkit.store.index.index import KeyQuery, MessageIndex
 from rmqkit.store.json_files import make_directory, sync_directory, write_durably
-from rmqkit.store.light_queues import light_numbers
-from rmqkit.store.log_start import LogStart
-from rmqkit.store.logic_queue import LogicQueue
-from rmqkit.store.memory_disk import check_room
-from rmqkit.store.message_index import KeyQuery, MessageIndex
+from rmqkit.store.log.checkpoint import Checkpoint
+from rmqkit.store.log.commit_log import CommitLog
+from rmqkit.store.log.filler import is_filler
+from rmqkit.store.log.flush import Flusher
+from rmqkit.store.log.log_start import LogStart
+from rmqkit.store.log.memory_disk import check_room
+from rmqkit.store.log.recovery import LogEnd, find_log_end
+from rmqkit.store.log.remains import check_heads, keep_remains, tell_lost_end
+from rmqkit.store.log.transient_pool import TransientPool
 from rmqkit.store.put import Appender
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
-from rmqkit.store.queue_ends import QueueEnds
-from rmqkit.store.queue_mending import mend_queues
+from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.consume_queue import ConsumeQueue
+from rmqkit.store.queues.deleted_topics import DeletedTopics
+from rmqkit.store.queues.light_queues import light_numbers
+from rmqkit.store.queues.mending import mend_queues
+from rmqkit.store.queues.queue_ends import QueueEnds
+from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
-from rmqkit.store.recovery import LogEnd, find_log_end
-from rmqkit.store.remains import check_heads, keep_remains, tell_lost_end
-from rmqkit.store.replication import IS_REPLICA, Replica, log_part
+from rmqkit.store.replica import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent
-from rmqkit.store.scan import RECORD_BYTES_MIN
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
-from rmqkit.store.transient_pool import TransientPool
 
 if TYPE_CHECKING:
-    from rmqkit.store.arrivals import Arrivals
+    from rmqkit.store.bulk.columns import Arrivals
 
 __all__ = [
     "Arrival",
@@ -345,7 +345,7 @@ class MessageStore:
         self._dispatcher.apply(arrival_of(record, self._delays_ms))
 
     def _dispatch_run(self, arrivals: Arrivals) -> list[Arrival]:
-        from rmqkit.store.catch_up import CatchUp
+        from rmqkit.store.bulk.dispatch import CatchUp
 
         queues_only = self._dispatcher.without_index()
         has_light = self._dispatcher.has_light

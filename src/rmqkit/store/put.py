@@ -34,18 +34,18 @@ from rmqkit.protocol.record import (
     encode_record,
     encode_records,
 )
-from rmqkit.store.batch_queue import BatchQueue
-from rmqkit.store.commit_log import CommitLog
-from rmqkit.store.consume_queue import ConsumeQueue
-from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
-from rmqkit.store.flush import Flusher
-from rmqkit.store.light_queues import MULTI_DISPATCH, light_fault, light_names, numbered, too_many
-from rmqkit.store.logic_queue import LogicQueue
-from rmqkit.store.mapped_file import SECTOR_BYTES
-from rmqkit.store.property_crc import TRAILER_BYTES, seal, with_room_for_crc
+from rmqkit.store.log.commit_log import CommitLog
+from rmqkit.store.log.flush import Flusher
+from rmqkit.store.log.mapped_file import SECTOR_BYTES
+from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
+from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.batch_queue import BatchQueue
+from rmqkit.store.queues.consume_queue import ConsumeQueue
+from rmqkit.store.queues.light_queues import MULTI_DISPATCH, light_fault, light_names, numbered, too_many
+from rmqkit.store.queues.table import ConsumeQueues, topic_fault
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
 __all__ = ["Appender"]

@@ -20,11 +20,11 @@ from msgspec import Struct
 
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import has_sound_body, record_topic
-from rmqkit.store.batch_queue import BatchQueue
-from rmqkit.store.commit_log import CommitLog
-from rmqkit.store.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
-from rmqkit.store.logic_queue import BLANK_SIZE, LogicQueue
-from rmqkit.store.queue_ext import ExtUnit, is_address
+from rmqkit.store.log.commit_log import CommitLog
+from rmqkit.store.queues.base import BLANK_SIZE, LogicQueue
+from rmqkit.store.queues.batch_queue import BatchQueue
+from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
+from rmqkit.store.queues.queue_ext import ExtUnit, is_address
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["EntryTest", "GetResult", "GetStatus", "Reader"]

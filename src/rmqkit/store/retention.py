@@ -42,11 +42,11 @@ from msgspec import Struct
 
 from rmqkit.clock import Clock
 from rmqkit.errors import SettingsError
-from rmqkit.store.commit_log import CommitLog
-from rmqkit.store.consume_queues import ConsumeQueues
+from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.json_files import sync_directory
-from rmqkit.store.mapped_file import MappedFile
-from rmqkit.store.message_index import MessageIndex
+from rmqkit.store.log.commit_log import CommitLog
+from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["Cause", "Decision", "DiskUse", "Retention", "RetentionRound", "decide", "parse_hours", "used_percent"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rmqkit.errors import BodyError
 from rmqkit.protocol import fastjson
-from rmqkit.store.checkpoint import CHECKPOINT_BYTES
-from rmqkit.store.findings import Kind, Report, entries_of
+from rmqkit.store.log.checkpoint import CHECKPOINT_BYTES
+from rmqkit.store.offline.findings import Kind, Report, entries_of
 
 __all__ = ["check_small_files", "is_json"]
 

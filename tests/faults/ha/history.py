@@ -21,7 +21,7 @@ from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest, PullMessa
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import body_crc
-from rmqkit.store import fsck
+from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import StoreSettings
 from tests.faults.client.ledger import Ledger, Place
 from tests.faults.ha.pair import BROKER, MASTER, QUEUES, SLAVE, TOPIC, Pair

@@ -31,7 +31,7 @@ from rmqkit.spark.jobs.archive_target import Target
 from rmqkit.spark.reader import ReadPlan, read_split
 from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema
 from rmqkit.spark.store_source import store_options, store_splits
-from rmqkit.store import fsck
+from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
 from tests.golden_stores import golden_manifest, unpack_golden

@@ -18,9 +18,9 @@ from rmqkit.cli.pipeline import app
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.record import iter_records
 from rmqkit.spark.jobs.rebuild import rebuild
-from rmqkit.store import rebuild as plain
-from rmqkit.store.consume_queue import BLANK_ENTRY
-from rmqkit.store.fsck import verify
+from rmqkit.store.offline import rebuild as plain
+from rmqkit.store.offline.check import verify
+from rmqkit.store.queues.consume_queue import BLANK_ENTRY
 from rmqkit.store.settings import StoreSettings
 from tests.golden_stores import unpack_golden
 from tests.interop.standalone import run_standalone
@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rmqkit.store.mapped_file.MappedFile.sync", refuse)
+    monkeypatch.setattr("rmqkit.store.log.mapped_file.MappedFile.sync", refuse)
     with pytest.raises(StoreError, match=r"rebuilt cannot be read or written: No space left"):
         rebuild(LOCAL, str(tmp_path / "s"), small_settings())
     assert {path: digest for path, digest in tree(tmp_path / "s").items() if path != "lock"} == before

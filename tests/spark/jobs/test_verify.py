@@ -1,4 +1,4 @@
-"""Verification by tasks finds what `rmqkit.store.fsck` finds, whatever is damaged and however the log is split."""
+"""Tasks find what `rmqkit.store.offline.check` finds, whatever is damaged and however the log is split."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import StoreError, StoreLocked
 from rmqkit.spark.jobs.verify import Verified, verify
-from rmqkit.store import fsck
-from rmqkit.store.findings import Kind, Report
+from rmqkit.store.offline import check as fsck
+from rmqkit.store.offline.findings import Kind, Report
 from rmqkit.store.settings import StoreSettings
 from tests.golden_stores import unpack_golden
 from tests.spark.local_tasks import LOCAL

@@ -25,7 +25,7 @@ from rmqkit.protocol.headers.clients import ViewMessageRequest
 from rmqkit.protocol.headers.queries import QueryConsumeQueueRequest, QueryMessageRequest, QueryMessageResponse
 from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.queue_ext import ExtUnit
+from rmqkit.store.queues.queue_ext import ExtUnit
 
 __all__ = ["QueryHandlers"]
 

@@ -25,7 +25,7 @@ from rmqkit.protocol.command import Command, reply
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import decode_record
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.commit_log import log_directories
+from rmqkit.store.log.commit_log import log_directories
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.retention import used_percent
 

@@ -23,8 +23,8 @@ from rmqkit.spark.jobs.counts import SegmentCounts, counted
 from rmqkit.spark.options import VerifyCrc
 from rmqkit.spark.reader import ReadPlan, read_parts
 from rmqkit.spark.splits import Split
-from rmqkit.store import scan
-from rmqkit.store.scan import Damage, Records, crc_matches
+from rmqkit.store.bulk import scan
+from rmqkit.store.bulk.scan import Damage, Records, crc_matches
 
 __all__ = ["ArchivePlan", "SplitFiles", "archive_split"]
 

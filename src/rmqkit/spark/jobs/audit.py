@@ -46,8 +46,8 @@ from rmqkit.spark.reader import ReadPlan
 from rmqkit.spark.splits import Split, plan_splits
 from rmqkit.spark.store_source import read_plan, store_options
 from rmqkit.spark.tables import TABLES
-from rmqkit.store import scan
-from rmqkit.store.scan import Records
+from rmqkit.store.bulk import scan
+from rmqkit.store.bulk.scan import Records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

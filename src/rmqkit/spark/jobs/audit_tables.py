@@ -24,7 +24,7 @@ from rmqkit.spark.kernels.columns import property_value
 from rmqkit.spark.reader import ReadPlan, read_parts
 from rmqkit.spark.schema import Column
 from rmqkit.spark.splits import Split
-from rmqkit.store import scan
+from rmqkit.store.bulk import scan
 
 __all__ = ["READ", "REDUCED", "Reduced", "add", "reduce_split"]
 

@@ -39,8 +39,8 @@ from rmqkit.spark.jobs.counts import SegmentCounts, add_up, counted
 from rmqkit.spark.kernels.batch import topics_of
 from rmqkit.spark.splits import Split
 from rmqkit.spark.store_source import store_options, store_splits
-from rmqkit.store import scan
-from rmqkit.store.scan import Records
+from rmqkit.store.bulk import scan
+from rmqkit.store.bulk.scan import Records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -40,8 +40,8 @@ from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.picks import Picks, read_picks
 from rmqkit.spark.schema import Column, to_ddl
 from rmqkit.spark.store_source import FORMAT, available_columns, chosen_columns, read_plan, store_options
-from rmqkit.store import scan
-from rmqkit.store.scan import Records
+from rmqkit.store.bulk import scan
+from rmqkit.store.bulk.scan import Records
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Test

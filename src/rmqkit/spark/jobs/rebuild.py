@@ -1,5 +1,5 @@
 """Queues and index files made anew from the log, by as many cores as there are; what comes out is what
-``rmq store rebuild`` makes (`rmqkit.store.rebuild`), byte for byte.
+``rmq store rebuild`` makes (`rmqkit.store.offline.rebuild`), byte for byte.
 
 ======  ==============================  ================================================================================
 stage   one task per                    does
@@ -39,22 +39,22 @@ from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.counts import SegmentCounts
 from rmqkit.spark.jobs.stretches import Stretch, disk_errors, in_log, log_splits, walked
 from rmqkit.spark.splits import Split
-from rmqkit.store import rebuild as store_rebuild
-from rmqkit.store.arrivals import Arrivals
-from rmqkit.store.batch_queue import BatchQueue
-from rmqkit.store.catch_up import append_entries
-from rmqkit.store.comparison import QUEUE_ENTRY, queue_entries
-from rmqkit.store.consume_queue import ENTRY, ConsumeQueue
-from rmqkit.store.consume_queues import ConsumeQueues, topic_fault
+from rmqkit.store.bulk.columns import Arrivals
+from rmqkit.store.bulk.dispatch import append_entries
+from rmqkit.store.bulk.scan import RECORD_BYTES_MIN, Damage
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.derived_files import index_bytes
-from rmqkit.store.findings import Report
-from rmqkit.store.fsck import open_log
-from rmqkit.store.index_file import IndexFile
-from rmqkit.store.log_view import LogView, Segment
-from rmqkit.store.logic_queue import LogicQueue
-from rmqkit.store.message_index import file_name
-from rmqkit.store.scan import RECORD_BYTES_MIN, Damage
+from rmqkit.store.index.file import IndexFile
+from rmqkit.store.index.index import file_name
+from rmqkit.store.offline import rebuild as store_rebuild
+from rmqkit.store.offline.bulk_compare import QUEUE_ENTRY, queue_entries
+from rmqkit.store.offline.check import open_log
+from rmqkit.store.offline.findings import Report
+from rmqkit.store.offline.queue_check import index_bytes
+from rmqkit.store.offline.view import LogView, Segment
+from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.batch_queue import BatchQueue
+from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
+from rmqkit.store.queues.table import ConsumeQueues, topic_fault
 from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from msgspec import Struct
 from rmqkit.errors import StoreError
 from rmqkit.spark.jobs.counts import SegmentCounts
 from rmqkit.spark.splits import Split
-from rmqkit.store import scan
-from rmqkit.store.arrivals import Arrivals
-from rmqkit.store.log_view import LogView, Segment
-from rmqkit.store.scan import Damage
+from rmqkit.store.bulk import scan
+from rmqkit.store.bulk.columns import Arrivals
+from rmqkit.store.bulk.scan import Damage
+from rmqkit.store.offline.view import LogView, Segment
 
 __all__ = ["Stretch", "Work", "disk_errors", "in_log", "log_splits", "walked"]
 

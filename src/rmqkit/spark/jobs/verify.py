@@ -13,8 +13,8 @@ driver  –                                                    where the log end
                                                              checkpoint and configuration
 ======  ===================================================  ===========================================================
 
-All work is done in the Python workers, by the code of `rmqkit.store.fsck`; what comes back are counts, findings and
-ranges of numbers. Workers read the store by the driver's path. Source: store.md §2-§8, §12.1; spark.md §5.
+All work is done in the Python workers, by the code of `rmqkit.store.offline.check`; what comes back are counts, findings
+and ranges of numbers. Workers read the store by the driver's path. Source: store.md §2-§8, §12.1; spark.md §5.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.counts import SegmentCounts
 from rmqkit.spark.jobs.stretches import Stretch, disk_errors, in_log, log_splits, walked
 from rmqkit.spark.splits import Split
-from rmqkit.store.arrivals import Arrivals
-from rmqkit.store.comparison import Ranges
-from rmqkit.store.derived_files import DerivedFiles, Equal, FileSizes, QueueEnd
-from rmqkit.store.findings import Kind, Report, entries_of
-from rmqkit.store.fsck import LogDamage, QueueStat, check_sums, is_held, open_log, queue_ends, tally
-from rmqkit.store.log_view import LogView, Segment
+from rmqkit.store.bulk.columns import Arrivals
+from rmqkit.store.offline.bulk_compare import Ranges
+from rmqkit.store.offline.check import LogDamage, QueueStat, check_sums, is_held, open_log, queue_ends, tally
+from rmqkit.store.offline.findings import Kind, Report, entries_of
+from rmqkit.store.offline.queue_check import DerivedFiles, Equal, FileSizes, QueueEnd
+from rmqkit.store.offline.timer_check import check_timer_files
+from rmqkit.store.offline.view import LogView, Segment
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import check_small_files
-from rmqkit.store.timer_fsck import check_timer_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmqkit.store.scan import Buffer
+from rmqkit.store.bulk.scan import Buffer
 
 __all__ = ["between", "gather", "octets_of", "pick", "text_array"]
 

@@ -1,0 +1,1 @@
+"""Work on whole stretches of the log at once, with numpy."""

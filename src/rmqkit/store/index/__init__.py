@@ -1,0 +1,1 @@
+"""IndexFiles: messages found by their keys."""

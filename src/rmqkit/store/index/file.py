@@ -1,0 +1,266 @@
+"""One file of the index: a hash table on disk, and the hashes of keys (``IndexFile``).
+
+::
+
+    header 40 bytes | slots × i32 | entries × 20 bytes
+
+    header  i64 beginTimestamp | i64 endTimestamp | i64 beginPhyOffset | i64 endPhyOffset | i32 hashSlotCount |
+            i32 indexCount
+    entry   i32 keyHash | i64 phyOffset | i32 timeDiff (seconds after beginTimestamp) | i32 prevIndex
+
+A slot holds the number of its newest entry, an entry the number of the one before it; 0 ends the chain. ``indexCount``
+is the next free number and starts at 1, so a full file holds one entry less than it has room for. Keys of a message
+are its UNIQ_KEY, every word of KEYS, and ``T#`` + TAGS (5.4); hashed is ``topic#key``. The hash alone is compared:
+whoever asks checks the key in the record.
+
+What is put waits in memory for `IndexFile.write`.
+
+Entries and header are written with ``pwrite``, slots through a mapping: three keys a message would be three writes of
+four bytes. Header and slots have their blocks before they are mapped, so a full disk is an error, not a signal.
+Whoever reads beside a live broker finds whole chains: entries are written first, then slots, and the header last.
+Owner thread only. Not handled here: which files there are, and when keys are entered (`message_index`).
+Source: store.md §7.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.system_calls import reserve
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["ENTRY", "HEADER", "SLOT", "IndexFile", "key_hash", "key_hashes", "keys_of"]
+
+HEADER = struct.Struct(">qqqqii")
+SLOT = struct.Struct(">i")
+ENTRY = struct.Struct(">iqii")
+_I32_MAX = 0x7FFFFFFF
+_UNIQUE_KEY_HEAD = 28
+_KEYS = re.compile(rb"(?:^|\x02)(UNIQ_KEY|KEYS|TAGS)\x01([^\x02]+)")
+"""Finds what `find_property` finds, for all three names at once; tested equal."""
+assert (HEADER.size, ENTRY.size) == (40, 20)
+
+_pack_entry = ENTRY.pack
+_unpack_slot, _pack_slot_into = SLOT.unpack_from, SLOT.pack_into
+_head_hash = functools.lru_cache(maxsize=1024)(java_hash)
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash an index file stores for a key: ``abs`` of Java's hash of ``topic#key``. Source: store.md §7.2."""
+    if not key.isascii():
+        h = java_hash(f"{topic}#{key}")
+    elif len(key) == 32:  # the hash runs from left to right, and a producer's unique keys differ at their end only
+        a, b, c, d = key[_UNIQUE_KEY_HEAD:].encode()
+        h = _head_hash(f"{topic}#{key[:_UNIQUE_KEY_HEAD]}") * 923521 + a * 29791 + b * 961 + c * 31 + d  # 31⁴, 31³, 31²
+    else:
+        h = _head_hash(topic + "#")
+        for unit in key.encode():
+            h = (31 * h + unit) & 0xFFFFFFFF
+    h &= 0xFFFFFFFF
+    return h if h < 1 << 31 else ((1 << 32) - h) & 0x7FFFFFFF
+
+
+@functools.lru_cache(maxsize=4096)
+def _tags_hash(topic: str, tags: bytes) -> int:
+    return key_hash(topic, "T#" + tags.decode("utf-8", "replace"))
+
+
+def keys_of(properties: bytes) -> set[str]:
+    """The keys that a record is found by: its UNIQ_KEY, the words of its KEYS, ``T#`` and its TAGS."""
+    found = {name: value.decode("utf-8", "replace") for name, value in _KEYS.findall(properties)}
+    keys = {found.get(b"UNIQ_KEY", ""), *found.get(b"KEYS", "").split(" ")}
+    if tags := found.get(b"TAGS"):
+        keys.add(f"T#{tags}")
+    return keys - {""}
+
+
+def key_hashes(topic: str, properties: bytes, *, with_tags: bool) -> list[int]:
+    """The hashes a record is indexed under, in the order of its entries. Source: store.md §7.2.
+    ``properties``: the record's property string.
+    ``with_tags``: whether TAGS is a key, too, as with 5.4 brokers."""
+    found = dict(_KEYS.findall(properties))
+    hashes: list[int] = []
+    if unique_key := found.get(b"UNIQ_KEY"):
+        hashes.append(key_hash(topic, unique_key.decode("utf-8", "replace")))
+    if keys := found.get(b"KEYS"):
+        words = keys.decode("utf-8", "replace").split(" ")
+        hashes += [key_hash(topic, word) for word in words if word]
+    if with_tags and (tags := found.get(b"TAGS")):
+        hashes.append(_tags_hash(topic, tags))
+    return hashes
+
+
+class IndexFile:
+    """One file of the index.
+    ``begin_timestamp``, ``end_timestamp``, ``begin_offset``, ``end_offset``, ``slots_used``, ``index_count``: the
+    header."""
+
+    def __init__(self, file: MappedFile, slot_count: int, entry_count: int) -> None:
+        self.file = file
+        self._slot_count = slot_count
+        self._entry_count = entry_count
+        self._entries_at = HEADER.size + slot_count * SLOT.size
+        header = HEADER.unpack(file.read(0, HEADER.size))
+        self.begin_timestamp: int = header[0]
+        self.end_timestamp: int = header[1]
+        self.begin_offset: int = header[2]
+        self.end_offset: int = header[3]
+        self.slots_used: int = header[4]
+        self.index_count: int = max(1, header[5])
+        self._entries = bytearray()
+        self._newest: dict[int, int] = {}
+        self._slots: mmap.mmap | None = None
+        self._is_header_due = False
+
+    @classmethod
+    def create(cls, path: Path, slot_count: int, entry_count: int) -> IndexFile:
+        """A new file. Raises OSError: the disk refused."""
+        file_bytes = HEADER.size + slot_count * SLOT.size + entry_count * ENTRY.size
+        file = MappedFile.create(path, 0, file_bytes)
+        file.wrote = file_bytes
+        return cls(file, slot_count, entry_count)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no entry fits any more."""
+        return self.index_count >= self._entry_count
+
+    def begin_after(self, timestamp: int, offset: int) -> None:
+        """Take over the end of the file before."""
+        self.begin_timestamp = self.end_timestamp = timestamp
+        self.begin_offset = self.end_offset = offset
+        self._write_header()
+
+    def put(self, hashes: list[int], physical_offset: int, store_timestamp: int) -> int:
+        """Enter the keys of one record, in memory until `write`; returns how many of them fit."""
+        number = first = self.index_count
+        count = min(len(hashes), self._entry_count - first)
+        if count <= 0:
+            return 0
+        seconds = (store_timestamp - self.begin_timestamp) // 1000 if self.begin_timestamp > 0 else 0
+        seconds = max(0, min(seconds, _I32_MAX))
+        newest, slot_count, slots, entries = self._newest, self._slot_count, self._mapped_slots(), self._entries
+        for hashed in hashes[:count]:
+            slot = hashed % slot_count
+            previous = newest.get(slot) or _unpack_slot(slots, HEADER.size + slot * 4)[0]
+            if not 0 < previous <= number:
+                previous = 0
+                self.slots_used += 1
+            entries += _pack_entry(hashed, physical_offset, seconds, previous)
+            newest[slot] = number
+            if number == 1:  # the first entry of a file moves its beginning
+                self.begin_offset, self.begin_timestamp, seconds = physical_offset, store_timestamp, 0
+            number += 1
+        self.index_count = number
+        self.end_offset, self.end_timestamp = physical_offset, store_timestamp
+        return count
+
+    def put_run(self, hashes: Ints, physical_offsets: Ints, store_timestamps: Ints) -> int:
+        """`put` for many keys at once, with numpy; all but the header is written. Returns how many fit.
+        Raises OSError: the disk refused."""
+        import numpy as np
+
+        if self._entries:
+            self.write()
+        first = self.index_count
+        count = min(len(hashes), self._entry_count - first)
+        if count <= 0:
+            return 0
+        table = np.frombuffer(self._mapped_slots(), ">i4", self._slot_count, HEADER.size)
+        slots = hashes[:count] % self._slot_count
+        numbers = np.arange(first, first + count, dtype="i4")
+        order = np.argsort((slots << count.bit_length()) + np.arange(count))  # stable, at a quarter of the time
+        in_order = slots[order]
+        is_first = np.diff(in_order, prepend=-1) != 0
+        known = table[in_order].astype("i4")
+        known[(known < 0) | (known > numbers[order])] = 0
+        self.slots_used += int(np.count_nonzero(is_first & (known == 0)))
+        seconds = self._seconds(store_timestamps[:count])
+        if first == 1:  # the first entry of a file moves its beginning
+            self.begin_offset, self.begin_timestamp = int(physical_offsets[0]), int(store_timestamps[0])
+            seconds[1:] = self._seconds(store_timestamps[1:count])
+        entries = np.empty(count, [("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+        entries["hash"], entries["offset"], entries["seconds"] = hashes[:count], physical_offsets[:count], seconds
+        entries["previous"][order] = np.where(is_first, known, np.roll(numbers[order], 1))
+        self.file.write(self._entries_at + first * ENTRY.size, entries.tobytes())
+        table[in_order] = numbers[order]  # of a slot that comes several times the last one stays
+        self._is_header_due = True
+        self.index_count += count
+        self.end_offset, self.end_timestamp = int(physical_offsets[count - 1]), int(store_timestamps[count - 1])
+        return count
+
+    def _seconds(self, store_timestamps: Ints) -> Ints:
+        begin = self.begin_timestamp
+        seconds: Ints = (store_timestamps - begin) // 1000 if begin > 0 else store_timestamps * 0
+        return seconds.clip(0, _I32_MAX)
+
+    def _mapped_slots(self) -> mmap.mmap:
+        """Header and slots, to be changed in place.
+        They get their blocks first: through a mapping a disk without room could only answer with a signal.
+        Raises OSError: the disk has no room for them."""
+        if self._slots is None:
+            reserve(self.file.fd, self._entries_at)
+            self._slots = mmap.mmap(self.file.fd, self._entries_at)
+        return self._slots
+
+    def release(self) -> None:
+        """Give the mapping of the slots back: nothing is put any more, or not soon."""
+        self._slots = None
+
+    def write(self) -> None:
+        """Write what was put: entries first and the header last, so that no chain leads nowhere.
+        Raises OSError: the disk refused; what is in memory stays there for another try."""
+        if self._entries:
+            first = self.index_count - len(self._entries) // ENTRY.size
+            self.file.write(self._entries_at + first * ENTRY.size, self._entries)
+            slots = self._mapped_slots()
+            for slot, number in self._newest.items():
+                _pack_slot_into(slots, HEADER.size + slot * 4, number)
+            self._entries = bytearray()
+            self._newest.clear()
+            self._is_header_due = True
+        if self._is_header_due:
+            self._write_header()
+            self._is_header_due = False
+
+    def _write_header(self) -> None:
+        bounds = self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset
+        self.file.write(0, HEADER.pack(*bounds, self.slots_used, self.index_count))
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Whether the file may hold messages stored between two times."""
+        return begin <= self.end_timestamp and end >= self.begin_timestamp
+
+    def find(
+        self, hashed: int, count_max: int, begin: int, end: int, accept: Callable[[int], bool] | None = None
+    ) -> list[int]:
+        """Physical offsets entered under a hash between two times, newest first.
+        ``accept``: whether the record at an offset has the key itself; those that have not are left out."""
+        found: list[int] = []
+        view = self.file.view
+        number = SLOT.unpack_from(view, HEADER.size + hashed % self._slot_count * 4)[0]
+        while 0 < number < self.index_count and len(found) < count_max:
+            entry = ENTRY.unpack_from(view, self._entries_at + number * ENTRY.size)
+            entry_hash, physical_offset, seconds, previous = entry
+            timestamp = self.begin_timestamp + seconds * 1000
+            if seconds < 0 or timestamp < begin:
+                break
+            if entry_hash == hashed and timestamp <= end and (accept is None or accept(physical_offset)):
+                found.append(physical_offset)
+            if previous >= number:  # chains lead backwards; anything else is damage
+                break
+            number = previous
+        return found

@@ -1,0 +1,338 @@
+"""The index: messages by key, in files named by their creation time (``IndexService``).
+
+A file that is not full is worth nothing after a crash: it is deleted at load, and its keys come back for the records
+that recovery walks over. So keys may wait in memory: they are entered `_WAITING_MAX` messages at a time, after
+`_WAITING_MS` at the next message, and before a query or a clean stop. Under load numpy does it for all at once.
+
+Owner thread only, except `MessageIndex.sync_full`. Source: store.md §7.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from rmqkit.errors import StoreMismatch
+from rmqkit.store.bulk.scan import has_numpy
+from rmqkit.store.index.file import ENTRY, HEADER, SLOT, IndexFile, key_hash, key_hashes
+from rmqkit.store.json_files import sync_directory
+from rmqkit.store.log.mapped_file import MappedFile
+
+if TYPE_CHECKING:
+    from rmqkit.store.index.file import Ints
+
+__all__ = ["HasKeys", "KeyQuery", "MessageIndex", "file_name"]
+
+_log = logging.getLogger(__name__)
+
+_WAITING_MAX = 1024
+_WAITING_MS = 1000
+_COLUMNS_MIN = 128
+"""Messages from which on numpy is faster than the plain code."""
+_YEAR_9999_MS = 253_370_764_800_000
+_COLUMNS = "rmqkit.store.bulk.property_columns"
+
+
+class KeyQuery(Struct):
+    """What a query by key found.
+    ``physical_offsets``: of the records, ascending.
+    ``last_update_timestamp``, ``last_update_offset``: newest entry of the newest file, 0 without files."""
+
+    physical_offsets: list[int]
+    last_update_timestamp: int = 0
+    last_update_offset: int = 0
+
+
+class HasKeys(Protocol):
+    """What the index has to know of a record; the dispatcher's `Arrival` is one."""
+
+    topic: str
+    physical_offset: int
+    store_timestamp: int
+    properties: bytes
+
+
+class _Keyed(Struct, gc=False):
+    topic: str
+    physical_offset: int
+    store_timestamp: int
+    properties: bytes
+
+
+class MessageIndex:
+    """All index files of a store, oldest first. ``tags_as_keys``: whether TAGS are indexed too, as 5.4 does."""
+
+    def __init__(self, directory: Path, slot_count: int, entry_count: int, *, tags_as_keys: bool = True) -> None:
+        self.directory = directory
+        self.files: tuple[IndexFile, ...] = ()
+        self._slot_count = slot_count
+        self._entry_count = entry_count
+        self.tags_as_keys = tags_as_keys
+        self._file_bytes = HEADER.size + slot_count * SLOT.size + entry_count * ENTRY.size
+        self._current: IndexFile | None = None
+        self._full: deque[IndexFile] = deque()
+        self._waiting: deque[HasKeys] = deque()
+        self._taken = -1
+        self._is_behind = False
+        self._loading: threading.Thread | None = None
+
+    # ---- opening and closing
+
+    def _on_disk(self) -> list[Path]:
+        if not self.directory.is_dir():
+            return []
+        return sorted(path for path in self.directory.iterdir() if path.name.isdecimal())
+
+    def check(self) -> None:
+        """Look at every file without changing anything.
+        Raises StoreMismatch: a file has another length than the settings say."""
+        for path in self._on_disk():
+            length = path.stat().st_size
+            if length not in (0, self._file_bytes):
+                raise StoreMismatch(
+                    f"{path} has {length} bytes, maxHashSlotNum {self._slot_count} and maxIndexNum {self._entry_count} "
+                    f"make {self._file_bytes}: set them to the values the store was written with, or make the files of "
+                    "a damaged index anew with rmq store rebuild --index"
+                )
+
+    def load(self, *, clean: bool, durable_timestamp: int) -> None:
+        """Take over the files on the disk; after a crash only those that were full and flushed.
+        ``durable_timestamp``: the checkpoint's indexMsgTimestamp."""
+        files: list[IndexFile] = []
+        for path in self._on_disk():
+            if not path.stat().st_size:
+                _log.warning("deleting empty index file %s", path)
+                path.unlink()
+                continue
+            mapped = MappedFile(path, 0, self._file_bytes, wrote=self._file_bytes)
+            file = IndexFile(mapped, self._slot_count, self._entry_count)
+            # several files may end in the same ms: of those the first is certainly on the disk
+            is_durable = file.end_timestamp < durable_timestamp or (
+                file.end_timestamp == durable_timestamp and not (files and files[-1].end_timestamp == durable_timestamp)
+            )
+            if clean or (file.is_full and is_durable):
+                files.append(file)
+            else:
+                _log.warning("deleting index file %s: it was not flushed before the crash", path)
+                mapped.delete()
+        self.files = tuple(files)
+        self._current = files[-1] if files else None
+
+    def sync_full(self, durable_offset: int) -> int:
+        """Wait until the files that became full are on the disk; called from a flush thread.
+        A file that knows more than the disk's log waits: what a power cut takes from the log is never in a file kept.
+        ``durable_offset``: physical offset up to which the log is on the disk.
+        Returns the end timestamp of the newest of them, 0 without any.
+        Raises OSError: the disk refused."""
+        timestamp = 0
+        while self._full and self._full[0].end_offset < durable_offset:
+            file = self._full[0]
+            file.file.sync()
+            sync_directory(self.directory)
+            timestamp = file.end_timestamp
+            self._full.popleft()
+        return timestamp
+
+    def sync(self, durable_offset: int) -> None:
+        """Wait until every file is on the disk, as a clean stop does. Raises OSError: the disk refused."""
+        self.sync_full(durable_offset)
+        if self._current is not None:
+            self._current.file.sync()
+            sync_directory(self.directory)
+
+    def close(self) -> None:
+        """Give back descriptors and mappings."""
+        for file in self.files:
+            file.release()
+            file.file.close()
+
+    # ---- building
+
+    def put(self, topic: str, physical_offset: int, store_timestamp: int, properties: bytes) -> None:
+        """Take over the keys of one record; they are entered with those of the following ones, or by `enter`.
+        Records come in log order; one that came before is ignored.
+        Raises OSError: the disk refused; another try goes on where this one stopped."""
+        if physical_offset <= self._taken and not self._is_behind:
+            return
+        if physical_offset > self._taken:
+            self._taken = physical_offset
+            self._waiting.append(_Keyed(topic, physical_offset, store_timestamp, properties))
+        if self._is_behind or self._is_due(store_timestamp):
+            self.enter()
+
+    def _is_due(self, store_timestamp: int) -> bool:
+        """Whether enough keys wait, or for long enough, when a record of some time has come."""
+        waiting = self._waiting
+        return len(waiting) >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS
+
+    def put_all(self, records: Sequence[HasKeys]) -> None:
+        """`put` for several records, which are kept until they are entered. Raises OSError: as `put`."""
+        if self._is_behind or not records or records[0].physical_offset <= self._taken:
+            for one in records:
+                self.put(one.topic, one.physical_offset, one.store_timestamp, one.properties)
+            return
+        self._waiting += records
+        self._taken = records[-1].physical_offset
+        if self._is_due(records[-1].store_timestamp):
+            self.enter()
+
+    def put_run(self, offsets: Ints, store_timestamps: Ints, rows: Ints, hashes: Ints) -> None:
+        """`put` for many records at once, with numpy; the next `enter` writes what is still in memory.
+        ``offsets``, ``store_timestamps``: physical offset and storeTimestamp of each record, in log order.
+        ``rows``, ``hashes``: the keys in their order: which record each belongs to, and its hash.
+        Raises OSError: the disk refused."""
+        if self._waiting:
+            self.enter()
+        first_offset = max(self._taken + 1, self._current.end_offset if self._current else 0)
+        rows, hashes = (column[bisect_left(rows, bisect_left(offsets, first_offset)) :] for column in (rows, hashes))
+        deque(self._put_keys(offsets[rows], store_timestamps[rows], hashes), maxlen=0)
+        self._taken = max(self._taken, int(offsets[-1]))
+
+    def _put_keys(self, offsets: Ints, store_timestamps: Ints, hashes: Ints) -> Iterator[int]:
+        """Enter keys with numpy, in as many files as it takes; yields after each how many are entered."""
+        key = 0
+        while key < len(hashes):
+            current = self._current
+            if current is None or current.is_full:
+                current = self._create(int(store_timestamps[key]))
+            key += current.put_run(hashes[key:], offsets[key:], store_timestamps[key:])
+            yield key
+
+    def enter(self) -> None:
+        """Enter the keys that wait. Raises OSError: the disk refused; another try goes on where this one stopped."""
+        self._is_behind = True
+        waiting = self._waiting
+        if len(waiting) >= _COLUMNS_MIN and self._has_columns():
+            self._enter_run()
+        while waiting:
+            self._enter(waiting[0])
+            waiting.popleft()
+        if self._current is not None:
+            self._current.write()
+        self._is_behind = False
+
+    def _has_columns(self) -> bool:
+        """Whether numpy is there; who could use it first has it loaded, in a thread: that takes a quarter second."""
+        if _COLUMNS in sys.modules:
+            return self._loading is None or not self._loading.is_alive()
+        if self._loading is None and has_numpy():
+            self._loading = threading.Thread(
+                target=importlib.import_module, args=(_COLUMNS,), name="numpy", daemon=True
+            )
+            self._loading.start()
+        return False
+
+    def _enter_run(self) -> None:
+        """Enter the keys that wait with numpy, equal to doing it one by one."""
+        import numpy as np
+
+        from rmqkit.store.bulk.property_columns import PropertyColumns
+
+        waiting = self._waiting
+        while self._current is not None and waiting and waiting[0].physical_offset < self._current.end_offset:
+            waiting.popleft()
+        topics = [one.topic for one in waiting]
+        numbers = {topic: number for number, topic in enumerate(dict.fromkeys(topics))}
+        topic_of_row = np.fromiter(map(numbers.__getitem__, topics), "i8", len(topics))
+        columns = PropertyColumns([one.properties for one in waiting])
+        rows, hashes = columns.keys(list(numbers), topic_of_row, with_tags=self.tags_as_keys)
+        offset_of = np.array([one.physical_offset for one in waiting], "i8")
+        timestamp_of = np.array([one.store_timestamp for one in waiting], "i8")
+        for entered in self._put_keys(offset_of[rows], timestamp_of[rows], hashes):
+            if entered < len(rows):
+                while waiting[0].physical_offset < offset_of[rows[entered]]:
+                    waiting.popleft()
+        waiting.clear()
+
+    def _enter(self, record: HasKeys) -> None:
+        physical_offset, store_timestamp = record.physical_offset, record.store_timestamp
+        hashes = key_hashes(record.topic, record.properties, with_tags=self.tags_as_keys)
+        if not hashes:
+            return
+        current = self._current
+        if current is None or current.is_full:
+            current = self._create(store_timestamp)
+        if physical_offset < current.end_offset:
+            return
+        while hashes:
+            entered = current.put(hashes, physical_offset, store_timestamp)
+            hashes = hashes[entered:]
+            if hashes:
+                current = self._create(store_timestamp)
+
+    def _create(self, now_ms: int) -> IndexFile:
+        """A new file, named by the time and behind all others."""
+        if self._current is not None:
+            self._current.write()
+            self._current.release()
+        name = file_name(now_ms, self.files[-1].file.path.name if self.files else "")
+        file = IndexFile.create(self.directory / name, self._slot_count, self._entry_count)
+        if self.files:
+            try:
+                file.begin_after(self.files[-1].end_timestamp, self.files[-1].end_offset)
+            except OSError:
+                file.file.delete()
+                raise
+            self._full.append(self.files[-1])
+        self.files = (*self.files, file)
+        self._current = file
+        return file
+
+    def drop_expired(self, min_physical_offset: int) -> int:
+        """Delete files, never the newest, that hold nothing at or behind an offset; returns how many."""
+        count = 0
+        while count < len(self.files) - 1 and self.files[count].end_offset < min_physical_offset:
+            count += 1
+        dropped, self.files = self.files[:count], self.files[count:]
+        for file in dropped:
+            file.file.delete()
+        return count
+
+    # ---- asking
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        count_max: int,
+        begin: int,
+        end: int,
+        accept: Callable[[int], bool] | None = None,
+    ) -> KeyQuery:
+        """Records that may have a key and were stored between two times (ms, inclusive). Source: store.md §7.5.
+        ``accept``: whether the record at a physical offset has it; without it some only share the key's hash.
+        Raises OSError: keys that waited cannot be entered."""
+        self.enter()
+        found: list[int] = []
+        hashed = key_hash(topic, key)
+        for file in reversed(self.files):
+            if file.overlaps(begin, end):
+                found += file.find(hashed, count_max - len(found), begin, end, accept)
+            if file.begin_timestamp < begin or len(found) >= count_max:
+                break
+        newest = self.files[-1] if self.files else None
+        if newest is None:
+            return KeyQuery([])
+        return KeyQuery(sorted(found), newest.end_timestamp, newest.end_offset)
+
+
+def file_name(now_ms: int, newest: str) -> str:
+    """The name of a file made at a time, behind the newest one; names are local time. Source: store.md §7.4."""
+    moment = datetime.fromtimestamp(min(max(now_ms, 0), _YEAR_9999_MS) / 1000)  # the time of a damaged record is any
+    while (name := _name_of(moment)) <= newest:
+        moment = datetime.strptime(newest[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(newest[14:17]) + 1)
+    return name
+
+
+def _name_of(moment: datetime) -> str:
+    return moment.strftime("%Y%m%d%H%M%S") + f"{moment.microsecond // 1000:03d}"

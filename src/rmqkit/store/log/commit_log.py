@@ -1,0 +1,305 @@
+"""The commit log: the records of all topics, one behind the other, in files of equal size (``CommitLog``).
+
+A record lies in one file and leaves at least 8 bytes after it. If it does not fit, a *blank* (``i32`` remaining bytes,
+``i32`` magic) declares the rest of the file as written and the record goes to the next file, which another thread has
+made already. Records are written with one ``pwrite`` each (one for a whole batch), so a full disk is an error that is
+answered; what a failed write left behind the end is overwritten by the next one.
+
+Invariants: ``committed_offset`` moves only after all bytes before it are in the page cache; offsets only grow. An
+append costs one system call, and is committed at once. A crash of the process loses nothing that was committed, a crash
+of the machine what was not flushed. With the transient store pool an append costs a copy and is committed later.
+Owner thread only, except `commit` and the facts that flush threads read.
+
+Not handled here: queue offsets and checks of a message (`message_store`), flush (`flush`), the cut after a crash
+(`recovery`). Source: store.md §3.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from rmqkit.protocol.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, pack_blank
+from rmqkit.store.log.file_queue import FileQueue, sync_names
+from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.log.transient_pool import TransientPool
+from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.store.system_calls import sync_file
+
+__all__ = ["CommitLog", "log_directories"]
+
+_log = logging.getLogger(__name__)
+_CREATE_TIMEOUT_SECONDS = 5.0
+_HEAD_BYTES = 88
+
+
+def log_directories(root: Path, settings: StoreSettings) -> tuple[list[Path], list[Path]]:
+    """The writable and the read-only directories of the commit log."""
+    named = _paths(settings.store_path_commit_log) or [root / "commitlog"]
+    read_only = _paths(settings.read_only_commit_log_store_paths)
+    writable = sorted(path for path in named if path not in read_only)
+    return writable or sorted(named), read_only
+
+
+def _paths(text: str) -> list[Path]:
+    return [Path(part.strip()).expanduser() for part in text.split(",") if part.strip()]
+
+
+class CommitLog:
+    """All records of a store.
+
+    Attributes:
+        queue: the files.
+        pool: where appended bytes wait to be committed, under ASYNC_FLUSH with ``transientStorePoolEnable``.
+        max_offset: physical offset one past the last byte; the next record goes here unless it needs a new file.
+        last_store_timestamp: storeTimestamp of the newest record, set after ``max_offset``.
+    """
+
+    def __init__(self, root: Path, settings: StoreSettings, *, is_replica: bool = False) -> None:
+        writable, read_only = log_directories(root, settings)
+        self.queue = FileQueue(
+            writable, settings.commit_log_file_bytes, setting="mappedFileSizeCommitLog", read_only=read_only
+        )
+        self.pool = None if is_replica else _pool_of(settings)
+        self.max_offset = 0
+        self.last_store_timestamp = 0
+        self._committed_timestamp = 0
+        self._is_replica = is_replica
+        self._next = _NextFile(self.queue, self.pool, is_warm=settings.warm_mapped_file)
+        self._file: MappedFile | None = None
+        self._fd = -1
+        self._file_end = 0
+
+    @property
+    def file_end(self) -> int:
+        """Physical offset at which the file that is appended to ends; the log's end while there is none."""
+        return self._file_end
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset of the first byte, -1 while there is no file."""
+        return self.queue.min_offset
+
+    @property
+    def committed_offset(self) -> int:
+        """Physical offset up to which the log is in the page cache and can be read."""
+        return self.max_offset if self.pool is None else self.pool.committed_offset
+
+    @property
+    def committed_timestamp(self) -> int:
+        """storeTimestamp of a record before `committed_offset`, read in this order; of the newest, give or take."""
+        return self.last_store_timestamp if self.pool is None else self._committed_timestamp
+
+    # ---- opening and closing
+
+    def resume(self) -> None:
+        """Take the end of the files for the end of the log, after load and recovery."""
+        self._take_end()
+        self._committed_timestamp = self.last_store_timestamp
+        if self.pool is not None:
+            self.pool.committed_offset = self.max_offset
+            if self._file is not None and self.max_offset < self._file_end:
+                self.pool.lend(self._file)
+        if self._file is not None or not self._is_replica:  # a slave's first file begins where its master says
+            self._next.start(self._file_end)
+
+    def _take_end(self) -> None:
+        self.max_offset = self.queue.max_offset
+        self._file = self.queue.files[-1] if self.queue.files else None
+        self._fd = self._file.fd if self._file else -1
+        self._file_end = self._file.end if self._file else self.max_offset
+
+    def close(self) -> None:
+        """Give back descriptors and delete the file that was made ahead."""
+        self._next.close()
+        self._fd = -1
+        self.queue.close()
+
+    # ---- appending
+
+    def place(self, size: int) -> int:
+        """The physical offset that the next ``size`` bytes will get; rolls to a new file when they do not fit.
+        Raises OSError: the next file could not be made, or the blank not be written; `BlockingIOError` when the file,
+        or a buffer of the pool, is still to come."""
+        return self.max_offset if self.has_room(size) else self._roll()
+
+    def has_room(self, size: int) -> bool:
+        """Whether the next ``size`` bytes can go to ``max_offset``, where `place` has not been asked."""
+        return size + BLANK_BYTES <= self._file_end - self.max_offset
+
+    def append(self, data: bytes | bytearray | memoryview, store_timestamp: int) -> None:
+        """Write one or several whole records, placed before, at the end of the log; readable when committed.
+        (Of a replica's log any part, within the file that `begin_file` began.)
+        Raises OSError: the disk refused; the log is as before."""
+        file, size = self._file, len(data)
+        assert file is not None, "place() came before"
+        if self.pool is not None:
+            self.pool.append(bytes(data))
+        else:
+            position = file.wrote
+            if os.pwrite(self._fd, data, position) != size:
+                file.write(position, data)  # writes on, or says why not
+            file.wrote = position + size
+        self.max_offset += size
+        self.last_store_timestamp = store_timestamp
+
+    def _roll(self) -> int:
+        """Fill up the last file with a blank and go to the next one."""
+        remaining = self._file_end - self.max_offset
+        if self._file is not None and remaining:
+            if self.pool is not None:
+                self.pool.append(pack_blank(remaining))
+                self.pool.end_file()
+            else:
+                self._file.write(self._file.wrote, pack_blank(remaining))
+                self._file.wrote = self._file.size
+            self.max_offset += remaining
+        if self.pool is not None:
+            self.pool.reserve()
+        self.begin_file(self.max_offset - self.max_offset % self.queue.file_bytes)
+        return self.max_offset
+
+    def begin_file(self, start: int) -> None:
+        """Go to a new file, which begins behind the last one or, in a replica's empty log, at any file's start.
+        Raises OSError: it could not be made."""
+        file = self._next.take(start)
+        self.queue.append(file)
+        if self.pool is not None:
+            self.pool.lend(file)
+        self._file, self._fd = file, file.fd
+        self._file_end = file.end
+        self.max_offset = file.start
+
+    def cut(self, offset: int) -> None:
+        """Forget a replica's log from a physical offset on, while no flush is under way.
+        Raises OSError: the disk refused."""
+        self.queue.truncate(offset)
+        self._take_end()
+
+    def commit(self, least_bytes: int = 0) -> bool:
+        """Move what waits in the pool to the page cache; returns whether there was any. One thread at a time.
+        Raises OSError: the disk refused; the next call tries again."""
+        if self.pool is None:
+            return False
+        timestamp = self.last_store_timestamp  # first: it is set after the end it belongs to
+        end = self.max_offset
+        is_moved = self.pool.commit(least_bytes)
+        if self.pool.committed_offset >= end:
+            self._committed_timestamp = timestamp
+        return is_moved
+
+    # ---- reading
+
+    def slice(self, physical_offset: int, size: int) -> memoryview | None:
+        """``size`` bytes at an offset without copying, or None where the log holds no such bytes."""
+        file = self.queue.find(physical_offset)
+        if file is None:
+            return None
+        position = physical_offset - file.start
+        if position + size > file.wrote or size <= 0:
+            return None
+        return file.view[position : position + size]
+
+    def copy(self, physical_offset: int, size: int) -> bytes | None:
+        """Like `slice`, read into memory of its own: no page of the file becomes mapped."""
+        file = self.queue.find(physical_offset)
+        if file is None or size <= 0 or physical_offset - file.start + size > file.wrote:
+            return None
+        return file.read(physical_offset - file.start, size)
+
+    def record_at(self, physical_offset: int) -> memoryview | None:
+        """The bytes of the record at an offset, or None when no record begins there."""
+        head = self.slice(physical_offset, _HEAD_BYTES)
+        if head is None or int.from_bytes(head[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
+            return None
+        return self.slice(physical_offset, int.from_bytes(head[:4], "big", signed=True))
+
+    def store_timestamp(self, physical_offset: int, size: int) -> int:
+        """storeTimestamp of a record, or -1 when its bytes are not (or no longer) in the log."""
+        if size < _HEAD_BYTES or (record := self.slice(physical_offset, size)) is None:
+            return -1
+        at = 68 if record[39] & 0x10 else 56
+        return int.from_bytes(record[at : at + 8], "big", signed=True)
+
+
+def _pool_of(settings: StoreSettings) -> TransientPool | None:
+    """The pool, if there is one: not under SYNC_FLUSH, where a send waits for the disk in any case."""
+    if not settings.transient_store_pool or settings.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+        return None
+    return TransientPool(settings.transient_store_pool_size, settings.commit_log_file_bytes)
+
+
+class _NextFile:
+    """Makes the next file before it is needed, in a thread of its own (``AllocateMappedFileService``)."""
+
+    def __init__(self, queue: FileQueue, pool: TransientPool | None, *, is_warm: bool) -> None:
+        self._queue = queue
+        self._pool = pool
+        self._is_warm = is_warm
+        self._executor: ThreadPoolExecutor | None = None
+        self._start = -1
+        self._made: Future[MappedFile] | None = None
+        self._is_late = False
+        self._is_closing = False
+
+    def start(self, start: int) -> None:
+        """Begin to make the file that begins at an offset."""
+        self._executor = self._executor or ThreadPoolExecutor(1, "store-allocate")
+        self._start, self._made = start, self._executor.submit(self._make, start)
+
+    def take(self, start: int) -> MappedFile:
+        """The file that begins at an offset; waits only while it is being made.
+        Raises OSError: it cannot be made (`TimeoutError` when the disk takes longer than 5 s; until it is done then,
+        `BlockingIOError` at once)."""
+        if self._made is None or self._start != start:
+            _discard(self._made)
+            self.start(start)
+        assert self._made is not None
+        if self._is_late and not self._made.done():
+            raise BlockingIOError(errno.EAGAIN, "the next log file is still being made")
+        try:
+            file = self._made.result(_CREATE_TIMEOUT_SECONDS)
+        except OSError as error:
+            if error.errno is not None:
+                self._made = None
+                raise
+            self._is_late = True  # the future's own TimeoutError
+            raise TimeoutError(errno.ETIMEDOUT, f"not made after {_CREATE_TIMEOUT_SECONDS:.0f} s") from None
+        self._is_late = False
+        self.start(file.end)
+        return file
+
+    def close(self) -> None:
+        """Delete the file that nobody took."""
+        if self._executor is not None:
+            self._is_closing = True
+            self._executor.shutdown()
+            self._executor, self._is_closing = None, False
+        _discard(self._made)
+        self._made = None
+
+    def _make(self, start: int) -> MappedFile:
+        if self._pool is not None:
+            self._pool.lock_buffers()
+        file = self._queue.create(start)
+        try:
+            if self._is_warm:
+                file.warm(is_wanted=lambda: not self._is_closing)
+            sync_file(file.fd)  # its length: one that is empty would end the log
+            sync_names(file, 2)
+        except OSError:
+            file.delete()
+            raise
+        return file
+
+
+def _discard(made: Future[MappedFile] | None) -> None:
+    if made is not None and made.exception(_CREATE_TIMEOUT_SECONDS) is None:
+        file = made.result()
+        try:
+            file.delete()
+        except OSError as error:
+            _log.warning("%s is not needed and cannot be deleted: %s", file.path, error)

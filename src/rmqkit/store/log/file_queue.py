@@ -1,0 +1,255 @@
+"""A queue of fixed-size files that together hold one growing range of bytes (``MappedFileQueue``).
+
+Commit log, consume queues, extension files and batch queues share it. File names are the logical offset of their first
+byte; every file but the last is full. Only the thread that owns the store changes a queue; ``files`` is replaced, never
+changed in place, so that the flush threads may walk the tuple they found.
+
+Invariant: the files are ordered and neighbours differ by the file size (a gap is logged; look-ups still find the rest).
+Source: store.md §2.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+from rmqkit.errors import StoreMismatch
+from rmqkit.store.json_files import sync_directory
+from rmqkit.store.log.mapped_file import MappedFile, file_name
+
+__all__ = ["FileQueue", "sync_names", "sync_names_of"]
+
+_log = logging.getLogger(__name__)
+_NAME_DIGITS = 20
+
+
+class FileQueue:
+    """The files of one queue, oldest first.
+
+    Args:
+        directories: where the files lie; file number ``k`` goes to ``directories[k % n]``, without the avoided ones.
+        file_bytes: size of every file.
+        setting: the key that sets the size, for error texts.
+        read_only: further directories whose files are read and which get no new ones.
+
+    Attributes:
+        avoided: directories that are too full for new files, as long as there are others.
+        found: for the owner, what `check` found, until `load`.
+    """
+
+    def __init__(
+        self, directories: Sequence[Path], file_bytes: int, *, setting: str, read_only: Sequence[Path] = ()
+    ) -> None:
+        self.directories = tuple(directories)
+        self.file_bytes = file_bytes
+        self.files: tuple[MappedFile, ...] = ()
+        self.avoided: frozenset[Path] = frozenset()
+        self.found: list[tuple[int, Path, int]] | None = None
+        self._setting = setting
+        self._read_only = tuple(read_only)
+
+    # ---- loading
+
+    def check(self, *, has_empty: bool = False) -> list[tuple[int, Path, int]]:
+        """What is on the disk as start, path and length, oldest first; changes nothing.
+        ``has_empty``: whether empty files may be there, as a power cut leaves names without lengths, and not only one
+        at the end; what is behind the first is not on the disk either.
+        Raises StoreMismatch: a file has another length than the settings say, or a name that is no offset."""
+        found = sorted(one for directory in {*self.directories, *self._read_only} for one in _files_of(directory))
+        for i, (_, path, length) in enumerate(found):
+            if length == self.file_bytes or (length == 0 and (has_empty or i == len(found) - 1)):
+                continue
+            has_others = any(other == self.file_bytes for _, _, other in found)
+            advice = f"set {self._setting} to the size the store was written with"
+            if length < self.file_bytes:  # a repair gives a file its length back, or makes it anew
+                repair = "run `rmq store repair` on the store, with the broker's configuration (-c)"
+                advice = f"it was cut off: {repair}" if has_others else f"{advice}, or, if it was cut off, {repair}"
+            raise StoreMismatch(f"{path} has {length} bytes and {self._setting} says {self.file_bytes}: {advice}")
+        return found
+
+    def load(self) -> None:
+        """Take over the files on the disk, or those in `found`, all of them as full; recovery lowers the last one.
+        Raises StoreMismatch: as `check`; nothing was changed."""
+        found, self.found = self.check() if self.found is None else self.found, None
+        sound = next((i for i, (_, _, length) in enumerate(found) if length == 0), len(found))
+        while len(found) > sound:
+            _, path, length = found.pop()
+            _log.warning("deleting %s of %d bytes", path, length)
+            path.unlink()
+        self.files = tuple(MappedFile(path, start, size, wrote=size) for start, path, size in found)
+        for file in self.files:  # the process before may have been killed
+            file.synced, file.is_named_durably = -1, file is not self.files[-1]
+        for older, newer in zip(self.files, self.files[1:], strict=False):
+            if newer.start - older.start != self.file_bytes:
+                _log.error(
+                    "%s does not follow %s: a file of %d bytes is missing", newer.path, older.path, self.file_bytes
+                )
+
+    # ---- looking up
+
+    @property
+    def min_offset(self) -> int:
+        """Logical offset of the first byte, -1 without files."""
+        return self.files[0].start if self.files else -1
+
+    @property
+    def max_offset(self) -> int:
+        """Logical offset one past the last byte written, 0 without files."""
+        return self.files[-1].start + self.files[-1].wrote if self.files else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds a logical offset."""
+        files = self.files
+        if not files or offset < files[0].start:
+            return None
+        last = files[-1]
+        if offset >= last.start:  # mostly, and without a call
+            return last if offset < last.start + last.size else None
+        i = offset // self.file_bytes - files[0].start // self.file_bytes
+        if i < len(files) and files[i].start <= offset < files[i].end:
+            return files[i]
+        return next((file for file in files if file.start <= offset < file.end), None)
+
+    # ---- growing and shrinking
+
+    def path_of(self, start: int) -> Path:
+        """Where the file that begins at an offset belongs."""
+        roomy = [directory for directory in self.directories if directory not in self.avoided] or self.directories
+        return roomy[start // self.file_bytes % len(roomy)] / file_name(start)
+
+    def create(self, start: int) -> MappedFile:
+        """A new file, not part of the queue yet. Raises OSError: the disk refused."""
+        return MappedFile.create(self.path_of(start), start, self.file_bytes)
+
+    def append(self, file: MappedFile) -> None:
+        assert not self.files or file.start >= self.files[-1].end, "files are appended in order"
+        self.files = (*self.files, file)
+
+    def truncate(self, offset: int) -> None:
+        """Forget everything from a logical offset on: later files are deleted, the rest of its file is zeroed."""
+        kept = tuple(file for file in self.files if file.start <= offset)
+        dropped, self.files = self.files[len(kept) :], kept
+        for file in reversed(dropped):  # newest first: a crash in between leaves no gap
+            file.delete()
+        for directory in {file.path.parent for file in dropped}:
+            sync_directory(directory)  # a deleted file that came back would hold records that were cut off
+        if kept:
+            last = kept[-1]
+            last.wrote = min(offset - last.start, last.size)
+            # the zeros have to reach the disk too, even if nothing stands before them
+            last.synced = -1 if last.clear_from(last.wrote) else min(last.synced, last.wrote)
+
+    def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
+        """Delete the oldest files for which the test holds, never the last one; returns how many.
+        Raises OSError: a file cannot be deleted; it and those behind it stay in the queue."""
+        count = 0
+        while len(self.files) > 1 and is_expired(self.files[0]):
+            self.files[0].delete()
+            self.files = self.files[1:]
+            count += 1
+        return count
+
+    # ---- flushing
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """Bytes written that are not known to be on the disk."""
+        count = 0
+        for file in reversed(self.files):
+            if file.synced >= file.wrote > 0:
+                break
+            count += max(0, file.wrote - file.synced)
+        return count
+
+    def sync(self, *, unnamed: set[MappedFile] | None = None) -> None:
+        """Wait until everything written so far is on the disk, oldest file first; any thread.
+        ``unnamed``: gets the files whose names are not there, for `sync_names_of`; else names are waited for, too.
+        Raises OSError: the disk refused."""
+        unsynced: list[MappedFile] = []
+        for file in reversed(self.files):
+            if not file.is_idle:
+                unsynced.append(file)
+            elif file.wrote:  # the newest may be empty yet: what was written last lies before it then
+                break
+        for file in reversed(unsynced):
+            file.sync()
+            if not file.is_named_durably:
+                if unnamed is None:
+                    sync_names(file, 4)
+                else:
+                    unnamed.add(file)
+
+    def mark_synced(self) -> None:
+        """Take everything for being on the disk, as a clean shutdown promised."""
+        for file in self.files:
+            file.synced, file.is_named_durably = file.wrote, True
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+    def close_idle(self) -> None:
+        """Give back the descriptors that no flush thread is going to use."""
+        for file in self.files:
+            if file.is_idle:
+                file.close()
+
+    def destroy(self) -> None:
+        dropped, self.files = self.files, ()
+        for file in dropped:
+            file.delete()
+        for directory in self.directories:
+            try:
+                directory.rmdir()
+            except OSError:
+                _log.debug("%s stays: it is missing or holds other files", directory)
+
+
+def sync_names(file: MappedFile, levels: int) -> None:
+    """Make the name of a new file durable, and those of the directories above it that may have come with it."""
+    for directory in list(file.path.parents)[:levels]:
+        if not _sync_if_ours(directory):
+            return
+    file.is_named_durably = True
+
+
+def sync_names_of(files: Collection[MappedFile], levels: int, pool: Executor) -> None:
+    """`sync_names` for many files, each directory once and several at a time; nobody deletes any meanwhile."""
+    directories = {directory for file in files for directory in list(file.path.parents)[:levels]}
+    for _ in pool.map(_sync_if_ours, directories):
+        pass
+    for file in files:
+        file.is_named_durably = True
+
+
+def _sync_if_ours(directory: Path) -> bool:
+    """Make the names in a directory durable; False when it was deleted meanwhile."""
+    try:
+        sync_directory(directory)
+    except FileNotFoundError:
+        return False
+    except PermissionError:  # we may not read it, so we did not make it
+        pass
+    return True
+
+
+def _files_of(directory: Path) -> list[tuple[int, Path, int]]:
+    """Start, path and length of every file of a directory."""
+    try:
+        with os.scandir(directory) as entries:
+            return [
+                (_start_of(path := Path(entry.path)), path, entry.stat().st_size)
+                for entry in entries
+                if not entry.is_dir()
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _start_of(path: Path) -> int:
+    if len(path.name) == _NAME_DIGITS and path.name.isascii() and path.name.isdigit():
+        return int(path.name)
+    raise StoreMismatch(f"{path} is not a store file (its name is no 20-digit offset): move it elsewhere")

@@ -1,0 +1,296 @@
+"""Recovery: where the log ends after a stop or a crash, and queues that agree with it.
+
+The consume queues are cut after their last valid entry first; ``D`` is the end of the newest record they know. Then
+the log is walked forward from a file that was certainly whole, to the first bytes that are no record: its end ``E``.
+
+=============  =========================================  ==========================================================
+               clean stop                                 crash (``abort`` exists)
+=============  =========================================  ==========================================================
+walk from      the newest record in a queue if that is    newest file whose first record is sound and not younger
+               sound; else as Java: the newest file       than the checkpoint's minTimestamp; else the first
+               whose first record is sound and not
+               behind D; else the first
+dispatch       records at or behind D                     every record
+=============  =========================================  ==========================================================
+
+Files are looked at for the start until one will do: giving up after ten (Java's ``commitLogRecoverMaxNum``) would leave
+gaps in the queues when more were written since the checkpoint; looking costs one decode a file.
+
+Behind a blank the log goes on in the next file if that exists, else E is where the blank begins: it is written again.
+Then everything behind E goes: queue entries, later files, and the rest of E's file becomes zeros, so that stale bytes
+never look like records again. Before that it is looked at, and kept where it is worth it: see `remains`.
+
+A record is sound when `decode_record` takes it, its CRC is right (``checkCRCOnRecover``, or the CRC of the whole
+record with ``forceVerifyPropCRC``), it says the offset it lies at, and no sector of it is missing that may not have
+reached the disk. After a clean stop the walk costs one decode.
+After a crash it reads the last file(s): one record at a time, and from `BULK_FROM_BYTES` on in runs (`scan`), which is
+several times as fast and finds the same. Source: store.md §12.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol.record import BLANK_BYTES, Record, decode_record, is_blank
+from rmqkit.store.bulk import scan
+from rmqkit.store.bulk.scan import Buffer, has_numpy
+from rmqkit.store.log.checkpoint import Checkpoint
+from rmqkit.store.log.commit_log import CommitLog
+from rmqkit.store.log.mapped_file import SECTOR_BYTES, MappedFile
+from rmqkit.store.log.property_crc import has_sound_crc
+from rmqkit.store.log.remains import Remains, look_behind
+from rmqkit.store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rmqkit.store.bulk.columns import Arrivals
+
+__all__ = ["BULK_FROM_BYTES", "LogEnd", "find_log_end"]
+
+BULK_FROM_BYTES = 8 << 20
+"""After so many bytes the walk goes on in bulk, if numpy is there: importing it takes as long as the plain walk."""
+_log = logging.getLogger(__name__)
+
+
+class LogEnd(Struct):
+    """What a walk over the log found.
+
+    Attributes:
+        offset: physical offset one past the last sound record.
+        last_record: physical offset of that record, 0 without any.
+        last_store_timestamp: its storeTimestamp, 0 without any.
+        newest_store_timestamp: the greatest one, which is another when the clock was set back.
+        record_count: sound records walked over.
+        remains: what lies behind, unless that is known to be nothing of the log; not looked at when a blank ends it.
+    """
+
+    offset: int
+    last_record: int = 0
+    last_store_timestamp: int = 0
+    newest_store_timestamp: int = 0
+    record_count: int = 0
+    remains: Remains | None = None
+
+
+def find_log_end(
+    log: CommitLog,
+    settings: StoreSettings,
+    dispatch: Callable[[Record], None],
+    dispatch_run: Callable[[Arrivals], object],
+    *,
+    on_replay: Callable[[int], None],
+    clean: bool,
+    newest: tuple[int, int],
+    indexed_end: int,
+    checkpoint: Checkpoint,
+) -> LogEnd:
+    """Walk the log to its end; changes nothing itself.
+
+    Args:
+        dispatch: told of the records that the queues may lack, in order.
+        dispatch_run: told instead of a whole run of them.
+        on_replay: told, after a crash and before any record, from which physical offset on all are dispatched again.
+        clean: whether the store was closed in order.
+        newest: offset and size of the newest record in any queue, (-1, 0) without one; it ends at D.
+        indexed_end: where the newest record ends that a queue knew, also of those whose record is damaged.
+    """
+    check = _Check(settings, None if clean else checkpoint.physic_timestamp)
+    files = log.queue.files
+    if clean:
+        dispatch_from = max(0, sum(newest))
+        if check.is_sound(log, *newest):
+            offset = newest[0]
+            start = next(i for i, file in enumerate(files) if file.start <= offset < file.end)
+        else:
+            start = _start_file(files, lambda file: _is_dispatched(check, file, dispatch_from))
+            offset = files[start].start
+    else:
+        start = _start_file(files, lambda file: _is_flushed(check, file, checkpoint, settings))
+        dispatch_from, offset = 0, files[start].start
+        on_replay(offset)
+    walk = _Walk(check, dispatch, dispatch_run, dispatch_from, LogEnd(offset))
+    for i in range(start, len(files)):
+        if not walk.file(files[i]):
+            # After a stop in order every record is in a queue: what lies behind the newest of these is none.
+            if not clean or walk.end.offset != indexed_end:
+                walk.end.remains = look_behind(files[i:], walk.end.offset, walk.reason, check.record)
+            break
+        if i + 1 < len(files):
+            walk.end.offset = files[i + 1].start
+    return walk.end
+
+
+class _Walk:
+    """The walk from a file on; ``end`` moves with it, and ``reason`` says in the end why no record lies there."""
+
+    def __init__(
+        self,
+        check: _Check,
+        dispatch: Callable[[Record], None],
+        dispatch_run: Callable[[Arrivals], object],
+        dispatch_from: int,
+        end: LogEnd,
+    ) -> None:
+        self.end = end
+        self.reason = ""
+        self._check, self._dispatch, self._dispatch_run = check, dispatch, dispatch_run
+        self._dispatch_from = dispatch_from
+        self._bulk_from = end.offset + BULK_FROM_BYTES if has_numpy() else None
+
+    def file(self, file: MappedFile) -> bool:
+        """Walk one file; True when it is closed by a blank."""
+        view, end = file.view, self.end
+        bulk_from = self._bulk_from
+        while not is_blank(view, position := end.offset - file.start):
+            if bulk_from is not None and end.offset >= bulk_from:
+                bulk_from = None  # what stops the runs is looked at here
+                self._runs(file)
+                continue
+            try:
+                record = self._check.record(file, position)
+            except RecordCorrupt as error:
+                self.reason = error.reason if any(view[position : position + BLANK_BYTES]) else "zeros"
+                return False
+            if record.physical_offset >= self._dispatch_from:
+                self._dispatch(record)
+            end.offset += record.size
+            end.last_record = record.physical_offset
+            end.last_store_timestamp = record.store_timestamp
+            end.newest_store_timestamp = max(record.store_timestamp, end.newest_store_timestamp)
+            end.record_count += 1
+        return True
+
+    def _runs(self, file: MappedFile) -> None:
+        """Walk over the sound records of a file many at a time, and stop before the first that may be none."""
+        from rmqkit.store.bulk.columns import Arrivals
+
+        end, buffer = self.end, file.view.obj
+        assert isinstance(buffer, mmap.mmap), "views are of mappings"
+        for records in scan.runs(buffer, file.start, end.offset - file.start, file.size):
+            run = Arrivals(records).text_only()
+            run = run.head(self._check.sound_count(run))
+            if len(run):
+                new = bisect_left(run.offsets, self._dispatch_from)
+                if new < len(run):
+                    self._dispatch_run(Arrivals(run.records.take(slice(new, None))) if new else run)
+                end.offset = file.start + run.records.end
+                end.last_record = int(run.offsets[-1])
+                end.last_store_timestamp = int(run.store_timestamps[-1])
+                end.newest_store_timestamp = max(int(run.store_timestamps.max()), end.newest_store_timestamp)
+                end.record_count += len(run)
+            buffer.madvise(mmap.MADV_DONTNEED)  # pages that are not needed again count as memory of the broker
+            if len(run) < len(records):
+                return
+
+
+def _start_file(files: tuple[MappedFile, ...], is_start: Callable[[MappedFile], bool]) -> int:
+    return next((i for i in range(len(files) - 1, 0, -1) if is_start(files[i])), 0)
+
+
+def _is_dispatched(check: _Check, file: MappedFile, dispatched_end: int) -> bool:
+    first = check.first_record(file)
+    return first is not None and first.physical_offset <= dispatched_end
+
+
+def _is_flushed(check: _Check, file: MappedFile, checkpoint: Checkpoint, settings: StoreSettings) -> bool:
+    first = check.first_record(file)
+    if first is None or not 0 < first.store_timestamp <= checkpoint.min_timestamp:
+        return False
+    is_indexed = settings.message_index_enable and settings.message_index_safe
+    return not is_indexed or first.store_timestamp <= checkpoint.index_timestamp
+
+
+def _octets(buffer: Buffer) -> NDArray[np.uint8]:
+    import numpy as np
+
+    return np.frombuffer(buffer, "u1")
+
+
+def _is_torn(view: memoryview, end: int, topic_bytes: int, properties_bytes: int) -> bool:
+    """Whether topic and properties of the record that ends at a position are not all there.
+    No checksum covers them; a torn write leaves zeros at their end, or in a whole sector. No such record is ever
+    written: see `put`."""
+    if not properties_bytes:
+        return not all(view[end - 2 - topic_bytes : end - 2])
+    if not view[end - 1]:
+        return True
+    low, high = end - properties_bytes - 2 - topic_bytes, end
+    for start in range(-(-low // SECTOR_BYTES) * SECTOR_BYTES, high, SECTOR_BYTES):
+        if not view[start] and not any(view[start : min(start + SECTOR_BYTES, high)]):
+            return True
+    return False
+
+
+class _Check:
+    """Which bytes count as a record. Source: store.md §12.1.
+    ``doubted_from``: storeTimestamp from which on a record may not have reached the disk; None when all have."""
+
+    def __init__(self, settings: StoreSettings, doubted_from: int | None) -> None:
+        self._doubted_from = doubted_from
+        self._whole_record = settings.force_verify_property_crc
+        self._body = settings.check_crc_on_recover and not self._whole_record
+
+    def record(self, file: MappedFile, position: int) -> Record:
+        """The record at a position. Raises RecordCorrupt: there is none."""
+        view = file.view
+        record = decode_record(view, position, verify_crc=self._body)
+        if record.physical_offset != file.start + position:
+            raise RecordCorrupt(position, f"it says it lies at offset {record.physical_offset}", size=record.size)
+        if self._whole_record and not has_sound_crc(view[position : position + record.size]):
+            raise RecordCorrupt(position, "the checksum of the whole record is wrong or missing", size=record.size)
+        if self._doubted_from is not None and record.store_timestamp >= self._doubted_from:
+            topic_bytes = len(record.topic.encode())
+            if _is_torn(view, position + record.size, topic_bytes, len(record.properties)):
+                raise RecordCorrupt(position, "its topic or properties are not all there", size=record.size)
+        return record
+
+    def sound_count(self, run: Arrivals) -> int:
+        """How many records at the start of a run have the right checksums."""
+        if self._whole_record:
+            view = memoryview(run.records.buffer)
+            places = zip(run.records.positions.tolist(), run.records.sizes.tolist(), strict=True)
+            is_sound = (has_sound_crc(view[at : at + size]) for at, size in places)
+            return next((row for row, sound in enumerate(is_sound) if not sound), len(run))
+        count = len(run)
+        if self._body:
+            matches = scan.crc_matches(run.records)
+            count = count if matches.all() else int(matches.argmin())
+        return count if self._doubted_from is None else self._whole_count(run, count, self._doubted_from)
+
+    def _whole_count(self, run: Arrivals, count: int, doubted_from: int) -> int:
+        """How many of the first records have reached the disk with all their sectors."""
+        records, view = run.records, memoryview(run.records.buffer)
+        ends = records.positions + records.sizes
+        reaches_on = -(-records.topic_at // SECTOR_BYTES) * SECTOR_BYTES < ends
+        is_odd = reaches_on | (_octets(records.buffer)[ends - 1] == 0)
+        rows = (is_odd & (run.store_timestamps >= doubted_from)).nonzero()[0].tolist()
+        for row in rows:
+            if row < count and _is_torn(
+                view, int(ends[row]), int(records.topic_bytes[row]), int(records.properties_bytes[row])
+            ):
+                return int(row)
+        return count
+
+    def is_sound(self, log: CommitLog, physical_offset: int, size: int) -> bool:
+        """Whether the log holds a sound record of a size at an offset."""
+        file = log.queue.find(physical_offset)
+        try:
+            return file is not None and self.record(file, physical_offset - file.start).size == size
+        except RecordCorrupt:
+            return False
+
+    def first_record(self, file: MappedFile) -> Record | None:
+        """The first record of a file, or None."""
+        try:
+            return self.record(file, 0)
+        except RecordCorrupt:
+            return None

@@ -1,0 +1,271 @@
+"""What lies behind the place where a recovery ends the log, and what becomes of it: nothing sound goes in silence.
+
+A walk ends at the first bytes that are no record. Behind them there may be sound records (the right magic, size and
+checksum, and the physicalOffset of their place), other bytes, or zeros, as files are preallocated:
+
+==================================================  ===================================================================
+behind the end lie                                  what is done
+==================================================  ===================================================================
+zeros only                                          nothing is told, unless queues know records there: an ERROR after a
+                                                    stop in order, else a WARNING, with their bytes
+bytes without a sound record, in the same file      the torn end of an unclean stop: they become zeros, a WARNING with
+                                                    their number
+sound records that were on the disk: the stop was   `StoreDamaged`, with files, records and bytes: the store is damaged,
+in order, or the checkpoint's physicMsgTimestamp    ``rmq store repair`` bridges the place and keeps what lies behind
+is later than theirs
+a log file that begins with a record of another      `StoreDamaged`; ``rmq store repair`` gives it its name back
+place: it has the name of another one
+other sound records, or later files with content    a power cut kept them and not what lay before them, or they are
+                                                    stale: all is set aside with an ERROR, and the start goes on
+==================================================  ===================================================================
+
+Stale are the records of a log that an Apache broker cut without clearing what followed: stored earlier than the one
+before the end, in the same file. A slave never refuses: it sets aside, and its master sends the rest again.
+
+Set aside is a directory ``set-aside/OFFSET`` that is a store for the offline tools: ``commitlog`` in it has the files
+with their names and lengths, the first one without what was kept. Nothing deletes it. Source: store.md §12.3.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from rmqkit.errors import RecordCorrupt, StoreDamaged
+from rmqkit.protocol.record import MAGIC_V1, MAGIC_V2, Record, is_blank, layout_of
+from rmqkit.store.bulk import scan
+from rmqkit.store.json_files import sync_directory
+from rmqkit.store.log.file_queue import sync_names
+from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.offline.view import data_end
+
+__all__ = ["FOLDER", "Remains", "check_heads", "keep_remains", "look_behind", "place_of", "tell_lost_end"]
+
+FOLDER = "set-aside"
+_log = logging.getLogger(__name__)
+_CHUNK_BYTES = 1 << 20
+_OTHER_PLACE = "has records of another place: files were exchanged or renamed"
+_PLACE_AT = layout_of(0).positions["physical_offset"]
+HEAD_BYTES = layout_of(0).head_bytes
+
+
+class Remains(Struct):
+    """What lies behind the end of a log.
+
+    Attributes:
+        end, path: physical offset where the log ends, and the file that holds it.
+        reason: why what lies there is no record.
+        files: the log files with content behind the end, and where that ends in each.
+        record_files: the names of those that hold sound records.
+        records, record_bytes: these records, with the bytes of all of them.
+        misplaced: the names of files that begin with a record of another place.
+        first_timestamp, oldest_timestamp: storeTimestamp of the first one, and the smallest.
+    """
+
+    end: int
+    path: Path
+    reason: str = ""
+    files: list[tuple[MappedFile, int]] = field(default_factory=list)
+    record_files: list[str] = field(default_factory=list)
+    records: int = 0
+    record_bytes: int = 0
+    misplaced: list[str] = field(default_factory=list)
+    first_timestamp: int = 0
+    oldest_timestamp: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(high - max(0, self.end - file.start) for file, high in self.files)
+
+    @property
+    def is_in_one_file(self) -> bool:
+        """Whether no later file has any content."""
+        return all(file.start <= self.end for file, _ in self.files)
+
+    def __str__(self) -> str:
+        found = f"{self.bytes} bytes in {_counted(len(self.files), 'file')} lie behind"
+        if not self.records:
+            return f"{found}, without a sound record"
+        sound = _counted(self.records, "sound record")
+        held = _counted(len(self.record_files), "file")
+        return f"{found}, among them {sound} of {self.record_bytes} bytes in {held} from {self.record_files[0]} on"
+
+
+def look_behind(
+    files: tuple[MappedFile, ...], end: int, reason: str, record_at: Callable[[MappedFile, int], Record]
+) -> Remains:
+    """Look at everything behind a physical offset; changes nothing.
+
+    Args:
+        files: those of the log from the one on that holds the offset.
+        record_at: the sound record at a position of a file, or raises RecordCorrupt.
+    """
+    remains = Remains(end, files[0].path, reason)
+    for file in files:
+        low = max(0, end - file.start)
+        high = _content_end(file, low)
+        if high > low:
+            remains.files.append((file, high))
+            if low == 0 and place_of(file.view) not in (None, file.start):
+                remains.misplaced.append(file.path.name)
+            for record in _sound_records(file, low, high, record_at):
+                if not remains.records:
+                    remains.first_timestamp = remains.oldest_timestamp = record.store_timestamp
+                if remains.record_files[-1:] != [file.path.name]:
+                    remains.record_files.append(file.path.name)
+                remains.records += 1
+                remains.record_bytes += record.size
+                remains.oldest_timestamp = min(record.store_timestamp, remains.oldest_timestamp)
+    return remains
+
+
+def place_of(view: memoryview | bytes) -> int | None:
+    """The physical offset that the first record of a log file says, None without a record; its head is enough."""
+    if len(view) < HEAD_BYTES or int.from_bytes(view[4:8], "big", signed=True) not in (MAGIC_V1, MAGIC_V2):
+        return None
+    return int.from_bytes(view[_PLACE_AT : _PLACE_AT + 8], "big", signed=True)
+
+
+def check_heads(root: Path, files: tuple[MappedFile, ...], *, is_replica: bool) -> None:
+    """Look at the first bytes of every log file, which a start after a stop in order does not walk over.
+    A file that begins with no record, while later ones do, is an ERROR with its bytes.
+
+    Raises:
+        StoreDamaged: files have the names of others.
+    """
+    places: list[int | None] = []
+    for file in files:
+        head = file.read(0, HEAD_BYTES)
+        places.append(file.start if is_blank(head, 0) else place_of(head))
+        file.close()
+    misplaced = [file for file, place in zip(files, places, strict=True) if place not in (None, file.start)]
+    if misplaced and not is_replica:
+        names = ", ".join(file.path.name for file in misplaced)
+        raise StoreDamaged(str(root), misplaced[0].start, f"{names} {_OTHER_PLACE}")
+    last = max((i for i, place in enumerate(places) if place is not None), default=0)
+    for file, place in zip(files[:last], places[:last], strict=True):
+        if place is None:
+            said = "%s begins with no record: messages of up to %d bytes cannot be read; see 'rmq store verify %s'"
+            _log.error(said, file.path, file.size, root)
+
+
+def keep_remains(
+    root: Path,
+    remains: Remains,
+    *,
+    is_clean: bool,
+    is_replica: bool,
+    last_timestamp: int,
+    flushed_timestamp: int,
+    indexed_end: int,
+) -> None:
+    """Decide about them before the log is cut, and set aside what has to be.
+
+    Args:
+        last_timestamp: storeTimestamp of the last record before the end.
+        flushed_timestamp: records stored before were on the disk.
+        indexed_end: where the newest record ends that a queue knows.
+
+    Raises:
+        StoreDamaged: records would be cut off that were on the disk. Nothing in the log was changed.
+        OSError: they cannot be set aside.
+    """
+    end = remains.end
+    is_stale = remains.is_in_one_file and bool(remains.records) and remains.first_timestamp < last_timestamp
+    if remains.records and not is_stale:
+        was_on_disk = is_clean or remains.oldest_timestamp < flushed_timestamp
+    else:
+        was_on_disk = is_clean and not remains.is_in_one_file
+    if remains.misplaced and not is_replica:
+        found = f"{', '.join(remains.misplaced)} {_OTHER_PLACE}"
+        raise StoreDamaged(str(root), end, found)
+    if was_on_disk and not is_replica:
+        raise StoreDamaged(str(root), end, f"{remains.path.name}: {remains.reason}, and {remains}")
+    tell_lost_end(root, end, indexed_end, is_clean=is_clean)
+    if not remains.files:
+        return
+    if not remains.records and remains.is_in_one_file:
+        _log.warning("store %s: the log is cut at %d (%s): %s", root, end, remains.reason, remains)
+        return
+    folder = _set_aside(root, remains)
+    level = logging.WARNING if is_stale else logging.ERROR
+    said = (
+        "store %s: the log ends at %d (%s): %s; they are set aside in %s, 'rmq store dump %s' shows them; remove that "
+        "directory when it is not needed"
+    )
+    _log.log(level, said, root, end, remains.reason, remains, folder, folder)
+
+
+def tell_lost_end(root: Path, end: int, indexed_end: int, *, is_clean: bool) -> None:
+    """Say that queues know records behind the end of the log: an ERROR after a stop in order, else they may not have
+    been on the disk."""
+    if indexed_end > end:
+        said = "store %s: the log ends at %d and queues know records up to %d: these %d bytes of messages are lost"
+        _log.log(logging.ERROR if is_clean else logging.WARNING, said, root, end, indexed_end, indexed_end - end)
+
+
+def _sound_records(
+    file: MappedFile, low: int, high: int, record_at: Callable[[MappedFile, int], Record]
+) -> Iterator[Record]:
+    buffer = file.view.obj
+    assert isinstance(buffer, scan.Buffer), "views are of mappings"
+    position = low
+    while (position := scan.find_record(buffer, file.start, position, file.size, high)) < file.size:
+        try:
+            while not is_blank(file.view, position):
+                record = record_at(file, position)
+                yield record
+                position += record.size
+            return  # what follows a blank is undefined
+        except RecordCorrupt:
+            position += 1
+
+
+def _content_end(file: MappedFile, low: int) -> int:
+    """Where the last byte from a position on ends that is no zero; that position without one."""
+    high = data_end(file.path)
+    while high > low:
+        start = max(low, high - _CHUNK_BYTES)
+        kept = len(file.read(start, high - start).rstrip(b"\0"))
+        if kept:
+            return start + kept
+        high = start
+    return low
+
+
+def _set_aside(root: Path, remains: Remains) -> Path:
+    """Copy or move everything behind the end; the newest file first, so that a crash in between leaves no gap."""
+    folder, number = root / FOLDER / f"{remains.end:020d}", 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{remains.end:020d}-{number}")
+    (folder / "commitlog").mkdir(parents=True)
+    for file, high in reversed(remains.files):
+        target = folder / "commitlog" / file.path.name
+        low = max(0, remains.end - file.start)
+        try:
+            if file.start > remains.end:  # one that begins there is appended to
+                file.path.rename(target)
+                continue
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        copy = MappedFile.create(target, file.start, file.size)
+        try:
+            for position in range(low, high, _CHUNK_BYTES):
+                copy.write(position, file.read(position, min(_CHUNK_BYTES, high - position)))
+            copy.sync()
+        finally:
+            copy.close()
+        sync_names(copy, 1)
+    for directory in (folder / "commitlog", folder, folder.parent, root, remains.files[-1][0].path.parent):
+        sync_directory(directory)
+    return folder
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,138 @@
+"""The transient store pool: what is appended waits in memory until it is *committed* (``TransientStorePool``).
+
+=========  ========================================  ============================================================
+step       who                                       what
+=========  ========================================  ============================================================
+append     owner thread                              copies a record into the buffer lent to the newest log file
+commit     store-commit, every commitIntervalCommit  one ``pwrite`` of what came since, to the page cache: readable
+           Log; a clean stop
+flush      store-flush                               fdatasync of what was committed (`flush`)
+=========  ========================================  ============================================================
+
+A busy page cache then holds up the commit thread and not the owner. A buffer is as large as a log file and comes back
+when its file is full and committed; when none is free, appends that need a new file are refused until one is. Buffers
+are locked in RAM where RLIMIT_MEMLOCK allows. A crash of the process loses what was not committed; queues know only
+committed records, so log and queues agree afterwards. A refused commit loses nothing: the next one tries again.
+
+Owner thread, except `commit` (one thread at a time) and `lock_buffers`. Source: store.md §13.5.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import mmap
+from collections import deque
+
+from rmqkit.store.log.mapped_file import MappedFile
+
+__all__ = ["TransientPool"]
+
+_log = logging.getLogger(__name__)
+
+
+class _Lent:
+    """A buffer and the log file whose bytes wait in it, byte for byte at the same position."""
+
+    __slots__ = ("committed", "end", "file", "is_closed", "view")
+
+    def __init__(self, file: MappedFile, view: memoryview) -> None:
+        self.file = file
+        self.view = view
+        self.committed = self.end = file.wrote
+        self.is_closed = False
+
+
+class TransientPool:
+    """The buffers of one log.
+    ``count``: buffers at most (``transientStorePoolSize``); memory is taken when one is first needed.
+    ``buffer_bytes``: size of each, that of a log file.
+    ``committed_offset``: physical offset up to which the log is in the page cache."""
+
+    def __init__(self, count: int, buffer_bytes: int) -> None:
+        self.committed_offset = 0
+        self._buffer_bytes = buffer_bytes
+        self._left = count
+        self._free: deque[memoryview] = deque()
+        self._lent: deque[_Lent] = deque()
+        self._newest: _Lent | None = None
+        self._unlocked: deque[memoryview] = deque()
+        self._can_lock = True
+
+    @property
+    def free_count(self) -> int:
+        """Buffers that no file has."""
+        return self._left + len(self._free)
+
+    def lend(self, file: MappedFile) -> None:
+        """Let a file's further bytes wait in a buffer. Raises OSError: as `reserve`."""
+        self.reserve()
+        self._newest = _Lent(file, self._free.popleft())
+        self._lent.append(self._newest)
+        if len(self._lent) == 1:
+            self.committed_offset = file.start + file.wrote
+
+    def reserve(self) -> None:
+        """Make sure that a buffer is free.
+        Raises BlockingIOError: all wait to be committed.
+        Raises OSError: there is no memory for another."""
+        if self._free:
+            return
+        if not self._left:
+            raise BlockingIOError(errno.EAGAIN, "all buffers of the transient store pool wait to be committed")
+        view = memoryview(mmap.mmap(-1, self._buffer_bytes))
+        self._left -= 1
+        self._unlocked.append(view)
+        self._free.append(view)
+
+    def append(self, data: bytes | bytearray) -> None:
+        """Put bytes behind those of the newest file; the caller knows that they fit."""
+        lent = self._newest
+        assert lent is not None, "lend() came before"
+        position = lent.end
+        end = position + len(data)
+        lent.view[position:end] = data
+        lent.end = end
+
+    def end_file(self) -> None:
+        """Say that the newest file gets no more bytes; it counts as full once it is committed."""
+        if self._newest is not None:
+            self._newest.is_closed = True
+            self._newest = None
+
+    def commit(self, least_bytes: int) -> bool:
+        """Move what waits to the page cache, oldest file first; returns whether there was any.
+        ``least_bytes``: leave fewer than these in the newest file.
+        Raises OSError: the disk refused; what did not go waits on."""
+        before = self.committed_offset
+        while self._lent:
+            lent = self._lent[0]
+            is_closed = lent.is_closed  # before the end: no byte comes behind a closed file's
+            end, file = lent.end, lent.file
+            if not is_closed and end - lent.committed < max(1, least_bytes):
+                break
+            if end > lent.committed:
+                file.write(lent.committed, lent.view[lent.committed : end])
+                lent.committed = end
+            file.wrote = file.size if is_closed else end
+            self.committed_offset = file.start + file.wrote
+            if not is_closed:
+                break
+            self._lent.popleft()
+            self._free.append(lent.view)
+        return self.committed_offset > before
+
+    def lock_buffers(self) -> None:
+        """Lock new buffers in RAM; any thread but the owner, as it takes a while. Says once when it is not allowed."""
+        while self._can_lock and self._unlocked:
+            view = self._unlocked.popleft()
+            address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(view))):
+                self._can_lock = False
+                _log.warning(
+                    "transient store pool: buffer of %d bytes cannot be locked in RAM, errno %d: raise RLIMIT_MEMLOCK",
+                    len(view),
+                    ctypes.get_errno(),
+                )

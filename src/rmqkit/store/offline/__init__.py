@@ -1,0 +1,1 @@
+"""Work on the files of a stopped broker: view, verify, rebuild, repair."""

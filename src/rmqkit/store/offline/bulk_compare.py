@@ -1,0 +1,213 @@
+"""Comparing the entries of queues and index files with the log in bulk: which of them are exactly as they should be.
+
+A log is shown run by run, in order. The entries that a run's records should have are made as bytes and compared with
+those in the files; equal ones are remembered as ranges of entry numbers. An entry that is not in a range is not
+necessarily wrong: who asks has to look. Memory: some numbers per damaged place, and one table of slots while the chains
+of an index file are followed. Import needs numpy. Source: store.md §4, §7.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmqkit.store.bulk.columns import Arrivals, Ints
+from rmqkit.store.bulk.scan import Buffer
+from rmqkit.store.index.file import ENTRY, HEADER, SLOT
+from rmqkit.store.log.mapped_file import file_name
+from rmqkit.store.queues.consume_queue import ENTRY_BYTES
+
+__all__ = ["QUEUE_ENTRY", "IndexComparison", "QueueComparison", "Ranges", "queue_entries"]
+
+QUEUE_ENTRY = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_INDEX_ENTRY = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+_CHUNK_ENTRIES = 1 << 18
+assert (QUEUE_ENTRY.itemsize, _INDEX_ENTRY.itemsize) == (ENTRY_BYTES, ENTRY.size)
+
+
+class Ranges:
+    """Ascending ranges of numbers that do not touch."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, start: int, end: int) -> None:
+        """Add a range; one that does not follow those before it is left out."""
+        if self._ends and start < self._ends[-1]:
+            return
+        if self._ends and start == self._ends[-1]:
+            self._ends[-1] = end
+        else:
+            self._starts.append(start)
+            self._ends.append(end)
+
+    def add_where(self, is_member: NDArray[np.bool_], start: int) -> None:
+        """Add the numbers of the true elements of an array whose first element stands for a number."""
+        edges = np.flatnonzero(np.diff(is_member.astype("i1"), prepend=0, append=0)) + start
+        for low, high in edges.reshape(-1, 2).tolist():
+            self.add(low, high)
+
+    def join(self, others: Ranges) -> None:
+        """Add ranges that follow these."""
+        for start, end in zip(others._starts, others._ends, strict=True):
+            self.add(start, end)
+
+    def end_of(self, number: int) -> int:
+        """Where the range that holds a number ends; the number itself when none holds it."""
+        i = bisect_right(self._starts, number) - 1
+        return max(number, self._ends[i]) if i >= 0 else number
+
+    def gaps(self, start: int, end: int) -> Ints:
+        """The numbers in between that no range holds."""
+        held = np.zeros(end - start, bool)
+        for low, high in zip(self._starts, self._ends, strict=True):
+            held[max(0, low - start) : max(0, high - start)] = True
+        return np.flatnonzero(~held) + start
+
+
+def queue_entries(arrivals: Arrivals, rows: Ints, tags_codes: Ints) -> NDArray[np.void]:
+    """The consume-queue entries of some records."""
+    entries = np.empty(len(rows), QUEUE_ENTRY)
+    entries["physical_offset"] = arrivals.offsets[rows]
+    entries["size"] = arrivals.records.sizes[rows]
+    entries["tags_code"] = tags_codes[rows]
+    return entries
+
+
+class QueueComparison:
+    """All consume queues of a store.
+
+    Args:
+        folder: ``consumequeue``.
+        file_bytes: the size of its files.
+
+    Attributes:
+        ranges: the entries of each queue that were found equal, by their number.
+    """
+
+    def __init__(self, folder: Path, file_bytes: int, delays_ms: tuple[int, ...]) -> None:
+        self._folder, self._file_bytes, self._delays_ms = folder, file_bytes, delays_ms
+        self.ranges: defaultdict[Path, Ranges] = defaultdict(Ranges)
+
+    def compare(self, arrivals: Arrivals) -> None:
+        """Compare the entries of a run of records."""
+        if not self._file_bytes:
+            return
+        tags_codes = arrivals.tags_codes(self._delays_ms)
+        for topic, queue_id, rows in arrivals.groups():
+            numbers = arrivals.queue_offsets[rows]
+            folder = self._folder / topic / str(queue_id) if "/" not in topic and "\0" not in topic else None
+            if folder is None or numbers.min() < 0 or numbers.max() >= 1 << 56:
+                continue
+            entries = queue_entries(arrivals, rows, tags_codes)
+            per_file = self._file_bytes // ENTRY_BYTES
+            cuts = np.flatnonzero((np.diff(numbers) != 1) | (numbers[1:] % per_file == 0)) + 1
+            for first, part in zip(numbers[[0, *cuts]].tolist(), np.split(entries, cuts), strict=True):
+                self._compare(folder, first, part)
+
+    def _compare(self, folder: Path, first: int, entries: NDArray[np.void]) -> None:
+        """Compare entries of consecutive numbers in one file."""
+        position = first * ENTRY_BYTES % self._file_bytes
+        expected = entries.tobytes()
+        try:
+            with open(folder / file_name(first * ENTRY_BYTES - position), "rb", buffering=0) as file:
+                file.seek(position)
+                found = file.read(len(expected)) or b""
+        except OSError:  # what is missing or cannot be read is not equal
+            return
+        if found == expected:
+            self.ranges[folder].add(first, first + len(entries))
+        else:
+            count = len(found) // ENTRY_BYTES
+            is_equal = np.frombuffer(found, "V20", count) == entries[:count].view("V20")
+            self.ranges[folder].add_where(is_equal, first)
+
+
+class IndexComparison:
+    """One index file.
+
+    Args:
+        data: the file, mapped; its length is right.
+        log_start: physical offset where the log begins, or what is compared of it; entries below it are left out.
+
+    Attributes:
+        begin_timestamp, slots_used, index_count: of the header; the last one at least 1.
+        entries_at: position of entry 0.
+        chain_count: how many slots have entries, once `unequal` was walked through.
+        ranges: the entries that were found equal, by their number.
+    """
+
+    def __init__(self, data: Buffer, slot_count: int, entry_count: int, log_start: int = 0) -> None:
+        self._data = data
+        header = HEADER.unpack_from(data)
+        self.begin_timestamp: int = header[0]
+        self.slots_used: int = header[4]
+        self.index_count: int = max(1, header[5])
+        self.entries_at = HEADER.size + slot_count * SLOT.size
+        self.chain_count = 0
+        self.ranges = Ranges()
+        self._slot_count = slot_count
+        self._slots = np.frombuffer(data, ">i4", slot_count, HEADER.size)
+        self._entries = np.frombuffer(data, _INDEX_ENTRY, min(self.index_count, entry_count), self.entries_at)
+        self._newest: NDArray[np.int32] = np.zeros(0, "i4")
+        offsets = self._entries["physical_offset"]
+        self._next = max(1, bisect_left(range(len(offsets)), log_start, 1, key=offsets.__getitem__))
+
+    def compare(self, arrivals: Arrivals, keys: tuple[Ints, Ints]) -> None:
+        """Find the entries of a run of records; the chains are not looked at yet.
+        ``keys``: the run's, with its tags."""
+        if self._next >= len(self._entries):
+            return
+        rows, hashes = keys
+        offsets = arrivals.offsets
+        window = self._entries[self._next : self._next + len(rows) + _CHUNK_ENTRIES // 64]
+        at = window["physical_offset"].astype("i8")
+        inside = np.flatnonzero((at >= offsets[0]) & (at <= offsets[-1]))
+        if not len(inside):
+            return
+        at, window = at[: inside[-1] + 1], window[: inside[-1] + 1]
+        row = np.minimum(np.searchsorted(offsets, at), len(offsets) - 1)
+        is_equal = offsets[row] == at
+        expected = np.maximum(0, (arrivals.store_timestamps - self.begin_timestamp) // 1000)
+        is_equal &= window["seconds"] == expected[row]
+        if not (len(row) == len(rows) and (row == rows).all() and (window["hash"] == hashes).all()):
+            is_equal &= np.isin((row << 32) + window["hash"], (rows << 32) + hashes)
+        self.ranges.add_where(is_equal, self._next)
+        self._next += len(window)
+        if self._next == len(self._entries):
+            self.release()
+
+    def release(self) -> None:
+        """Let the pages of the file go; they come back when they are read again."""
+        if isinstance(self._data, mmap.mmap):
+            self._data.madvise(mmap.MADV_DONTNEED)
+
+    def unequal(self) -> Iterator[tuple[int, tuple[int, int, int, int], int]]:
+        """Number and fields of every entry that was not found equal, and what its previous entry should be."""
+        newest = self._newest = np.zeros(self._slot_count, "i4")
+        for start in range(1, len(self._entries), _CHUNK_ENTRIES):
+            chunk = self._entries[start : start + _CHUNK_ENTRIES]
+            slots = chunk["hash"].astype("i8") % self._slot_count
+            order = np.argsort(slots, kind="stable")
+            in_order = slots[order]
+            is_first = np.diff(in_order, prepend=-1) != 0
+            previous = np.empty(len(chunk), "i4")
+            previous[order] = np.where(is_first, newest[in_order], np.roll(order, 1) + start)
+            newest[in_order] = order + start  # of a repeated slot the last one stays
+            is_odd = previous != chunk["previous"]
+            is_odd[self.ranges.gaps(start, start + len(chunk)) - start] = True
+            for i in np.flatnonzero(is_odd).tolist():
+                yield start + i, chunk[i].item(), int(previous[i])
+        self.chain_count = int(np.count_nonzero(newest))
+
+    def unequal_slots(self) -> Iterator[tuple[int, int, int]]:
+        """Slots that do not hold the newest entry of their chain: slot, that entry, what it holds."""
+        for slot in np.flatnonzero(self._slots != self._newest).tolist():
+            yield slot, int(self._newest[slot]), int(self._slots[slot])

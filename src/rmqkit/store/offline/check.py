@@ -1,0 +1,414 @@
+"""Looking at a store without a broker: is it whole (`verify`), what does it hold (`stat`), which messages (`dump`).
+
+The commit log is the truth: every record is checked with its CRCs (`log_view`), and everything else is held against the
+records (`derived_files`, which says what has to hold). Files are opened for reading and nothing is changed. Damage is a
+`Finding` with its file and position, never an exception. `verify` and `stat` walk with numpy, `dump` without.
+
+A store that a broker holds is refused unless asked for with ``read_only``; then the record being written and what the
+queues do not have yet are no findings.
+
+Not handled here: repair (`repair`).
+Source: store.md §2–§8, §12.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
+
+from rmqkit.errors import BodyError, StoreError, StoreLocked
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.message import ReceivedMessage, messages_of_record
+from rmqkit.protocol.record import body_crc
+from rmqkit.store.bulk.scan import Damage, need_numpy
+from rmqkit.store.log.commit_log import log_directories
+from rmqkit.store.log.filler import is_filler
+from rmqkit.store.log.log_start import gone_files, noted_start
+from rmqkit.store.log.mapped_file import file_name
+from rmqkit.store.log.property_crc import CRC_NAME, TRAILER_BYTES, has_sound_crc
+from rmqkit.store.offline.findings import FINDINGS_MAX, Finding, Kind, Progress, Report, common_length, files_in_order
+from rmqkit.store.offline.timer_check import check_timer_files
+from rmqkit.store.offline.view import LogView, Segment
+from rmqkit.store.queues.deleted_topics import deleted_topics_path
+from rmqkit.store.settings import StoreSettings
+from rmqkit.store.small_files import check_small_files
+from rmqkit.store.store_lock import StoreLock
+
+if TYPE_CHECKING:
+    from rmqkit.store.bulk.columns import Arrivals, Ints
+    from rmqkit.store.offline.queue_check import LogSpan
+
+__all__ = [
+    "FINDINGS_MAX",
+    "Finding",
+    "Kind",
+    "LogDamage",
+    "QueueStat",
+    "Report",
+    "Stat",
+    "check_sums",
+    "dump",
+    "is_held",
+    "open_log",
+    "queue_ends",
+    "stat",
+    "tally",
+    "verify",
+]
+
+Part = TypeVar("Part")
+_DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
+
+
+class QueueStat(Struct):
+    """The records of one queue in the log; ``max_offset`` is one past the last message, times are store times in ms.
+    ``anew_offset``: number of the first record since numbers were given again, if that happened, else of the first.
+    ``anew_at``: its physical offset if that happened, else -1.
+    ``first_at``: that of the first record."""
+
+    topic: str
+    queue_id: int
+    records: int = 0
+    messages: int = 0
+    bytes: int = 0
+    min_offset: int = 0
+    max_offset: int = 0
+    first_store_timestamp: int = 0
+    last_store_timestamp: int = 0
+    anew_offset: int = 0
+    anew_at: int = -1
+    first_at: int = -1
+
+    def add(self, arrivals: Arrivals, rows: Ints) -> None:
+        """Count records of a run that belong to the queue."""
+        counts, offsets = arrivals.batch_counts[rows], arrivals.queue_offsets[rows]
+        times = arrivals.store_timestamps
+        if not self.records:
+            self.min_offset, self.first_store_timestamp = int(offsets[0]), int(times[rows[0]])
+            self.anew_offset, self.first_at = self.min_offset, int(arrivals.offsets[rows[0]])
+        begins = [0] if self.records and offsets[0] < self.max_offset else []
+        falls = (offsets[1:] < (offsets + counts)[:-1]).nonzero()[0] + 1
+        for row in [*begins, *falls.tolist()]:
+            self.anew_offset, self.anew_at = int(offsets[row]), int(arrivals.offsets[rows[row]])
+        self.records += len(rows)
+        self.messages += int(counts.sum())
+        self.bytes += int(arrivals.records.sizes[rows].sum())
+        self.max_offset = int(offsets[-1] + counts[-1])  # a topic made anew begins at 0 again
+        self.last_store_timestamp = int(times[rows[-1]])
+
+    def join(self, later: QueueStat) -> None:
+        """Add the records of a later part of the log."""
+        if later.anew_at >= 0 or later.min_offset < self.max_offset:
+            self.anew_offset, self.anew_at = later.anew_offset, later.anew_at if later.anew_at >= 0 else later.first_at
+        self.records += later.records
+        self.messages += later.messages
+        self.bytes += later.bytes
+        self.max_offset, self.last_store_timestamp = later.max_offset, later.last_store_timestamp
+
+
+class Stat(Struct):
+    """What a log holds; offsets are physical, ``bytes`` are those of records, without blanks."""
+
+    segments: int
+    records: int
+    bytes: int
+    damaged_bytes: int
+    min_offset: int
+    max_offset: int
+    first_store_timestamp: int
+    last_store_timestamp: int
+    queues: list[QueueStat]
+
+
+def verify(
+    root: Path,
+    settings: StoreSettings | None = None,
+    *,
+    read_only: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Report:
+    """Look at every record, queue entry, extension unit and index chain of a store.
+
+    Args:
+        settings: what the store was written with; without them a file's length is compared with those of its kind.
+        read_only: take a store that a broker holds as it is at this moment.
+
+    Raises:
+        StoreLocked: a broker holds the store.
+        StoreError: there is no store, its index sizes have to be said, or numpy is missing.
+        OSError: a file cannot be read.
+    """
+    need_numpy("verify")
+    from rmqkit.store.offline.queue_check import DerivedFiles, FileSizes
+
+    report = Report(is_live=is_held(root, read_only), is_unclean=(root / "abort").exists())
+    log = open_log(root, settings, report)
+    folders = [root / name for name in _DERIVED]
+    total = log.file_bytes + sum(path.stat().st_size for folder in folders for path in folder.rglob("*"))
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    used = settings or StoreSettings()
+    sizes = FileSizes.of(root, used, are_set=settings is not None)
+    derived = DerivedFiles(root, log, used, report, sizes, advance=advance)
+
+    def look(segment: Segment, arrivals: Arrivals) -> None:
+        check_sums(segment, arrivals, report)
+        derived.compare(arrivals)
+
+    damages = LogDamage(report)
+    tallies = _walk(log, damages, advance, look=look)
+    damages.check_tail(derived.indexed_end)
+    derived.check(queue_ends(root, tallies))
+    newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
+    check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
+    check_timer_files(root, report, settings)
+    return report
+
+
+def stat(
+    root: Path,
+    settings: StoreSettings | None = None,
+    *,
+    read_only: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Stat:
+    """Count what the log holds; checksums and queues are left alone.
+
+    Raises:
+        StoreLocked, StoreError, OSError: as `verify`.
+    """
+    need_numpy("stat")
+    report = Report(is_live=is_held(root, read_only))
+    log = open_log(root, settings, report)
+
+    def advance(count: int) -> None:
+        progress(log.end - log.min_offset, log.file_bytes)
+
+    damages = LogDamage(report)
+    tallies = _walk(log, damages, advance, look=lambda segment, arrivals: None)
+    damages.add_tail()
+    queues = [tallies[key] for key in sorted(tallies)]
+    return Stat(
+        segments=len(log.segments),
+        records=sum(queue.records for queue in queues),
+        bytes=sum(queue.bytes for queue in queues),
+        damaged_bytes=report.damaged_bytes,
+        min_offset=log.min_offset,
+        max_offset=log.end,
+        first_store_timestamp=min((queue.first_store_timestamp for queue in queues), default=0),
+        last_store_timestamp=max((queue.last_store_timestamp for queue in queues), default=0),
+        queues=queues,
+    )
+
+
+def dump(
+    root: Path,
+    settings: StoreSettings | None = None,
+    *,
+    topic: str | None = None,
+    queue_id: int | None = None,
+    begin_ms: int = 0,
+    end_ms: int | None = None,
+    key: str | None = None,
+    begin_offset: int = 0,
+    read_only: bool = False,
+    on_damage: Callable[[Finding], None] = lambda finding: None,
+) -> Iterator[ReceivedMessage]:
+    """The messages of a log in its order, inner batches unpacked and bodies decompressed.
+
+    Args:
+        begin_ms, end_ms: store times, inclusive.
+        key: a word of KEYS, or the unique key.
+        begin_offset: physical offset of the first record.
+        on_damage: told of bytes that are no record and bodies that cannot be read; the walk goes on behind them.
+
+    Raises:
+        StoreLocked, StoreError, OSError: as `verify`, with the first message.
+    """
+    is_live = is_held(root, read_only)
+    log = open_log(root, settings, Report())
+    log.segments = [segment for segment in log.segments if segment.end > begin_offset]
+    for segment, part in log.walk():
+        if isinstance(part, Damage):
+            is_last = segment is log.segments[-1] and part.end == len(segment.buffer)
+            if not (is_live and is_last):  # else it is being written
+                on_damage(_unreadable(segment, part))
+        elif (
+            part.physical_offset >= begin_offset
+            and not is_filler(part)
+            and topic in (None, part.topic)
+            and queue_id in (None, part.queue_id)
+            and begin_ms <= part.store_timestamp
+            and (end_ms is None or part.store_timestamp <= end_ms)
+        ):
+            try:
+                messages = list(messages_of_record(part))
+            except BodyError as error:
+                at = part.physical_offset - segment.start
+                on_damage(Finding(Kind.RECORD, str(segment.path), at, "a body that can be read", str(error)))
+                continue
+            yield from (one for one in messages if key is None or key in one.keys or key == one.msg_id)
+
+
+def is_held(root: Path, read_only: bool) -> bool:
+    """Whether a broker holds the store; it is refused then, unless asked for."""
+    try:
+        StoreLock(root).check()
+    except StoreLocked:
+        if not read_only:
+            raise
+        return True
+    return False
+
+
+def open_log(root: Path, settings: StoreSettings | None, report: Report) -> LogView:
+    """The commit log of a store.
+
+    Raises:
+        StoreError: there is none.
+    """
+    folders = {path for paths in log_directories(root, settings or StoreSettings()) for path in paths}
+    if not any(folder.is_dir() for folder in folders):
+        missing = ", ".join(sorted(map(str, folders)))
+        raise StoreError(f"{root} is no store, there is no {missing}: name its storePathRootDir")
+    file_bytes = common_length(folders) if settings is None else settings.commit_log_file_bytes
+    log = LogView(list(files_in_order(folders, file_bytes, report)))
+    _check_start(root, log, report)
+    return log
+
+
+def _check_start(root: Path, log: LogView, report: Report) -> None:
+    """Note first files that are gone since a broker noted where the log begins."""
+    noted = noted_start(root)  # behind the look at the files: a broker notes the new start before it deletes any
+    if noted is not None and log.segments and log.min_offset > noted:
+        expected = f"{file_name(noted)} to be the first file"
+        report.add(Kind.FILE_MISSING, log.segments[0].path, 0, expected, gone_files(noted, log.min_offset))
+
+
+def _walk(
+    log: LogView, damages: LogDamage, advance: Callable[[int], None], *, look: Callable[[Segment, Arrivals], None]
+) -> dict[tuple[str, int], QueueStat]:
+    """Walk the log and note its damage; returns what it holds of each queue."""
+    tallies: dict[tuple[str, int], QueueStat] = {}
+    walked = 0
+    for segment, part in damages.passed(log.runs()):
+        advance(log.end - log.min_offset - walked)
+        walked = log.end - log.min_offset
+        damages.report.checked["records"] += len(part)
+        tally(part, tallies)
+        look(segment, part)
+    advance(log.file_bytes - walked)
+    return tallies
+
+
+def tally(arrivals: Arrivals, tallies: dict[tuple[str, int], QueueStat]) -> None:
+    """Count a run of records, by topic and queue id."""
+    for topic, queue_id, rows in arrivals.groups():
+        key = topic, queue_id
+        (tallies.get(key) or tallies.setdefault(key, QueueStat(*key))).add(arrivals, rows)
+
+
+def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tuple[str, int], LogSpan]:
+    """What the queues should have, by a log; without queues whose messages are all of a deleted topic."""
+    deleted: dict[str, tuple[int, int, int]] = {}
+    with suppress(OSError, BodyError):
+        deleted = fastjson.decode_as(deleted_topics_path(root).read_bytes(), dict[str, tuple[int, int, int]])
+    times = {topic: store_timestamp for topic, (_, _, store_timestamp) in deleted.items()}
+    tallies = {key: one for key, one in tallies.items() if one.last_store_timestamp > times.get(key[0], -1)}
+    from rmqkit.store.offline.queue_check import LogSpan
+
+    return {
+        key: LogSpan(one.anew_offset, one.max_offset, -1 if key[0] in deleted else one.anew_at)
+        for key, one in tallies.items()
+    }
+
+
+class LogDamage:
+    """Notes the damage of a log in a report while the log passes by; what it ends with waits for `check_tail`.
+
+    Attributes:
+        stale: what it ends with, when that turned out to be none.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.stale: tuple[Segment, Damage] | None = None
+        self._tail: tuple[Segment, Damage] | None = None
+
+    def passed(self, parts: Iterable[tuple[Segment, Part | Damage]]) -> Iterator[tuple[Segment, Part]]:
+        """The parts of a log that are no damage."""
+        for segment, part in parts:
+            self.add_tail()
+            if isinstance(part, Damage):
+                self._tail = segment, part
+            else:
+                yield segment, part
+        if self._tail is not None and self._tail[1].end < len(self._tail[0].buffer):
+            self.add_tail()
+        if self.report.is_live:
+            self.stale, self._tail = self._tail, None
+
+    def add_tail(self) -> None:
+        """Take what came last for damage."""
+        if self._tail is not None:
+            self._add(*self._tail)
+            self._tail = None
+
+    def check_tail(self, indexed_end: Callable[[], int]) -> None:
+        """Tell a torn record at the end of the log from stale bytes: a recovery of an Apache broker leaves them there.
+
+        After a stop in order every record is in a queue, so what lies behind the last record of all queues is none.
+        """
+        if self._tail is None:
+            return
+        segment, damage = self._tail
+        log_end, indexed = segment.start + damage.position, indexed_end()
+        if self.report.is_unclean or indexed != log_end:
+            hint = "" if indexed > log_end else ": a torn record, or stale bytes behind the log's end"
+            self.report.tail = self._add(segment, damage, hint)
+            self.report.open_ends.remove(self.report.tail)
+        else:
+            self.stale = self._tail
+
+    def _add(self, segment: Segment, damage: Damage, hint: str = "") -> Finding:
+        self.report.damaged_bytes += damage.end - damage.position
+        found = _unreadable(segment, damage)
+        finding = self.report.add(found.kind, segment.path, found.position, found.expected, found.found + hint)
+        if damage.end == len(segment.buffer):
+            self.report.open_ends.append(finding)
+        else:
+            self.report.gaps[finding.path, finding.position] = damage.end
+        return finding
+
+
+def check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
+    """Note the records whose checksums are wrong."""
+    for row in arrivals.suspects().tolist():
+        record = arrivals.records.record(row)
+        position = record.physical_offset - segment.start
+        found_before = report.counts.total()
+        if (crc := body_crc(record.body)) != record.body_crc:
+            report.add(Kind.BODY_CRC, segment.path, position, f"{record.body_crc:08x}", f"{crc:08x}")
+        if record.properties.endswith(b"\0"):  # no CRC covers them: this is how a torn record shows
+            found = "zero bytes at their end: a torn record"
+            report.add(Kind.RECORD, segment.path, position, "properties of text", found)
+        if record.properties[-TRAILER_BYTES:].startswith(CRC_NAME) and not has_sound_crc(
+            segment.view[position : position + record.size]
+        ):
+            report.add(Kind.RECORD_CRC, segment.path, position, "the CRC at the record's end", "another one")
+        if report.counts.total() > found_before:
+            report.gaps[str(segment.path), position] = position + record.size
+
+
+def _unreadable(segment: Segment, damage: Damage) -> Finding:
+    found = f"{damage.reason} ({damage.end - damage.position} bytes are no record)"
+    return Finding(Kind.RECORD, str(segment.path), damage.position, "a record, or zeros behind the last one", found)

@@ -1,0 +1,133 @@
+"""What an offline look at a store notes down: findings, a report of them, and the files that should be there.
+
+Source: store.md §2.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from rmqkit.store.log.mapped_file import file_name
+
+__all__ = ["FINDINGS_MAX", "Finding", "Kind", "Progress", "Report", "common_length", "entries_of", "files_in_order"]
+
+FINDINGS_MAX = 10_000
+"""Findings kept in a report; further ones are counted only."""
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes of how many have been looked at."""
+
+
+class Kind(enum.StrEnum):
+    """What is wrong."""
+
+    FILE_NAME = "file name"
+    FILE_SIZE = "file size"
+    FILE_MISSING = "file missing"
+    RECORD = "record"
+    BODY_CRC = "body CRC"
+    RECORD_CRC = "record CRC"
+    QUEUE_ENTRY = "queue entry"
+    QUEUE_END = "queue end"
+    EXT_UNIT = "extension unit"
+    INDEX_HEADER = "index header"
+    INDEX_CHAIN = "index chain"
+    INDEX_ENTRY = "index entry"
+    CHECKPOINT = "checkpoint"
+    CONFIG = "configuration"
+    TIMER = "timed messages"
+
+
+class Finding(Struct):
+    """One thing that is wrong, ``position`` bytes from the start of a file."""
+
+    kind: Kind
+    path: str
+    position: int
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.path} at {self.position}: {self.kind}: expected {self.expected}, found {self.found}"
+
+
+class Report(Struct):
+    """What was seen.
+
+    Attributes:
+        findings: the first `FINDINGS_MAX` of them.
+        counts: how many there are of each kind.
+        checked: how many files, records, entries and units were looked at.
+        damaged_bytes: bytes of the log that are no records.
+        tail: the finding about such bytes at the end of the log, if there are any.
+        open_ends: the findings about those that end an older segment.
+        gaps: about those, and about records with a wrong checksum, that others follow in their segment: the position
+            where each stretch ends, by its path and position.
+        is_live: a broker holds the store; what it is writing was left out.
+        is_unclean: ``abort`` exists: the broker was not stopped in order, its next start repairs what it can.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    checked: Counter[str] = field(default_factory=Counter)
+    damaged_bytes: int = 0
+    tail: Finding | None = None
+    open_ends: list[Finding] = field(default_factory=list)
+    gaps: dict[tuple[str, int], int] = field(default_factory=dict)
+    is_live: bool = False
+    is_unclean: bool = False
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.counts
+
+    def add(self, kind: Kind, path: Path, position: int, expected: object, found: object) -> Finding:
+        """Note one thing that is wrong."""
+        finding = Finding(kind, str(path), position, str(expected), str(found))
+        self.counts[kind.value] += 1
+        if len(self.findings) < FINDINGS_MAX:
+            self.findings.append(finding)
+        return finding
+
+    def join(self, other: Report) -> None:
+        """Add what was seen of another part."""
+        self.findings += other.findings[: FINDINGS_MAX - len(self.findings)]
+        self.counts += other.counts
+        self.gaps |= other.gaps
+        self.checked += other.checked
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """What a directory holds, by name; nothing when it is missing."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def common_length(folders: Iterable[Path]) -> int:
+    """The length most of the files under some directories have, 0 without files."""
+    lengths = Counter(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    return max(lengths, key=lambda length: (lengths[length], length), default=0)
+
+
+def files_in_order(folders: Iterable[Path], file_bytes: int, report: Report) -> Iterator[tuple[Path, int]]:
+    """The files of one file queue with their starts, oldest first; noted is what breaks the rules of store.md §2."""
+    paths = sorted((path for folder in folders for path in entries_of(folder)), key=lambda path: path.name)
+    previous: tuple[Path, int] | None = None
+    for path in paths:
+        if not path.is_file() or len(path.name) != 20 or not path.name.isdecimal():
+            report.add(Kind.FILE_NAME, path, 0, "a file with a name of 20 digits", path.name)
+            continue
+        length, start = path.stat().st_size, int(path.name)
+        if length != file_bytes and not (length == 0 and path is paths[-1]):
+            report.add(Kind.FILE_SIZE, path, min(length, file_bytes), f"{file_bytes} bytes", f"{length} bytes")
+        if previous is not None and start != previous[1] + file_bytes:
+            expected = f"{file_name(previous[1] + file_bytes)} before this file"
+            report.add(Kind.FILE_MISSING, path, 0, expected, previous[0].name)
+        previous = path, start
+        report.checked["files"] += 1
+        yield previous

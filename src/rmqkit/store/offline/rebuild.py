@@ -1,0 +1,187 @@
+"""Making queues and index files anew from the commit log, without a broker.
+
+The log is walked once and every sound record is dispatched, by the code that does it in a broker (`catch_up`), into new
+files under ``rebuilt``. When they are complete and on the disk, the old directories are moved aside, the new ones take
+their places, and the old ones are deleted. Stopped in the middle of that, run it again; nothing in the log changes.
+
+What comes out is what a broker would have written (store.md §11): byte for byte where no file has expired yet. Not
+determined by the log are the names of index files and the filter bitmaps of extension units, which are left out: such
+messages are filtered by their properties. Where a record is lost, a blank entry keeps the numbers of those behind it.
+Source: store.md §4.3, §11.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.record import INNER_BATCH
+from rmqkit.store.bulk.columns import Arrivals
+from rmqkit.store.bulk.dispatch import CatchUp
+from rmqkit.store.bulk.scan import RECORD_BYTES_MIN
+from rmqkit.store.delay_levels import parse_delay_levels
+from rmqkit.store.dispatcher import Dispatcher, queue_tags_code
+from rmqkit.store.index.index import MessageIndex
+from rmqkit.store.json_files import sync_directory
+from rmqkit.store.offline.check import open_log
+from rmqkit.store.offline.findings import Progress, Report, common_length, entries_of
+from rmqkit.store.offline.queue_check import index_bytes, light_queues
+from rmqkit.store.queues.batch_queue import BATCH_ENTRY
+from rmqkit.store.queues.consume_queue import ENTRY_BYTES
+from rmqkit.store.queues.table import ConsumeQueues
+from rmqkit.store.settings import StoreSettings
+from rmqkit.store.small_files import is_json
+from rmqkit.store.store_lock import StoreLock
+
+__all__ = [
+    "FOLDER",
+    "QUEUE_TREES",
+    "Rebuilt",
+    "batch_topics_of",
+    "held",
+    "inner_batch_topics",
+    "light_entries",
+    "rebuild",
+    "sizes_of",
+    "swap",
+]
+
+QUEUE_TREES = ("consumequeue", "batchconsumequeue", "consumequeue_ext")
+FOLDER = "rebuilt"
+
+
+class Rebuilt(msgspec.Struct):
+    """What was made: ``records`` of the log, in so many queues and index files."""
+
+    records: int
+    queues: int
+    index_files: int
+
+
+def rebuild(
+    root: Path,
+    settings: StoreSettings | None = None,
+    *,
+    queues: bool,
+    index: bool,
+    progress: Progress = lambda done, total: None,
+) -> Rebuilt:
+    """Make the queues, the index or both anew.
+
+    Args:
+        settings: what the store was written with; without them the sizes are those of the files that are there.
+
+    Raises:
+        StoreLocked: a broker holds the store.
+        StoreError: there is no store, or its index sizes have to be said.
+        OSError: the disk refused; the old files are still in place.
+    """
+    log = open_log(root, settings, Report())
+    sizes = sizes_of(root, settings)
+    if index:
+        index_bytes(root, sizes, is_set=settings is not None)
+    folder = root / FOLDER
+    batch_topics = batch_topics_of(root)
+    with held(root, folder):
+        new_queues = ConsumeQueues(folder, sizes, batch_topics.__contains__)
+        new_index: MessageIndex | None = None
+        if index:
+            counts = sizes.hash_slot_count, sizes.index_entry_count
+            new_index = MessageIndex(folder / "index", *counts, tags_as_keys=sizes.index_tags)
+        delays_ms = parse_delay_levels(sizes.message_delay_level)
+        catch_up = CatchUp(new_queues, new_index, Dispatcher(new_queues), delays_ms, has_light=True)
+        enter: Callable[[Arrivals], object] = catch_up.enter if queues else catch_up.enter_keys
+        records = record_bytes = 0
+        for _, part in log.runs():
+            if isinstance(part, Arrivals):
+                batch_topics |= inner_batch_topics(part)
+                lost_bytes = int(part.offsets[0]) - log.min_offset - record_bytes
+                catch_up.gap_max = lost_bytes // RECORD_BYTES_MIN
+                enter(part)
+                record_bytes += int(part.records.sizes.sum()) - part.lost_bytes()
+                records += len(part)
+            progress(log.end - log.min_offset, log.file_bytes)
+        rebuilt = Rebuilt(records, 0, 0)
+        if queues:
+            rebuilt.queues = len(new_queues)
+            new_queues.sync_all()
+            new_queues.close()
+            swap(root, folder, QUEUE_TREES)
+        if new_index is not None:
+            new_index.enter()
+            rebuilt.index_files = len(new_index.files)
+            for file in new_index.files:
+                file.file.sync()
+            new_index.close()
+            swap(root, folder, ("index",))
+    return rebuilt
+
+
+@contextmanager
+def held(root: Path, folder: Path) -> Iterator[None]:
+    """The lock of the store, and an empty directory for new files that is gone in the end."""
+    lock = StoreLock(root)
+    lock.acquire()
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
+    """Put new directories in the places of the old ones."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        if (root / name).exists():
+            (root / name).rename(folder / f"old-{name}")
+        if (folder / name).exists():
+            (folder / name).rename(root / name)
+    sync_directory(root)
+
+
+def sizes_of(root: Path, settings: StoreSettings | None) -> StoreSettings:
+    """The settings, or the default ones with the sizes of the files that are there."""
+    if settings is not None:
+        return settings
+    sizes = StoreSettings()
+    lengths = [common_length([root / tree]) for tree in QUEUE_TREES]
+    if lengths[0] and not lengths[0] % ENTRY_BYTES:
+        sizes.consume_queue_file_bytes = lengths[0]
+    if lengths[1] and not lengths[1] % BATCH_ENTRY.size:
+        sizes.batch_consume_queue_file_bytes = lengths[1]
+    if lengths[2]:
+        sizes.consume_queue_ext_file_bytes, sizes.enable_consume_queue_ext = lengths[2], True
+    return sizes
+
+
+def batch_topics_of(root: Path) -> set[str]:
+    """Topics whose queues are batch queues, as far as their directories and ``topics.json`` say."""
+    topics = {path.name for path in entries_of(root / "batchconsumequeue")}
+    path = root / "config" / "topics.json"
+    if path.is_file() and is_json(path) is None:
+        table = fastjson.loads(path.read_bytes()).get("topicConfigTable", {})
+        topics |= {name for name, one in table.items() if (one.get("attributes") or {}).get("queue.type") == "BatchCQ"}
+    return topics
+
+
+def light_entries(arrivals: Arrivals) -> Iterator[tuple[str, tuple[int, int, int, int, int]]]:
+    """Light topics, and what `ConsumeQueue.append` is to be told of each record in them."""
+    for row in arrivals.in_light_queues().tolist():
+        record = arrivals.records.record(row)
+        tags_code = queue_tags_code("", record.properties, record.store_timestamp, ())
+        for topic, queue_offset in light_queues(record).items():
+            yield topic, (queue_offset, record.physical_offset, record.size, tags_code, record.store_timestamp)
+
+
+def inner_batch_topics(arrivals: Arrivals) -> set[str]:
+    """Topics of inner batches: there are none in other queues."""
+    numbers = np.unique(arrivals.topic[arrivals.sys_flags & INNER_BATCH != 0])
+    return {topic for number in numbers.tolist() if (topic := arrivals.topics[number]) is not None}

@@ -1,0 +1,267 @@
+"""Bringing back what the commit log determines, without a broker. A sound byte of the log is never touched.
+
+===========================================  ==========================================================================
+damage                                       what is done
+===========================================  ==========================================================================
+torn record at the end of the log            its bytes become zeros, as a recovery does it (*)
+segment that is too short                    it gets its length back, with zeros
+the rest of an older segment is no record    a blank is written where the records end, so that the log goes on in the
+                                             next segment; a recovery would cut off everything behind otherwise (*)
+other bytes that are no record, or a record  they become *filler* records, which brokers skip, so that what lies behind
+with a wrong checksum                        survives a recovery (`filler`); blank entries keep the numbers of messages
+                                             that were lost there (*)
+segments that have the names of others       they are renamed as their records say
+queue or extension file                      all queues are made anew (`rebuild`)
+index file                                   the index is made anew
+checkpoint                                   it is removed: a recovery then starts at an older segment
+``config/X.json`` or its backup              replaced by the other one if that can be read
+``timerlog``, ``timerwheel``, ``timercheck`` see `timer_fsck`; ``timermetrics`` is removed when no backup can be read
+===========================================  ==========================================================================
+
+(*) What was there is kept in ``repaired``.
+
+Everything else stays and is reported: missing segments, files that are none of the store.
+Source: store.md §8, §9.1, §11, §12.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol.record import BLANK_BYTES, decode_record, pack_blank
+from rmqkit.store.json_files import sync_directory, write_durably
+from rmqkit.store.log.commit_log import log_directories
+from rmqkit.store.log.filler import FILLER_BYTES_MIN, fillers
+from rmqkit.store.log.mapped_file import MappedFile, file_name
+from rmqkit.store.log.remains import place_of
+from rmqkit.store.offline.check import verify
+from rmqkit.store.offline.findings import Finding, Kind, Progress, Report, common_length, entries_of
+from rmqkit.store.offline.rebuild import QUEUE_TREES, rebuild
+from rmqkit.store.offline.timer_check import is_timer_file, mend_timer_files
+from rmqkit.store.offline.view import mapped
+from rmqkit.store.settings import StoreSettings
+from rmqkit.store.small_files import is_json
+from rmqkit.store.store_lock import StoreLock
+from rmqkit.store.system_calls import sync_file
+
+__all__ = ["Repaired", "Step", "repair"]
+
+_QUEUES, _INDEX = "consumequeue", "index"
+
+
+class Step(Struct):
+    """One thing that was done, or would be."""
+
+    path: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.action}"
+
+
+class Repaired(Struct):
+    """What a repair did; with ``is_dry_run`` what it would do.
+
+    Attributes:
+        remaining: what is still wrong; in a dry run what no step is for.
+    """
+
+    steps: list[Step]
+    remaining: list[Finding]
+    is_dry_run: bool
+
+
+def repair(
+    root: Path,
+    settings: StoreSettings | None = None,
+    *,
+    is_dry_run: bool,
+    progress: Progress = lambda done, total: None,
+) -> Repaired:
+    """Repair what can be repaired.
+
+    Args:
+        settings: what the store was written with; without them the sizes are those of the files that are there.
+
+    Raises:
+        StoreLocked: a broker holds the store.
+        StoreError: there is no store, or its index sizes have to be said.
+        OSError: the disk refused; what was done before stays.
+    """
+    renames = list(_renames(root, settings))
+    named = [Step(str(path), f"named {target.name}: its records say that they lie there") for path, target in renames]
+    if renames and not is_dry_run:
+        lock = StoreLock(root)
+        lock.acquire()
+        try:
+            _rename(renames)
+        finally:
+            lock.release()
+    report = verify(root, settings, progress=progress)
+    if is_dry_run:  # what is wrong with them as they are named now is not asked
+        moved = {str(path) for path, _ in renames}
+        report.findings = [one for one in report.findings if one.path not in moved]
+    edits = list(_edits(root, settings, report))
+    steps = [step for _, step, _ in edits]
+    if is_dry_run:
+        repaired = [finding for finding, _, _ in edits]
+        left = [one for one in report.findings if one not in repaired and not _tree_of(root, one)]
+        return Repaired(named + steps + _rebuild_steps(root, report), left, is_dry_run)
+    if edits:
+        lock = StoreLock(root)
+        lock.acquire()
+        try:
+            for _, _, act in edits:
+                act()
+        finally:
+            lock.release()
+        report = verify(root, settings, progress=progress)
+    if rebuilds := _rebuild_steps(root, report):
+        trees = {_tree_of(root, one) for one in report.findings}
+        rebuild(root, settings, queues=_QUEUES in trees, index=_INDEX in trees, progress=progress)
+        report = verify(root, settings, progress=progress)
+    return Repaired(named + steps + rebuilds, report.findings, is_dry_run)
+
+
+def _renames(root: Path, settings: StoreSettings | None) -> Iterator[tuple[Path, Path]]:
+    """The log files that have names of others, and the names they should have: such as no file has that keeps its."""
+    folders = {folder for some in log_directories(root, settings or StoreSettings()) for folder in some}
+    log = [path for folder in folders for path in entries_of(folder) if path.name.isdecimal() and path.stat().st_size]
+    places = {path: place_of(memoryview(mapped(path))) for path in log}
+    moved = {path for path, place in places.items() if place is not None and path.name != file_name(place)}
+    while True:
+        kept = {path.name for path in log if path not in moved}
+        targets = Counter(file_name(places[path] or 0) for path in moved)
+        stay = {path for path in moved if targets[name := file_name(places[path] or 0)] > 1 or name in kept}
+        if not stay:
+            break
+        moved -= stay
+    for path in sorted(moved):
+        yield path, path.with_name(file_name(places[path] or 0))
+
+
+def _rename(renames: list[tuple[Path, Path]]) -> None:
+    """Rename files, whose new names may be those of others among them."""
+    for path, _ in renames:
+        path.rename(path.with_name(f"{path.name}.moved"))
+    for path, target in renames:
+        path.with_name(f"{path.name}.moved").rename(target)
+    for folder in {path.parent for path, _ in renames}:
+        sync_directory(folder)
+
+
+def _rebuild_steps(root: Path, report: Report) -> list[Step]:
+    trees = {_tree_of(root, one) for one in report.findings}
+    return [Step(str(root / tree), "made anew from the log") for tree in (_QUEUES, _INDEX) if tree in trees]
+
+
+def _tree_of(root: Path, finding: Finding) -> str:
+    """Which files have to be made anew because of a finding; nothing if another way is needed."""
+    if finding.kind is Kind.FILE_NAME:
+        return ""
+    path = Path(finding.path)
+    top = path.relative_to(root).parts[0] if path.is_relative_to(root) and path != root else ""
+    return _INDEX if top == _INDEX else _QUEUES if top in QUEUE_TREES else ""
+
+
+def _edits(
+    root: Path, settings: StoreSettings | None, report: Report
+) -> Iterator[tuple[Finding, Step, Callable[[], None]]]:
+    """The findings that a change in their own file repairs, and that change."""
+    folders = [folder for some in log_directories(root, settings or StoreSettings()) for folder in some]
+    file_bytes = settings.commit_log_file_bytes if settings else common_length(folders)
+    for finding in report.findings:
+        path = Path(finding.path)
+        action, act = "", _nothing
+        if finding == report.tail:
+            action, act = f"torn bytes from {finding.position} on cleared", partial(_cut, root, path, finding.position)
+        elif finding in report.open_ends and path.stat().st_size - finding.position >= BLANK_BYTES:
+            action = f"closed by a blank at {finding.position}"
+            act = partial(_cut, root, path, finding.position, is_closed=True)
+        elif (end := report.gaps.pop((finding.path, finding.position), 0)) - finding.position >= FILLER_BYTES_MIN:
+            action = f"{end - finding.position} bytes from {finding.position} on that are no sound record made a filler"
+            act = partial(_bridge, root, path, finding.position, end)
+        elif finding.kind is Kind.FILE_SIZE and path.parent in folders and path.stat().st_size < file_bytes:
+            action, act = f"extended with zeros to {file_bytes} bytes", partial(_extend, path, file_bytes)
+        elif path == root / "checkpoint":
+            action, act = "removed", partial(path.unlink, missing_ok=True)
+        elif is_timer_file(root, path):
+            action = (
+                "made anew: the wheel from the timer log, what the log lacks by the next start from the timer topic"
+            )
+            act = partial(mend_timer_files, root, settings)
+        elif finding.kind is Kind.CONFIG:
+            other = path.with_suffix("") if path.suffix == ".bak" else path.with_name(path.name + ".bak")
+            if other.is_file() and is_json(other) is None:
+                action, act = f"replaced by {other.name}", partial(_copy, other, path)
+            elif path.name.startswith("timermetrics"):
+                action, act = "removed: the next start counts anew", partial(path.unlink, missing_ok=True)
+        if action:
+            yield finding, Step(finding.path, action), act
+
+
+def _nothing() -> None:
+    """What is done about most findings."""
+
+
+def _cut(root: Path, path: Path, position: int, *, is_closed: bool = False) -> None:
+    """End a segment at a position, with zeros or a blank; what was there is kept in ``repaired``.
+    Before a blank comes a filler, which says that messages were lost."""
+    with _opened(path) as file:
+        _keep(root, file, position, file.size)
+        file.clear_from(position)
+        if is_closed:
+            if file.size - position >= FILLER_BYTES_MIN + BLANK_BYTES:
+                lost_bytes, now_ms = file.size - position, int(path.stat().st_mtime * 1000)
+                (filler,) = fillers(file.start + position, FILLER_BYTES_MIN, now_ms, lost_bytes=lost_bytes)
+                file.write(position, filler)
+                position += len(filler)
+            file.write(position, pack_blank(file.size - position))
+
+
+def _bridge(root: Path, path: Path, position: int, end: int) -> None:
+    """Make a stretch of a segment filler records; what was there is kept in ``repaired``."""
+    with _opened(path) as file:
+        _keep(root, file, position, end)
+        try:
+            store_timestamp = decode_record(file.view, end).store_timestamp
+        except RecordCorrupt:
+            store_timestamp = int(path.stat().st_mtime * 1000)
+        for filler in fillers(file.start + position, end - position, store_timestamp):
+            file.write(position, filler)
+            position += len(filler)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[MappedFile]:
+    """A segment to be changed, which is on the disk in the end."""
+    size = path.stat().st_size
+    file = MappedFile(path, int(path.name), size, wrote=size)
+    try:
+        yield file
+        file.sync()
+    finally:
+        file.close()
+
+
+def _keep(root: Path, file: MappedFile, position: int, end: int) -> None:
+    (root / "repaired").mkdir(exist_ok=True)
+    removed = bytes(file.view[position:end]).rstrip(b"\0")
+    write_durably(root / "repaired" / f"{file.path.name}-{position}", removed)
+
+
+def _extend(path: Path, file_bytes: int) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(file_bytes)
+        sync_file(file.fileno())
+
+
+def _copy(source: Path, target: Path) -> None:
+    write_durably(target, source.read_bytes())

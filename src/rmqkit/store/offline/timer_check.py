@@ -1,0 +1,129 @@
+"""The files of timed messages without a broker: are they whole (`check_timer_files`), and made so (`mend_timer_files`).
+
+=======================  ============================================  ==============================================
+file                     what has to hold                              mended by
+=======================  ============================================  ==============================================
+``timerlog/``            names, lengths; units as `timer_check` wants  emptied, see below
+``timerwheel``           its length; the slots that the units make     made anew from the log
+``config/timercheck``    its length, numbers that can be               made anew, and the log emptied
+``config/timermetrics``  JSON                                          its backup, or removed: a start counts anew
+=======================  ============================================  ==============================================
+
+When the log was emptied the next start puts the messages of the timer topic on the wheel again, without those that were
+delivered. Source: store.md §18.3 to §18.6.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rmqkit.errors import BodyError, StoreMismatch
+from rmqkit.protocol.bodies.timer import TIMER_CHECKPOINT_BYTES, decode_timer_checkpoint
+from rmqkit.store.offline.findings import Kind, Report, common_length, entries_of, files_in_order
+from rmqkit.store.settings import StoreSettings
+from rmqkit.store.small_files import is_json
+from rmqkit.store.timer.check import Damage
+from rmqkit.store.timer.files import TimerFiles, checkpoint_fault, load_timer_checkpoint
+from rmqkit.store.timer.wheel import WHEEL_BYTES
+
+__all__ = ["check_timer_files", "is_timer_file", "mend_timer_files"]
+
+
+def check_timer_files(root: Path, report: Report, settings: StoreSettings | None) -> None:
+    """Note what is wrong with them.
+    ``settings``: what the store was written with; without them a file's length is compared with those of its kind."""
+    _check_checkpoint(root / "config" / "timercheck", report)
+    for name in ("timermetrics", "timermetrics.bak"):
+        path = root / "config" / name
+        if path.is_file():
+            report.checked["files"] += 1
+            if (reason := is_json(path)) is not None:
+                report.add(Kind.CONFIG, path, 0, "JSON", reason)
+    wheel, log_bytes = root / "timerwheel", _log_bytes(root, settings)
+    known = report.counts.total()
+    if wheel.is_file():
+        report.checked["files"] += 1
+        if (length := wheel.stat().st_size) != WHEEL_BYTES:
+            found = f"{length} bytes"
+            report.add(Kind.FILE_SIZE, wheel, min(length, WHEEL_BYTES), f"{WHEEL_BYTES} bytes", found)
+    list(files_in_order([root / "timerlog"], log_bytes, report))
+    if report.counts.total() == known and not report.is_live:
+        _check_content(root, report, settings, log_bytes)
+
+
+def _check_checkpoint(path: Path, report: Report) -> None:
+    if not path.is_file():
+        return
+    report.checked["files"] += 1
+    content = path.read_bytes()
+    try:
+        fault = checkpoint_fault(decode_timer_checkpoint(content[:TIMER_CHECKPOINT_BYTES]))
+    except BodyError:
+        found = f"{len(content)} bytes"
+        report.add(Kind.FILE_SIZE, path, len(content), f"at least {TIMER_CHECKPOINT_BYTES} bytes", found)
+        return
+    if fault:
+        report.add(Kind.CHECKPOINT, path, 0, "a time and offsets that can be", fault)
+
+
+def _check_content(root: Path, report: Report, settings: StoreSettings | None, log_bytes: int) -> None:
+    files = _opened(root, settings, log_bytes)
+    try:
+        damage, fault = files.check(None)
+    finally:
+        files.close()
+    if damage is Damage.WHEEL:
+        report.add(Kind.TIMER, root / "timerwheel", 0, "the slots that the units of the timer log make", fault)
+    elif damage is Damage.LOG:
+        report.add(Kind.TIMER, root / "timerlog", 0, "units that go on as far as config/timercheck says", fault)
+
+
+def is_timer_file(root: Path, path: Path) -> bool:
+    """Whether `mend_timer_files` makes a file whole."""
+    alone = (root / "timerlog", root / "timerwheel", root / "config" / "timercheck")
+    return path in alone or path.parent == root / "timerlog"
+
+
+def mend_timer_files(root: Path, settings: StoreSettings | None) -> None:
+    """Make the wheel anew, or have the next start make all of it anew. Raises OSError: the disk refused."""
+    wheel, folder = root / "timerwheel", root / "timerlog"
+    if wheel.is_file() and wheel.stat().st_size != WHEEL_BYTES:
+        wheel.unlink()
+    files = _new(root, settings, _log_bytes(root, settings))
+    try:
+        files.log.queue.check()
+    except StoreMismatch:
+        files.begin_anew(load_timer_checkpoint(root / "config" / "timercheck"))
+        for path in entries_of(folder):
+            path.unlink()
+        return
+    try:
+        files.load()
+        damage, _ = files.check(None)
+        if damage is Damage.WHEEL:
+            files.make_wheel()
+            files.wheel.take()
+            files.wheel.write()
+        elif damage is Damage.LOG:
+            files.begin_anew(files.checkpoint)
+            files.log.sync()
+    finally:
+        files.close()
+
+
+def _log_bytes(root: Path, settings: StoreSettings | None) -> int:
+    if settings is not None:
+        return settings.timer_log_file_bytes
+    return common_length([root / "timerlog"]) or StoreSettings().timer_log_file_bytes
+
+
+def _new(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFiles:
+    return TimerFiles(root, log_file_bytes=log_bytes, precision_ms=(settings or StoreSettings()).timer_precision_ms)
+
+
+def _opened(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFiles:
+    files = _new(root, settings, log_bytes)
+    queue = files.log.queue
+    queue.found = [one for one in queue.check() if one[2]]  # a start would delete an empty one
+    files.load(is_read_only=True)
+    return files

@@ -1,0 +1,1 @@
+"""ConsumeQueues: where each message of a topic's queue lies in the log."""

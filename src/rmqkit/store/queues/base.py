@@ -1,0 +1,396 @@
+"""What both kinds of queue share: files of fixed-size entries, in log order (``ConsumeQueueInterface``).
+
+Every entry begins with ``i64 physicalOffset, i32 size`` of its record; what follows, and how entries relate to queue
+offsets, is the kind's own affair (`consume_queue`, `batch_queue`). Entries are numbered by *index*: entry ``i`` lies at
+logical byte ``i * entry_bytes``.
+
+Only the dispatcher appends. Everything here is rebuilt from the log when it is lost. Descriptors are opened when first
+needed and given back by `LogicQueue.close_idle`, so that a store may have more queues than a process may have open
+files: a queue holds the file it appends to, the file it was last read from, and those that wait to be flushed.
+Owner thread only; flush threads call `sync`. Source: store.md §4, §6, §12.2.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rmqkit.protocol.record import topic_field
+from rmqkit.store.log.file_queue import FileQueue
+from rmqkit.store.log.mapped_file import SECTOR_BYTES, MappedFile
+from rmqkit.store.queues.queue_ext import ExtUnit, is_address
+
+__all__ = ["BLANK_SIZE", "NO_RECORD", "LogicQueue"]
+
+NO_RECORD = (-1, 0)
+"""physicalOffset and size where there is no record."""
+_PLACE = struct.Struct(">qi")
+_SCAN_BYTES = 4096
+_SCAN_BYTES_MAX = 1 << 20
+_RECOVERED_FILES = 3
+_NO_END = 1 << 63
+BLANK_SIZE = 0x7FFFFFFF
+"""The size a blank entry claims; there is no such record."""
+
+
+class LogicQueue(ABC):
+    """One queue of one topic.
+
+    Args:
+        directory: where its files lie.
+        file_bytes: size of its files, a multiple of the entry size.
+        dirty: where the queue enters itself when it has something to flush.
+
+    Attributes:
+        next_offset: queue offset of the next message put; at or ahead of ``max_offset`` (the *queue offset table*).
+        min_offset, max_offset: first readable message and one past the last, counted in messages.
+        max_physical_offset: end of the newest record indexed, or of those of a deleted topic of its name; -1 if there
+            is none.
+        recovered_record: physicalOffset and size of that record when the queue was recovered, (-1, 0) without one.
+        queue, file_queues: its entries' files; these and those of its extension, if it has one.
+        on_open: told before the queue opens a file while it has none of its own open.
+    """
+
+    __slots__ = tuple(
+        """
+        queue file_queues queue_id topic topic_field topic_utf8 min_offset max_offset next_offset max_physical_offset
+        recovered_record on_open is_dirty _dirty _fd _file _file_bytes _position _reading
+        """.split()
+    )
+
+    layout: ClassVar[struct.Struct]
+    """One entry."""
+    setting: ClassVar[str]
+    """The key that sets the file size."""
+    entry_bytes: ClassVar[int]
+    least: ClassVar[dict[int, int]] = {0: 0, 1: 1}
+    """The fields of an entry that recovery looks at, and the smallest value of each."""
+
+    def __init_subclass__(cls) -> None:
+        cls.entry_bytes = cls.layout.size
+
+    def __init__(self, topic: str, queue_id: int, directory: Path, file_bytes: int, dirty: set[LogicQueue]) -> None:
+        self.topic = topic
+        self.topic_utf8 = topic.encode()
+        self.topic_field = topic_field(self.topic_utf8)
+        self.queue_id = queue_id
+        self.queue = FileQueue([directory], file_bytes, setting=self.setting)
+        self.file_queues: tuple[FileQueue, ...] = (self.queue,)
+        self.next_offset = 0
+        self.min_offset = 0
+        self.max_offset = 0
+        self.recovered_record = NO_RECORD
+        self.max_physical_offset = -1
+        self.is_dirty = False
+        self.on_open: Callable[[LogicQueue], None] = _ignore
+        self._dirty = dirty
+        self._reading: MappedFile | None = None
+        self._file: MappedFile
+        self._fd = -1
+        self._position = 0
+        self._file_bytes = file_bytes
+
+    # ---- the kind's own
+
+    @abstractmethod
+    def append(
+        self,
+        queue_offset: int,
+        physical_offset: int,
+        size: int,
+        tags_code: int,
+        store_timestamp: int,
+        bitmap: bytes = b"",
+    ) -> None:
+        """Index one record; ignored when it was indexed before.
+        ``bitmap``: which SQL92 subscriptions it matches, for the extension if there is one.
+        Raises OSError: the disk refused; the queue is as before."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Take the end of the files for the end of the queue."""
+
+    @abstractmethod
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        """Move the first readable message to the first one whose record still exists."""
+
+    @abstractmethod
+    def place(self, queue_offset: int) -> tuple[int, int]:
+        """physicalOffset and size of the record that holds a message, (-1, 0) without one."""
+
+    @abstractmethod
+    def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
+        """Entries from a message on, within one file, in about ``bytes_max`` bytes of entries.
+        Returns physicalOffset, size, stored tagsCode, queue offset after it and number of messages of each; None when
+        the file is missing."""
+
+    @abstractmethod
+    def next_file_offset(self, queue_offset: int) -> int:
+        """Queue offset at which the file after the one of a message begins."""
+
+    def unit(self, stored: int) -> ExtUnit | None:
+        """The extension unit that an entry's tag code is the address of, if there is one."""
+        return None
+
+    def tags_code(self, stored: int) -> int | None:
+        """The real tag code of an entry, through the extension if it points there; None when unknown."""
+        if not is_address(stored):
+            return stored
+        unit = self.unit(stored)
+        return None if unit is None else unit.tags_code
+
+    @classmethod
+    def are_valid(cls, entries: list[tuple[Any, ...]]) -> bool:
+        """Whether recovery takes entries for such."""
+        return all(min(map(itemgetter(field), entries)) >= least for field, least in cls.least.items())
+
+    # ---- entries by index
+
+    @property
+    def first_index(self) -> int:
+        """Index of the first entry on the disk."""
+        return max(0, self.queue.min_offset) // self.entry_bytes
+
+    @property
+    def end_index(self) -> int:
+        """Index one past the last entry."""
+        return self.queue.max_offset // self.entry_bytes
+
+    def entry(self, index: int) -> tuple[Any, ...]:
+        """The fields of an entry; (-1, 0) where there is none."""
+        at = index * self.entry_bytes
+        file = self._find(at) if index >= 0 else None
+        if file is None or at + self.entry_bytes > file.start + file.wrote:
+            return -1, 0
+        return self.layout.unpack(file.read(at - file.start, self.entry_bytes))
+
+    def file_bounds(self) -> list[tuple[int, int]]:
+        """First and last index of every file that has entries, oldest first."""
+        return [
+            (file.start // self.entry_bytes, (file.start + file.wrote) // self.entry_bytes - 1)
+            for file in self.queue.files
+            if file.wrote
+        ]
+
+    def first_behind(self, physical_offset: int) -> int:
+        """Index of the first entry of a record at or behind an offset, the end without one; files may be missing.
+        Damaged entries and blanks, which would mislead the search, count as the next sound one; blanks are left out."""
+
+        def offset_of(index: int) -> int:
+            for at in range(index, self.end_index):
+                found, size = self.entry(at)[:2]
+                if found >= 0 and 0 < size < BLANK_SIZE:
+                    return int(found)
+            return _NO_END
+
+        bounds = self.file_bounds()
+        at = bisect_left(bounds, physical_offset, key=lambda bound: offset_of(bound[1]))
+        if at == len(bounds):
+            return self.end_index
+        indexes = range(bounds[at][0], bounds[at][1] + 1)
+        first = indexes.start + bisect_left(indexes, physical_offset, key=offset_of)
+        while physical_offset > 0 and first < indexes.stop and self.entry(first)[1] == BLANK_SIZE:
+            first += 1
+        return first
+
+    def _find(self, at: int) -> MappedFile | None:
+        """The file that holds a logical byte, to be read from."""
+        file = self.queue.find(at)
+        if file is not None and file is not self._reading:
+            self._take_up(file)
+        return file
+
+    def _take_up(self, file: MappedFile) -> None:
+        """Open a file, and close the one used before it unless that is appended to or waits to be flushed."""
+        before, self._reading = self._reading, file
+        if before is None:
+            self.on_open(self)
+        elif before is not self.queue.files[-1] and before.is_idle:
+            before.close()
+
+    def _open_last(self) -> None:
+        """Make the last file ready for appends, and a new one last when it is full."""
+        self.close_idle()
+        self.on_open(self)
+        files = self.queue.files
+        if not files or files[-1].wrote == files[-1].size:
+            self.queue.append(self.queue.create(files[-1].end if files else 0))
+        self._file = self.queue.files[-1]
+        self._reading = self._file
+        self._fd, self._position = self._file.fd, self._file.wrote
+
+    # ---- recovery
+
+    def recover(self, *, clean: bool = True) -> None:
+        """Find the last valid entry, starting at the third-last file, and forget what follows it.
+        ``clean``: whether the store was closed in order; if not, the last entries may be torn."""
+        files = self.queue.files
+        for file in files[-_RECOVERED_FILES:]:
+            valid_bytes = self._valid_bytes(file)
+            if valid_bytes < file.size:
+                self.queue.truncate(file.start + valid_bytes)
+                break
+        self.resume()
+        self._find_newest()
+
+    def recover_at(self, end: int) -> None:
+        """Take a logical byte for the end of the entries, as a clean stop noted it, and forget what follows."""
+        self.queue.truncate(end)
+        self.resume()
+        self._find_newest()
+
+    def _find_newest(self) -> None:
+        self.recovered_record = self.newest_record()
+        self.max_physical_offset = sum(self.recovered_record)
+
+    def newest_record(self) -> tuple[int, int]:
+        """physicalOffset and size of the record of the last entry that is no blank, (-1, 0) without one.
+        Blanks fill the start of one file at most."""
+        return next((entry[:2] for _, entry in self._newest_first() if entry[1] != BLANK_SIZE), NO_RECORD)
+
+    def _valid_bytes(self, file: MappedFile) -> int:
+        """Bytes of valid entries at the start of a file."""
+        position, chunk_bytes = 0, _SCAN_BYTES
+        while position < file.size:
+            whole = chunk_bytes - chunk_bytes % self.entry_bytes
+            entries = list(self.layout.iter_unpack(file.read(position, min(whole, file.size - position))))
+            if not self.are_valid(entries):
+                count = next(i for i, entry in enumerate(entries) if not self.are_valid([entry]))
+                return position + count * self.entry_bytes
+            position += len(entries) * self.entry_bytes
+            chunk_bytes = min(chunk_bytes * 4, _SCAN_BYTES_MAX)
+        return position
+
+    def truncate_physical(self, end: int) -> None:
+        """Drop every entry of a record at or behind a physical offset."""
+        self._drop_from(end, lambda index, entry: False)
+
+    def truncate_for_replay(self, start: int, is_record: Callable[[LogicQueue, int, tuple[Any, ...]], bool]) -> None:
+        """Drop every entry that a replay of the log from a physical offset on makes again.
+        They may be torn: a power cut keeps some sectors of what was not on the disk, and some of an entry that lies in
+        two. One that is torn inside its physicalOffset may look older than it is.
+        ``is_record``: whether the log holds the record of an entry, told with its index; true for removed ones."""
+
+        def is_torn(index: int, entry: tuple[Any, ...]) -> bool:
+            room = -(index * self.entry_bytes % self._file_bytes) % SECTOR_BYTES
+            return 0 < room < _PLACE.size and not is_record(self, index, entry)
+
+        self._drop_from(start, is_torn)  # of one that is empty now the replay says with which number it begins
+
+    def forget_before(self, end: int) -> None:
+        """Drop the entries that a queue ends with of records before a physical offset: their topic was deleted."""
+        if self.max_physical_offset > end:
+            return
+        self._drop_from(_NO_END, lambda index, entry: entry[0] < end)
+        if self.first_index == self.end_index:
+            for queue in self.file_queues:
+                queue.destroy()  # the numbers begin anew
+            self.resume()
+        self.max_physical_offset = max(self.max_physical_offset, end)
+
+    def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:
+        """Drop entries from the end on, of records at or behind an offset or torn, up to the first that has to stay."""
+        kept = self.first_index
+        for index, entries in self._chunks_newest_first():
+            if min(map(itemgetter(0), entries)) >= physical_offset:
+                continue
+            stays = [
+                i for i, entry in enumerate(entries, index) if entry[0] < physical_offset and self.are_valid([entry])
+            ]
+            found = next((i for i in reversed(stays) if not is_torn(i, entries[i - index])), None)
+            if found is not None:
+                kept = found + 1
+                break
+        if kept < self.end_index:
+            self.queue.truncate(kept * self.entry_bytes)
+            self.resume()
+        self._find_newest()
+
+    def _newest_first(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Index and fields of every entry."""
+        for index, entries in self._chunks_newest_first():
+            yield from zip(range(index + len(entries) - 1, index - 1, -1), reversed(entries), strict=True)
+
+    def _chunks_newest_first(self) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
+        """The entries in pieces: the index of the first one, and the fields of each."""
+        chunk_bytes = _SCAN_BYTES - _SCAN_BYTES % self.entry_bytes
+        for file in reversed(self.queue.files):
+            for end in range(file.wrote, 0, -chunk_bytes):
+                start = max(0, end - chunk_bytes)
+                entries = list(self.layout.iter_unpack(file.read(start, end - start)))
+                yield (file.start + start) // self.entry_bytes, entries
+
+    # ---- flushing and deleting
+
+    def sync(self, *, unnamed: set[MappedFile] | None = None) -> None:
+        """Wait until everything appended so far is on the disk; called from a flush thread.
+        ``unnamed``: as in `FileQueue.sync`.
+        Raises OSError: the disk refused."""
+        self._dirty.discard(self)  # in this order: an append from here on enters the queue again
+        self.is_dirty = False
+        for queue in self.file_queues:
+            queue.sync(unnamed=unnamed)
+
+    def mark_synced(self) -> None:
+        """Take everything for being on the disk."""
+        for queue in self.file_queues:
+            queue.mark_synced()
+
+    def check(self, *, clean: bool = True) -> None:
+        """Look at the files without changing anything.
+        ``clean``: whether the store was closed in order.
+        Raises StoreMismatch: a file has another length than the settings say."""
+        for queue in self.file_queues:
+            queue.found = queue.check(has_empty=not clean)
+
+    def load(self) -> None:
+        """Take over the files on the disk, as `check` found them if it came before."""
+        for queue in self.file_queues:
+            queue.load()
+
+    def drop_expired(self, min_physical_offset: int) -> int:
+        """Delete files whose last entry points below an offset; returns how many. Source: store.md §4.5."""
+
+        def is_expired(file: MappedFile) -> bool:
+            for position in range(file.size - self.entry_bytes, -1, -self.entry_bytes):
+                physical_offset, size = _PLACE.unpack(file.read(position, _PLACE.size))
+                if size != BLANK_SIZE:  # blanks say nothing of the records before them
+                    return bool(physical_offset < min_physical_offset)
+            return True
+
+        return self.queue.drop_front(is_expired)
+
+    def follow(self, min_physical_offset: int) -> int:
+        """Begin where the log begins: delete expired files, correct the min offset; returns how many files."""
+        if len(self.queue.files) <= 1 and self.min_offset == self.max_offset:
+            return 0  # there is nothing to read any more, and the newest file stays
+        count = self.drop_expired(min_physical_offset)
+        self.correct_min_offset(min_physical_offset)
+        return count
+
+    def close_idle(self) -> bool:
+        """Give back the descriptors that no flush thread is going to use; whether that were all of them."""
+        self._fd, self._reading = -1, None
+        for queue in self.file_queues:
+            queue.close_idle()
+        return all(file.is_idle for queue in self.file_queues for file in queue.files)
+
+    def close(self) -> None:
+        """Give back descriptors; the next append or read opens what it needs again."""
+        self._fd, self._reading = -1, None
+        for queue in self.file_queues:
+            queue.close()
+
+    def destroy(self) -> None:
+        self._dirty.discard(self)
+        for queue in self.file_queues:
+            queue.destroy()
+
+
+def _ignore(queue: LogicQueue) -> None:
+    """A queue on its own has nobody to tell."""

@@ -1,0 +1,134 @@
+"""The batch queue: the index of a queue whose records are inner batches (``BatchConsumeQueue``, 5.x).
+
+===============  ======  ====  =======================================
+field            offset  size  value
+===============  ======  ====  =======================================
+physicalOffset        0     8  of the record in the commit log
+size                  8     4  of the record
+tagsCode             12     8  Java hash of TAGS
+storeTimestamp       20     8
+msgBaseOffset        28     8  queue offset of the first message in the record (``INNER_BASE``)
+batchSize            36     2  messages in the record (``INNER_NUM``)
+compactedOffset      38     4  -1
+reserved             42     4  0
+===============  ======  ====  =======================================
+
+Used for topics with the attribute ``queue.type=BatchCQ``. Entries follow each other in log order and have no fixed
+relation to queue offsets: a message is found by searching for the greatest msgBaseOffset at or below it.
+Source: store.md §6.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rmqkit.store.queues.base import LogicQueue
+
+__all__ = ["BATCH_ENTRY", "BatchQueue"]
+
+_log = logging.getLogger(__name__)
+
+BATCH_ENTRY = struct.Struct(">qiqqqhii")
+_BASE, _COUNT = 4, 5
+_NOT_COMPACTED, _RESERVED = -1, 0
+assert BATCH_ENTRY.size == 46
+
+
+class BatchQueue(LogicQueue):
+    """One queue of one topic, in ``batchconsumequeue/<topic>/<queueId>``."""
+
+    __slots__ = ()
+    layout = BATCH_ENTRY
+    setting = "mapperFileSizeBatchConsumeQueue"
+    least: ClassVar[dict[int, int]] = {0: 0, 1: 1, _BASE: 0, _COUNT: 1}
+
+    def append_batch(
+        self, base_offset: int, count: int, physical_offset: int, size: int, tags_code: int, store_timestamp: int
+    ) -> None:
+        """Index a record that holds ``count`` messages; ignored when it was indexed before.
+        Raises OSError: the disk refused; the queue is as before."""
+        if physical_offset + size <= self.max_physical_offset:
+            return
+        if base_offset < self.max_offset:  # its topic was deleted and made again: see `ConsumeQueue`
+            _log.warning("%s-%d: numbered anew from %d on", self.topic, self.queue_id, base_offset)
+            self.queue.truncate(max(self.first_index, self.index_of(base_offset - 1) + 1) * BATCH_ENTRY.size)
+            self.resume()
+        if self.first_index == self.end_index:
+            self.min_offset = base_offset
+        if self._fd < 0 or self._position == self._file_bytes:
+            self._open_last()
+        fields = physical_offset, size, tags_code, store_timestamp, base_offset, count, _NOT_COMPACTED, _RESERVED
+        self._file.write(self._position, BATCH_ENTRY.pack(*fields))
+        self._position = self._file.wrote = self._position + BATCH_ENTRY.size
+        self.max_offset = base_offset + count
+        self.max_physical_offset = physical_offset + size
+        if not self.is_dirty:
+            self.is_dirty = True
+            self._dirty.add(self)
+
+    def append(
+        self,
+        queue_offset: int,
+        physical_offset: int,
+        size: int,
+        tags_code: int,
+        store_timestamp: int,
+        bitmap: bytes = b"",
+    ) -> None:
+        """A record without INNER_BASE and INNER_NUM is in no batch queue."""
+        _log.warning("%s-%d: record at %d is no inner batch, not indexed", self.topic, self.queue_id, physical_offset)
+
+    def resume(self) -> None:
+        """Take the bounds from the first and the last entry."""
+        self._fd = -1
+        if self.first_index < self.end_index:
+            last = self.entry(self.end_index - 1)
+            self.min_offset = self.entry(self.first_index)[_BASE]
+            self.max_offset = last[_BASE] + last[_COUNT]
+        else:
+            self.min_offset = self.max_offset = 0
+
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        if self.first_index < self.end_index:
+            found = self.first_behind(min_physical_offset)
+            self.min_offset = self.base_offset(found) if found < self.end_index else self.max_offset
+
+    # ---- reading
+
+    def index_of(self, queue_offset: int) -> int:
+        """Index of the entry with the greatest msgBaseOffset at or below a queue offset, -1 without one."""
+        if queue_offset >= self.max_offset:
+            return -1
+        indexes = range(self.first_index, self.end_index)
+        return bisect_right(indexes, queue_offset, key=lambda index: int(self.entry(index)[_BASE])) + indexes.start - 1
+
+    def base_offset(self, index: int) -> int:
+        """Queue offset of the first message of an entry."""
+        return int(self.entry(index)[_BASE])
+
+    def place(self, queue_offset: int) -> tuple[int, int]:
+        entry = self.entry(self.index_of(queue_offset))
+        return entry[0], entry[1]
+
+    def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
+        """Entries from the one that holds a message on, within one file."""
+        index = self.index_of(queue_offset)
+        file = self._find(index * BATCH_ENTRY.size) if index >= self.first_index else None
+        if file is None:
+            return None
+        position = index * BATCH_ENTRY.size - file.start
+        whole = -(-bytes_max // BATCH_ENTRY.size) * BATCH_ENTRY.size
+        raw = file.read(position, min(whole, file.wrote - position))
+        return (
+            (entry[0], entry[1], entry[2], entry[_BASE] + entry[_COUNT], entry[_COUNT])
+            for entry in BATCH_ENTRY.iter_unpack(raw)
+        )
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        """Queue offset at which the file after the one of a message begins."""
+        bases = [self.base_offset(first) for first, _ in self.file_bounds()]
+        return next((base for base in bases if base > queue_offset), self.max_offset)

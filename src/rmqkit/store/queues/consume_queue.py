@@ -1,0 +1,262 @@
+"""The consume queue: the index of one topic queue, 20 bytes per message (``ConsumeQueue``).
+
+==============  ====  ==================================================
+field           size  value
+==============  ====  ==================================================
+physicalOffset     8  of the record in the commit log
+size               4  of the record
+tagsCode           8  Java hash of TAGS; delivery time in the delay topic; or the address of an extension unit
+==============  ====  ==================================================
+
+Entry ``i`` is message ``i`` of the queue and lies at logical byte ``20 * i``, big-endian. An append done before
+is recognised by its physical offset and ignored, so dispatching a stretch of the log twice changes nothing. A later
+record with a number that is taken (Java ignores it) is of a topic deleted and made again: the old entries go. A queue
+whose first entry is not number 0 is filled up with *blank* entries ``(0, 0x7FFFFFFF, 0)`` from the start of that file;
+so are numbers whose messages are lost, when the next message comes.
+
+Invariants: ``max_offset`` entries end at the last byte written; ``max_physical_offset`` is the end of the newest record
+indexed. An append costs one system call of 20 bytes. Source: store.md §4.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rmqkit.store.queues.base import BLANK_SIZE, LogicQueue
+from rmqkit.store.queues.queue_ext import ExtUnit, QueueExt, is_address
+
+__all__ = ["BLANK_ENTRY", "ENTRY", "ENTRY_BYTES", "ConsumeQueue"]
+
+_log = logging.getLogger(__name__)
+
+ENTRY = struct.Struct(">qiq")
+ENTRY_BYTES = ENTRY.size
+BLANK_ENTRY = ENTRY.pack(0, BLANK_SIZE, 0)
+_pack = ENTRY.pack
+_pwrite = os.pwrite
+assert ENTRY_BYTES == 20
+
+
+class ConsumeQueue(LogicQueue):
+    """One queue of one topic, in ``consumequeue/<topic>/<queueId>``.
+    ``ext``: its extension files, if the store has any."""
+
+    __slots__ = ("ext",)
+    layout = ENTRY
+    setting = "mappedFileSizeConsumeQueue"
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        directory: Path,
+        file_bytes: int,
+        dirty: set[LogicQueue],
+        ext: QueueExt | None = None,
+    ) -> None:
+        super().__init__(topic, queue_id, directory, file_bytes, dirty)
+        self.ext = ext
+        if ext is not None:
+            self.file_queues = self.queue, ext.queue
+
+    # ---- appending
+
+    def append(
+        self,
+        queue_offset: int,
+        physical_offset: int,
+        size: int,
+        tags_code: int,
+        store_timestamp: int,
+        bitmap: bytes = b"",
+    ) -> None:
+        """Index one record; ignored when it was indexed before.
+        Raises OSError: the disk refused; the queue is as before."""
+        end = physical_offset + size
+        if end <= self.max_physical_offset:
+            return
+        if queue_offset != self.max_offset:
+            self._make_ready_for(queue_offset)
+        if self._fd < 0 or self._position == self._file_bytes:
+            self._open_last()
+        if self.ext is not None:
+            tags_code = self.ext.append(tags_code, store_timestamp, bitmap)
+        position = self._position
+        if _pwrite(self._fd, _pack(physical_offset, size, tags_code), position) != ENTRY_BYTES:
+            raise OSError(errno.ENOSPC, f"no space left for {self._file.path}")
+        self._position = self._file.wrote = position + ENTRY_BYTES
+        self.max_offset += 1
+        self.max_physical_offset = end
+        if not self.is_dirty:
+            self.is_dirty = True
+            self._dirty.add(self)
+
+    def append_run(self, queue_offset: int, physical_offset: int, end: int, entries: bytes) -> bool:
+        """Index records that lie between two physical offsets with one write.
+        Returns False, with nothing done, when they have to go one by one: there is an extension, they are not the next
+        ones, or they do not fit into the file.
+        Raises OSError: the disk refused; the queue is as before."""
+        if self.ext is not None or queue_offset != self.max_offset or physical_offset < self.max_physical_offset:
+            return False
+        if self._fd < 0 or self._position == self._file_bytes:
+            self._open_last()
+        position = self._position
+        if position + len(entries) > self._file_bytes:
+            return False
+        if _pwrite(self._fd, entries, position) != len(entries):
+            raise OSError(errno.ENOSPC, f"no space left for {self._file.path}")
+        self._position = self._file.wrote = position + len(entries)
+        self.max_offset += len(entries) // ENTRY_BYTES
+        self.max_physical_offset = end
+        if not self.is_dirty:
+            self.is_dirty = True
+            self._dirty.add(self)
+        return True
+
+    def _make_ready_for(self, queue_offset: int) -> None:
+        """Before an entry that is not the expected next one."""
+        is_empty = self.min_offset >= self.max_offset
+        if not self.queue.files or (is_empty and queue_offset > self.max_offset):
+            self._start_at(queue_offset)
+            return
+        place = self.topic, self.queue_id
+        if queue_offset < self.max_offset:
+            _log.warning("%s-%d: numbered anew from %d on, %d forgotten", *place, queue_offset, self.max_offset - 1)
+            self._restart_at(queue_offset)
+        elif queue_offset < self.next_offset:  # numbers that were given to messages which the log does not have
+            _log.warning("%s-%d: the log has no messages %d to %d", *place, self.max_offset, queue_offset - 1)
+            self.fill_gap(queue_offset, queue_offset - self.max_offset)
+        else:
+            last = self.max_offset - 1
+            _log.error("%s-%d: entry %d follows %d, indexed as %d", *place, queue_offset, last, self.max_offset)
+
+    def fill_gap(self, queue_offset: int, gap_max: int) -> None:
+        """Append at most so many blank entries up to a number, for messages that are lost; they have no extension unit.
+        An entry has to follow: Apache's broker takes the size of a blank that comes last for that of a record.
+        Without effect on a queue without files, which begins with any number, and where more are missing.
+        Raises OSError: the disk refused; some may have been appended."""
+        if not self.queue.files or queue_offset - self.max_offset > gap_max:
+            return
+        ext, self.ext = self.ext, None
+        try:
+            while (left := queue_offset - self.max_offset) > 0:
+                at = self.max_physical_offset
+                is_taken = self.append_run(self.max_offset, at, at, BLANK_ENTRY * min(left, self.room))
+                assert is_taken, "blanks fit and are the next ones"
+        finally:
+            self.ext = ext
+
+    @property
+    def room(self) -> int:
+        """How many entries the file that the next one goes to still takes."""
+        return (self._file_bytes - self.queue.max_offset % self._file_bytes) // ENTRY_BYTES
+
+    def _start_at(self, queue_offset: int) -> None:
+        """Begin a queue whose earlier messages are gone with a file that is filled with blanks up to an entry."""
+        self.close()
+        for queue in self.file_queues:
+            queue.destroy()  # entries of removed records, if any
+        expected = queue_offset * ENTRY_BYTES
+        start = expected - expected % self._file_bytes
+        file = self.queue.create(start)
+        try:
+            file.write(0, BLANK_ENTRY * ((expected - start) // ENTRY_BYTES))
+        except OSError:
+            file.delete()
+            raise
+        file.wrote = expected - start
+        self.queue.append(file)
+        self.resume()
+        self.min_offset = queue_offset
+
+    def _restart_at(self, queue_offset: int) -> None:
+        """Forget the entries from a number on, for a later record that has it, too.
+        Numbers fall in a log only where a topic was deleted and made again: what lies before belongs to the old one."""
+        if queue_offset < self.first_index:
+            self._start_at(queue_offset)
+            return
+        self.queue.truncate(queue_offset * ENTRY_BYTES)
+        self.resume()
+        self.min_offset = min(self.min_offset, queue_offset)
+        if self.ext is not None:
+            self.ext.truncate_behind(self._last_address())
+
+    # ---- opening
+
+    def recover(self, *, clean: bool = True) -> None:
+        """Find the last valid entry, forget what follows it, and the extension units nobody points to."""
+        super().recover(clean=clean)
+        if self.ext is not None:
+            self.ext.recover()
+            if clean:  # a torn address looks lower than it is: after a crash the units wait for `truncate_for_replay`
+                self.ext.truncate_behind(self._last_address())
+
+    def _last_address(self) -> int | None:
+        """The extension address nearest to the end of the queue."""
+        codes = (int(tags_code) for _, (_, _, tags_code) in self._newest_first())
+        return next((code for code in codes if is_address(code)), None)
+
+    def _drop_from(self, physical_offset: int, is_torn: Callable[[int, tuple[Any, ...]], bool]) -> None:
+        """Drop entries from the end on, and their extension units."""
+        super()._drop_from(physical_offset, is_torn)
+        if self.ext is not None:
+            self.ext.truncate_behind(self._last_address())
+
+    def resume(self) -> None:
+        """Append after the last byte of the files."""
+        self.max_offset = self.end_index
+        self._fd = -1
+
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        """Move the first readable message to the first one whose record exists."""
+        if self.queue.files:
+            self.min_offset = max(self.min_offset, self.first_behind(min_physical_offset))
+
+    # ---- reading
+
+    def read(self, queue_offset: int, count: int) -> bytes:
+        """Up to ``count`` entries from one on, within one file; empty when the file is missing."""
+        at = queue_offset * ENTRY_BYTES
+        file = self._find(at)
+        if file is None:
+            return b""
+        position = at - file.start
+        return os.pread(file.fd, min(count * ENTRY_BYTES, file.wrote - position), position)
+
+    def place(self, queue_offset: int) -> tuple[int, int]:
+        """physicalOffset and size of a message's record, (-1, 0) without one."""
+        entry = self.entry(queue_offset)
+        return entry[0], entry[1]
+
+    def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
+        """Entries from a message on, within one file."""
+        raw = self.read(queue_offset, -(-bytes_max // ENTRY_BYTES))
+        return _numbered(raw, queue_offset) if raw else None
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        """Queue offset at which the file after the one of a message begins."""
+        return (queue_offset * ENTRY_BYTES // self._file_bytes + 1) * (self._file_bytes // ENTRY_BYTES)
+
+    def unit(self, stored: int) -> ExtUnit | None:
+        """The extension unit that an entry's tag code is the address of, if there is one."""
+        return self.ext.read(stored) if self.ext is not None and is_address(stored) else None
+
+    def follow(self, min_physical_offset: int) -> int:
+        """Begin where the log begins, the extension where the first readable message needs it."""
+        count = super().follow(min_physical_offset)
+        if self.ext is None or self.min_offset >= self.max_offset:
+            return count
+        address = self.entry(self.min_offset)[2]
+        return count + (self.ext.drop_expired(address) if is_address(address) else 0)
+
+
+def _numbered(raw: bytes, queue_offset: int) -> Iterator[tuple[int, int, int, int, int]]:
+    for physical_offset, size, tags_code in ENTRY.iter_unpack(raw):
+        queue_offset += 1
+        yield physical_offset, size, tags_code, queue_offset, 1

@@ -1,0 +1,292 @@
+"""Queues that are not as the last stop left them: found at a start, and made anew from the log.
+
+After a clean stop every queue is held against the note of queue ends (`queue_ends`), which costs one read of its last
+file; without a note that counts, against itself:
+
+=====================================================  ===============================================================
+broken is a queue                                      because
+=====================================================  ===============================================================
+that the note knows, and that has no files             they are missing (not when its topic was deleted: neither
+                                                       ``topics.json`` nor the directory is left)
+whose first file, end or last file is not as noted     files are missing, cut off or were changed
+whose files do not follow each other                   one in between is missing
+with an older file whose first or last entry, or,      the entries are torn, or another queue's
+without a note, whose very last entry is not that of
+a record of the queue with its number
+=====================================================  ===============================================================
+
+The entries of a broken queue are held against their records from its first file on. What is right stays, the rest goes,
+and the log is walked once for all broken queues and enters what they lack. Where the log does not have the messages any
+more the queue goes on with the next number it had: a number is never given twice.
+
+Not handled here: an entry in the middle of an older file (`reader` goes past it, `fsck` finds it), and a start after a
+crash, which makes the newest entries anew in any case (`recovery`). Source: store.md §4, §12.2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from rmqkit.errors import BodyError, RecordCorrupt
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.names import SCHEDULE_TOPIC, is_light
+from rmqkit.protocol.record import Record, decode_record
+from rmqkit.store.bulk.scan import Damage, has_numpy
+from rmqkit.store.dispatcher import Dispatcher, arrival_of
+from rmqkit.store.log.commit_log import CommitLog
+from rmqkit.store.offline.view import LogView
+from rmqkit.store.queues.base import BLANK_SIZE, LogicQueue
+from rmqkit.store.queues.batch_queue import BatchQueue
+from rmqkit.store.queues.consume_queue import ConsumeQueue
+from rmqkit.store.queues.light_queues import light_numbers
+from rmqkit.store.queues.queue_ends import QueueEnds, QueueNote
+from rmqkit.store.queues.queue_ext import is_address
+from rmqkit.store.queues.table import ConsumeQueues
+
+__all__ = ["configured_topics", "mend_queues"]
+
+_log = logging.getLogger(__name__)
+_TOLD_MAX = 20
+
+
+class _Broken(Struct):
+    """A broken queue.
+
+    Attributes:
+        note: what the last stop noted of it, if that counts.
+        kept: entries from index 0 on that stay; None when all go.
+        end_index: one past the last entry before.
+    """
+
+    queue: LogicQueue
+    reason: str
+    note: QueueNote | None
+    kept: int | None = None
+    end_index: int = 0
+
+
+def mend_queues(
+    root: Path,
+    log: CommitLog,
+    queues: ConsumeQueues,
+    ends: QueueEnds,
+    dispatcher: Dispatcher,
+    delays_ms: tuple[int, ...],
+) -> bool:
+    """Find broken queues, make them anew and say so; whether there were any. The queues were recovered before.
+
+    Args:
+        dispatcher: enters records in the queues only.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    entries = _Entries(log, delays_ms)
+    broken = [*_found(queues, ends, entries), *_missing(root, queues, ends)]
+    if not broken:
+        return False
+    for one in broken:
+        _take_back(one, entries)
+    start = min(log.min_offset if one.kept is None else one.queue.max_physical_offset for one in broken)
+    _walk(log, max(start, log.min_offset), queues, dispatcher, delays_ms, broken)
+    _tell(root, broken)
+    return True
+
+
+def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_Broken]:
+    """The queues with files that are not as they should be."""
+    broken: list[_Broken] = []
+    for queue in queues:
+        if queue.queue.files:
+            note = ends.of(queue.topic, queue.queue_id)
+            reason = entries.fault(queue) if ends.is_taken(queue) else entries.fault_unnoted(queue)
+            if note is not None and not ends.is_taken(queue):
+                reason = reason or "its files are not as the last stop left them"
+            if reason:
+                broken.append(_Broken(queue, reason, note))
+            queue.close()
+    return broken
+
+
+def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken]:
+    """The queues that should have files."""
+    broken: list[_Broken] = []
+    topics: Collection[str] | None = None
+    is_read = False
+    for topic, queue_id in ends.queues():
+        note, queue = ends.of(topic, queue_id), queues.get(topic, queue_id)
+        if note is None or note.start < 0 or (queue is not None and queue.queue.files):
+            continue
+        if not is_read:
+            topics, is_read = configured_topics(root), True
+        is_known = topics is None or topic in topics or is_light(topic)
+        # Else it was deleted by a broker that does not know the note.
+        if is_known or any((root / tree / topic).exists() for tree in ("consumequeue", "batchconsumequeue")):
+            broken.append(_Broken(queues.obtain(topic, queue_id), "its files are missing", note))
+    return broken
+
+
+def configured_topics(root: Path) -> Collection[str] | None:
+    """The topics of ``topics.json``; None when it cannot tell."""
+    with suppress(OSError, BodyError):
+        kept = fastjson.loads((root / "config" / "topics.json").read_bytes())
+        table = kept.get("topicConfigTable") if isinstance(kept, dict) else None
+        return table if isinstance(table, dict) else None
+    return None
+
+
+def _take_back(one: _Broken, entries: _Entries) -> None:
+    """Forget the entries of a broken queue from the first wrong one on."""
+    queue, note = one.queue, one.note
+    one.end_index = queue.end_index
+    number = queue.max_offset
+    one.kept = entries.right_ones(queue, None if note is None else note.start)
+    if one.kept is None:
+        for files in queue.file_queues:
+            files.destroy()
+        queue.resume()
+        queue.recovered_record = (-1, 0)
+        queue.max_physical_offset = -1
+    elif one.kept < queue.end_index:
+        queue.recover_at(one.kept * queue.entry_bytes)
+    queue.next_offset = max(number if note is None else note.number, queue.next_offset)
+
+
+def _walk(
+    log: CommitLog,
+    start: int,
+    queues: ConsumeQueues,
+    dispatcher: Dispatcher,
+    delays_ms: tuple[int, ...],
+    broken: list[_Broken],
+) -> None:
+    """Enter what the log has for the broken queues from a physical offset on."""
+    for one in broken:
+        deleted_end = queues.deleted_ends.get(one.queue.topic, -1)
+        one.queue.max_physical_offset = max(deleted_end, one.queue.max_physical_offset)
+    wanted = {(one.queue.topic, one.queue.queue_id) for one in broken}
+    view = LogView([(file.path, file.start) for file in log.queue.files if file.end > start])
+    if has_numpy():
+        from rmqkit.store.bulk.dispatch import CatchUp
+
+        enter = CatchUp(queues, None, dispatcher, delays_ms, has_light=True, only=wanted).enter
+        for _, run in view.runs():
+            if not isinstance(run, Damage):
+                enter(run)
+    else:
+        for _, record in view.walk():
+            if not isinstance(record, Damage):
+                arrival = arrival_of(record, delays_ms)
+                if (arrival.topic, arrival.queue_id) in wanted:
+                    dispatcher.enter_own(arrival)
+                dispatcher.enter_light(arrival, wanted)
+
+
+def _tell(root: Path, broken: list[_Broken]) -> None:
+    """Say what was done, of each queue and in all."""
+    made_all = lost_all = 0
+    for i, one in enumerate(broken):
+        queue = one.queue
+        queue.recover_at(queue.queue.max_offset)
+        queue.close()
+        if one.note is None:  # the end of torn entries promises nothing
+            queue.next_offset = 0
+        kept = one.kept
+        if kept is None:
+            kept = queue.min_offset if isinstance(queue, ConsumeQueue) else queue.first_index
+        made, lost = max(0, queue.end_index - kept), max(0, queue.next_offset - queue.max_offset)
+        made_all, lost_all = made_all + made, lost_all + lost
+        if i < _TOLD_MAX:
+            lack = f"; the log does not have the last {lost}: lost, the next message is {queue.next_offset}"
+            place, said = (queue.topic, queue.queue_id), lack if lost else ""
+            _log.warning("%s-%d: %s: %d entries made anew from the log%s", *place, one.reason, made, said)
+    said = "store %s: %d queues were damaged: %d entries made anew from the log, %d messages lost"
+    _log.warning(said, root, len(broken), made_all, lost_all)
+
+
+class _Entries:
+    """Holds entries of queues against the records of the log."""
+
+    def __init__(self, log: CommitLog, delays_ms: tuple[int, ...]) -> None:
+        self._commit_log = log
+        self._delays_ms = delays_ms
+
+    def fault(self, queue: LogicQueue) -> str:
+        """What is wrong with the older files of a queue whose last one is as it was; empty when nothing is."""
+        for first, last in queue.file_bounds()[:-1]:
+            for index in first, last:
+                if not self.is_right(queue, index, queue.entry(index), is_new=False):
+                    return f"entry {index} is not that of its message"
+        return ""
+
+    def fault_unnoted(self, queue: LogicQueue) -> str:
+        """What is wrong with a queue of which nothing is noted."""
+        files = queue.queue.files
+        if files[-1].start - files[0].start != (len(files) - 1) * queue.queue.file_bytes:
+            return "a file is missing"
+        last = queue.end_index - 1
+        if last >= queue.first_index:
+            entry = queue.entry(last)
+            if entry[0] >= self._commit_log.queue.max_offset:
+                return ""  # ahead of the log: it is cut where the log ends
+            if not self.is_right(queue, last, entry, is_new=False):
+                return f"entry {last} is not that of its message"
+            if isinstance(queue, ConsumeQueue) and is_address(entry[2]) and queue.ext and queue.unit(entry[2]) is None:
+                return "its extension ends too early"
+        return self.fault(queue)
+
+    def is_right(self, queue: LogicQueue, index: int, entry: tuple[Any, ...], *, is_new: bool) -> bool:
+        """Whether an entry is that of the message it stands for; of removed records nothing can be told.
+        ``is_new``: whether delivery times have to be those of the present delay levels."""
+        physical_offset, size = entry[:2]
+        if size == BLANK_SIZE or 0 <= physical_offset < self._commit_log.min_offset:
+            return True
+        try:
+            record = decode_record(self._commit_log.slice(physical_offset, size) or b"")
+        except RecordCorrupt:
+            return False
+        if record.physical_offset != physical_offset or record.size != size:
+            return False
+        number = _number_in(record, queue)
+        if queue.topic == SCHEDULE_TOPIC and not is_new:
+            return number == index
+        arrival = arrival_of(record, self._delays_ms)
+        if isinstance(queue, BatchQueue):
+            return tuple(entry[2:6]) == (arrival.tags_code, record.store_timestamp, number, arrival.batch_count)
+        if is_address(entry[2]):
+            unit = queue.unit(entry[2])
+            return number == index and unit is not None and unit.tags_code == arrival.tags_code
+        return number == index and entry[2] == arrival.tags_code
+
+    def right_ones(self, queue: LogicQueue, start: int | None) -> int | None:
+        """How many entries from index 0 on can stay; None when none can.
+        ``start``: logical byte at which the first file has to begin, if that is known."""
+        files = queue.queue.files
+        if not files or (start is not None and files[0].start > start):
+            return None
+        if isinstance(queue, ConsumeQueue) and queue.ext is not None:
+            return None  # units that are gone would get other entries' addresses
+        right, at = None, files[0].start
+        for file in files:
+            if file.start != at:
+                break
+            at = file.end
+            for index in range(file.start // queue.entry_bytes, (file.start + file.wrote) // queue.entry_bytes):
+                entry = queue.entry(index)
+                if not queue.are_valid([entry]) or not self.is_right(queue, index, entry, is_new=True):
+                    return right
+                right = right if entry[1] == BLANK_SIZE else index + 1
+        return right
+
+
+def _number_in(record: Record, queue: LogicQueue) -> int | None:
+    """The number of a record in a queue, its own or a light one; None when it is in another."""
+    if (record.topic, record.queue_id) == (queue.topic, queue.queue_id):
+        return record.queue_offset
+    return light_numbers(record.topic, record.properties).get(queue.topic) if is_light(queue.topic) else None

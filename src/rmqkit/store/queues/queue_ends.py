@@ -1,0 +1,208 @@
+"""The note of queue ends: what every queue held at a clean stop, for the next start to compare.
+
+``queueends``, one of the `note_files`:
+
+==========  ======================================================================================================
+field       value
+==========  ======================================================================================================
+log_start   physical offset of the first byte of the log
+log_end     physical offset one past the last byte of the log
+queues      by topic and queue id, a list (`QueueNote`): where the first file begins and where the entries end in
+            bytes, the number of the next message, the CRC-32 of the entries of the last file; then end and CRC-32 of
+            the extension
+goes_on     by topic and queue id, the number of the next message of queues whose entries end before it, because the
+            log does not have their messages any more
+==========  ======================================================================================================
+
+The note counts while nothing was appended to the log since: a broker that does not know it makes it stale by its first
+message. It is removed at a start, when it was compared; only ``goes_on`` stays. A note that cannot be read is left out.
+Cost: one read of the last file of each queue at a start, and of each queue that changed at a stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol.record import decode_record, is_blank
+from rmqkit.store.log.commit_log import CommitLog
+from rmqkit.store.log.file_queue import FileQueue
+from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.note_files import read_note, remove_note, write_note
+from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.consume_queue import ConsumeQueue
+from rmqkit.store.queues.table import ConsumeQueues
+
+__all__ = ["QueueEnds", "QueueNote"]
+
+_log = logging.getLogger(__name__)
+_NAME = "queueends"
+
+
+class QueueNote(Struct, array_like=True, frozen=True, gc=False):
+    """What a queue held."""
+
+    start: int
+    end: int
+    number: int
+    crc: int
+    ext_end: int = 0
+    ext_crc: int = 0
+
+
+class _Note(Struct):
+    log_start: int = 0
+    log_end: int = -1
+    queues: dict[str, dict[int, QueueNote]] = field(default_factory=dict)
+    goes_on: dict[str, dict[int, int]] = field(default_factory=dict)
+
+
+class QueueEnds:
+    """The note of a store. Owner thread only.
+
+    Args:
+        is_replica: whether the store is a slave's, whose numbers are its master's: none is noted apart.
+
+    Attributes:
+        is_current: whether the note tells what the log holds now; set by `load`.
+    """
+
+    def __init__(self, root: Path, log: CommitLog, *, is_replica: bool = False) -> None:
+        self.is_current = False
+        self._is_replica = is_replica
+        self._path = root / _NAME
+        self._commit_log = log
+        self._note = _Note()
+        self._measured: dict[LogicQueue, tuple[int, QueueNote]] = {}
+
+    def load(self, *, clean: bool) -> None:
+        """Read the note, when the log was loaded. ``clean``: whether the store was closed in order."""
+        self._note = read_note(self._path, _Note, "the ends of the queues are not compared with it") or _Note()
+        self.is_current = clean and self._note.log_end >= 0 and not self._is_appended()
+
+    def _is_appended(self) -> bool:
+        """Whether a record follows where the log ended; a log that begins behind that was written, too."""
+        queue, end = self._commit_log.queue, self._note.log_end
+        if queue.min_offset > end:
+            return True
+        file = queue.find(end)
+        if file is not None and is_blank(file.view, end - file.start):
+            end = file.end
+            file = queue.find(end)
+        return file is not None and _begins_record(file, end - file.start)
+
+    # ---- comparing
+
+    def of(self, topic: str, queue_id: int) -> QueueNote | None:
+        """What the note says of a queue, while it counts."""
+        return self._note.queues.get(topic, {}).get(queue_id) if self.is_current else None
+
+    def queues(self) -> list[tuple[str, int]]:
+        """The queues that the note knows, while it counts."""
+        queues = self._note.queues if self.is_current else {}
+        return [(topic, queue_id) for topic, by_id in queues.items() for queue_id in by_id]
+
+    def take(self, queue: LogicQueue) -> bool:
+        """Bring a queue to the end that the note knows; False, with nothing done, where its files differ from it."""
+        note = self.of(queue.topic, queue.queue_id)
+        if note is None or note.start < 0 or not queue.queue.files:
+            return False
+        ext = queue.ext if isinstance(queue, ConsumeQueue) else None
+        if not self._begins_as(queue, note.start) or not _ends_as(queue.queue, note.end, note.crc):
+            return False
+        if ext is not None and not _ends_as(ext.queue, note.ext_end, note.ext_crc):
+            return False
+        queue.recover_at(note.end)
+        if ext is not None:
+            ext.queue.truncate(note.ext_end)
+        self._measured[queue] = queue.max_physical_offset, note
+        return True
+
+    def is_taken(self, queue: LogicQueue) -> bool:
+        """Whether `take` found a queue to be as the note says."""
+        return queue in self._measured
+
+    def _begins_as(self, queue: LogicQueue, start: int) -> bool:
+        """Whether the first file is the one it was, or those before it expired since (Apache's broker ran)."""
+        begins = queue.queue.files[0].start
+        return begins == start or (begins > start and queue.entry(queue.first_index)[0] <= self._commit_log.min_offset)
+
+    def set_numbers(self, queues: ConsumeQueues) -> None:
+        """Let queues go on with the numbers that are noted apart."""
+        if self._is_replica:
+            return
+        for topic, by_id in self._note.goes_on.items():
+            for queue_id, number in by_id.items():
+                if topic not in queues.deleted_ends:
+                    queue = queues.obtain(topic, queue_id)
+                    queue.next_offset = max(number, queue.next_offset)
+
+    # ---- writing
+
+    def remove(self, queues: ConsumeQueues) -> None:
+        """Remove the note, as messages are about to come; the numbers of queues that end before them stay.
+        Raises OSError: the disk refused."""
+        note = _Note(goes_on=self._numbers_ahead(queues))
+        if note.goes_on:
+            write_note(self._path, note)
+        else:
+            remove_note(self._path)
+
+    def save(self, queues: ConsumeQueues) -> None:
+        """Note what the queues hold, when nothing comes any more and all of it is on the disk.
+        A disk that refuses costs only the note."""
+        log = self._commit_log
+        note = _Note(max(0, log.min_offset), log.max_offset, goes_on=self._numbers_ahead(queues))
+        try:
+            for queue in sorted(queues, key=lambda one: (one.topic, one.queue_id)):
+                note.queues.setdefault(queue.topic, {})[queue.queue_id] = self._measure(queue)
+                queue.close()
+            write_note(self._path, note)
+        except OSError as error:
+            _log.warning("%s cannot be written, the next start compares no queue ends: %s", self._path, error)
+            self._path.unlink(missing_ok=True)
+
+    def _measure(self, queue: LogicQueue) -> QueueNote:
+        known = self._measured.get(queue)
+        end = queue.queue.max_offset
+        if known is not None and known[0] == queue.max_physical_offset and known[1].end == end:
+            crc, ext_end, ext_crc = known[1].crc, known[1].ext_end, known[1].ext_crc
+        else:
+            crc = _last_crc(queue.queue)
+            ext = queue.ext if isinstance(queue, ConsumeQueue) else None
+            ext_end, ext_crc = (0, 0) if ext is None else (ext.queue.max_offset, _last_crc(ext.queue))
+        number = queue.max_offset if self._is_replica else max(queue.max_offset, queue.next_offset)
+        return QueueNote(queue.queue.min_offset, end, number, crc, ext_end, ext_crc)
+
+    def _numbers_ahead(self, queues: ConsumeQueues) -> dict[str, dict[int, int]]:
+        ahead: dict[str, dict[int, int]] = {}
+        for queue in () if self._is_replica else queues:
+            if queue.next_offset > queue.max_offset:
+                ahead.setdefault(queue.topic, {})[queue.queue_id] = queue.next_offset
+        return ahead
+
+
+def _begins_record(file: MappedFile, position: int) -> bool:
+    try:
+        return decode_record(file.view, position).physical_offset == file.start + position
+    except RecordCorrupt:
+        return False
+
+
+def _last_crc(queue: FileQueue) -> int:
+    return zlib.crc32(queue.files[-1].read(0, queue.files[-1].wrote)) if queue.files else 0
+
+
+def _ends_as(queue: FileQueue, end: int, crc: int) -> bool:
+    """Whether files follow each other up to an end, and the last one holds what it held."""
+    files = queue.files
+    if not files:
+        return end == 0
+    last = files[-1]
+    if last.start - files[0].start != (len(files) - 1) * queue.file_bytes or not last.start <= end <= last.end:
+        return False
+    return zlib.crc32(last.read(0, end - last.start)) == crc

@@ -1,0 +1,149 @@
+"""The extension of a consume queue: tag code, store time and filter bitmap of each message (``ConsumeQueueExt``).
+
+==============  ====  ==============================================
+field           size  value
+==============  ====  ==============================================
+size               2  of the whole unit, 20 + bitMapSize, ≤ 32 767
+tagsCode           8  the real tag code, or the delivery time
+msgStoreTime       8  storeTimestamp of the message
+bitMapSize         2  bytes of the bitmap, 0 when there is none
+bitMap             n  Bloom bitmap of the SQL92 subscriptions
+==============  ====  ==============================================
+
+The consume-queue entry holds the unit's *address* instead of a tag code: its byte position minus 2^63. A unit needs
+``size + 4`` free bytes; otherwise an ``i16 -1`` marks the file as full and the unit goes to the next one.
+
+Bitmaps are kept here and not made here: who has the filters gives them (``bitmap_of`` of `MessageStore`).
+Source: store.md §5, §17.3.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from pathlib import Path
+
+from msgspec import Struct
+
+from rmqkit.store.log.file_queue import FileQueue
+from rmqkit.store.log.mapped_file import MappedFile
+
+__all__ = ["ADDRESS_BASE", "ADDRESS_MAX", "FILE_FULL", "FREE_BYTES", "UNIT", "ExtUnit", "QueueExt", "is_address"]
+
+_log = logging.getLogger(__name__)
+
+UNIT = struct.Struct(">hqqh")
+_SIZE = struct.Struct(">h")
+FILE_FULL = -1
+FREE_BYTES = 4
+ADDRESS_BASE = 1 << 63
+ADDRESS_MAX = -2147483649
+_UNIT_BYTES_MAX = 32767
+assert UNIT.size == 20
+
+
+def is_address(tags_code: int) -> bool:
+    """Whether a consume-queue entry points to an extension unit; no tag hash is that small."""
+    return tags_code <= ADDRESS_MAX
+
+
+class ExtUnit(Struct, gc=False):
+    """One unit."""
+
+    tags_code: int
+    store_timestamp: int
+    bitmap: bytes = b""
+
+
+class QueueExt:
+    """The extension files of one queue.
+    ``directory``: ``consumequeue_ext/<topic>/<queueId>``.
+    ``file_bytes``: size of its files."""
+
+    __slots__ = ("_reading", "queue")
+
+    def __init__(self, directory: Path, file_bytes: int) -> None:
+        self.queue = FileQueue([directory], file_bytes, setting="mappedFileSizeConsumeQueueExt")
+        self._reading: MappedFile | None = None
+
+    def append(self, tags_code: int, store_timestamp: int, bitmap: bytes = b"") -> int:
+        """Store a unit and return its address; the plain tag code when it cannot be stored."""
+        size = UNIT.size + len(bitmap)
+        if size > min(_UNIT_BYTES_MAX, self.queue.file_bytes - FREE_BYTES):
+            return tags_code
+        try:
+            file = self._file_with_room(size + FREE_BYTES)
+            file.write(file.wrote, UNIT.pack(size, tags_code, store_timestamp, len(bitmap)) + bitmap)
+        except OSError as error:
+            _log.error("%s: extension unit not stored: %s", self.queue.directories[0], error)
+            return tags_code
+        address = file.start + file.wrote - ADDRESS_BASE
+        file.wrote += size
+        return address
+
+    def _file_with_room(self, free_bytes: int) -> MappedFile:
+        last = self.queue.files[-1] if self.queue.files else None
+        if last is not None and last.wrote + free_bytes <= last.size:
+            return last
+        if last is not None and last.wrote < last.size:
+            if last.size - last.wrote >= _SIZE.size:
+                last.write(last.wrote, _SIZE.pack(FILE_FULL))
+            last.wrote = last.size
+        file = self.queue.create(0 if last is None else last.end)
+        self.queue.append(file)
+        return file
+
+    def read(self, address: int) -> ExtUnit | None:
+        """The unit at an address, or None when there is none."""
+        position = address + ADDRESS_BASE
+        file = self.queue.find(position)
+        if file is not self._reading:
+            before, self._reading = self._reading, file
+            if before is not None and before is not self.queue.files[-1] and before.is_idle:
+                before.close()
+        if file is None or file.wrote - position + file.start < UNIT.size:
+            return None
+        at = position - file.start
+        size, tags_code, store_timestamp, bitmap_bytes = UNIT.unpack(file.read(at, UNIT.size))
+        if size < 1 or bitmap_bytes < 0:
+            return None
+        return ExtUnit(tags_code, store_timestamp, file.read(at + UNIT.size, bitmap_bytes))
+
+    def recover(self) -> None:
+        """Walk all units and forget what follows the last one."""
+        for file in self.queue.files:
+            units_end, is_full = _units(file)
+            if not is_full:
+                self.queue.truncate(file.start + units_end)
+                return
+
+    def truncate_behind(self, address: int | None) -> None:
+        """Forget the units behind the last one that the queue points to (all of them without one)."""
+        if address is None:
+            if self.queue.files:
+                self.queue.truncate(self.queue.min_offset)
+            return
+        file = self.queue.find(address + ADDRESS_BASE)
+        if file is not None:
+            size = _SIZE.unpack(file.read(address + ADDRESS_BASE - file.start, _SIZE.size))[0]
+            self.queue.truncate(address + ADDRESS_BASE + max(size, 0))
+
+    def drop_expired(self, min_address: int) -> int:
+        """Delete files that end before the unit of the oldest readable message; returns how many."""
+        return self.queue.drop_front(lambda file: file.end < min_address + ADDRESS_BASE)
+
+
+def _units(file: MappedFile) -> tuple[int, bool]:
+    """Where the units of a file end, and whether the file was marked as full there."""
+    content = file.read(0, file.size)
+    position = 0
+    while position + UNIT.size + FREE_BYTES <= len(content):
+        size = _SIZE.unpack_from(content, position)[0]
+        if size == FILE_FULL:
+            return position, True
+        if size < UNIT.size or position + size > len(content):
+            return position, False
+        position += size
+    return position, len(content) - position < UNIT.size + FREE_BYTES and content[
+        position : position + 2
+    ] == b"\xff\xff"

@@ -1,0 +1,169 @@
+"""The timer wheel held against the units of the timer log, as every start and `rmq store verify` do it.
+
+=====================================================  =====================================================
+found                                                  what it says
+=====================================================  =====================================================
+a slot lacks units of its second that the log has      `Damage.WHEEL`: the wheel is made anew from the log
+a unit is none, its chain or its record's place        `Damage.LOG`: both are made anew from the timer topic
+cannot be, a slot points at a unit of another second
+=====================================================  =====================================================
+
+Only units for a time from the checkpoint's read time on count: the others were delivered. Of a log with at most
+`EXACT_UNITS_MAX` units each one is looked at. Of a longer one the totals of ``config/timermetrics`` are compared with
+those of the wheel, and `_SAMPLED_SLOTS` slots with their chains; where these differ, all of it.
+A unit that is wrong without showing here is found when its second is delivered (`rmqkit.broker.timer_dequeue`).
+Source: store.md §18.3 to §18.6.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rmqkit.protocol.record import BLANK_BYTES
+from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit
+from rmqkit.store.timer.wheel import SLOT_COUNT, Slot, TimerWheel
+
+__all__ = ["EXACT_UNITS_MAX", "Damage", "Waiting", "check_wheel", "is_long", "looks_sound", "unit_weight", "waiting_of"]
+
+EXACT_UNITS_MAX = 200_000
+"""A fifth of a second on a small machine."""
+_SAMPLED_SLOTS = 256
+_SAMPLED_UNITS = 64
+_END_BYTES = UNIT_BYTES + 2 * BLANK_BYTES
+"""Less than this at the end of a file holds no unit."""
+
+
+class Damage(enum.Enum):
+    """What has to be made anew."""
+
+    NONE = enum.auto()
+    WHEEL = enum.auto()
+    LOG = enum.auto()
+
+
+@dataclass
+class Waiting:
+    """What the units of a log say.
+
+    Attributes:
+        slots: by time.
+        counts: messages by the hash of their topic, less those that are recalled.
+        samples: a unit for each hash.
+        fault: why the log cannot be believed; empty if it can.
+    """
+
+    slots: dict[int, Slot] = field(default_factory=dict)
+    counts: Counter[int] = field(default_factory=Counter)
+    samples: dict[int, Unit] = field(default_factory=dict)
+    fault: str = ""
+
+    def add(self, unit: Unit) -> None:
+        """Count a unit."""
+        self.counts[unit.topic_hash] += unit_weight(unit)
+        self.samples[unit.topic_hash] = unit
+
+    @property
+    def total(self) -> int:
+        """Messages that wait."""
+        return self.counts.total()
+
+
+def unit_weight(unit: Unit) -> int:
+    """What a unit adds to the number of its slot."""
+    return -1 if unit.magic & DELETE else 1
+
+
+def is_long(log: TimerLog, end: int) -> bool:
+    """Whether a log has too many units before a position to look at each."""
+    return end - max(log.queue.min_offset, 0) > EXACT_UNITS_MAX * UNIT_BYTES
+
+
+def waiting_of(log: TimerLog, *, end: int, read_ms: int) -> Waiting:
+    """What waits by the units before a position, for a time from ``read_ms`` on."""
+    waiting = Waiting()
+    slots = waiting.slots
+    begin = at = max(log.queue.min_offset, 0)
+    newest = -1
+    for position, unit in log.scan(begin):
+        if position >= end:
+            break
+        if unit.physical_offset <= newest:  # messages are put on the wheel in the order of the commit log
+            waiting.fault = f"the unit at {position} is for {unit.physical_offset}, the one before for {newest}"
+            return waiting
+        newest, at = unit.physical_offset, position + UNIT_BYTES
+        time_ms = unit.write_ms + unit.delay_ms
+        if time_ms < read_ms:
+            continue
+        slot = slots.get(time_ms)
+        if unit.previous >= begin if slot is None else unit.previous != slot.last:
+            waiting.fault = f"the unit at {position} follows {unit.previous}, not one of its second"
+            return waiting
+        waiting.add(unit)
+        first, pending = (position, 0) if slot is None else (slot.first, slot.pending)
+        slots[time_ms] = Slot(time_ms, first, position, pending + unit_weight(unit))
+    if end - at >= _END_BYTES:
+        waiting.fault = f"there is no unit at {at}, but further ones up to {end}"
+    return waiting
+
+
+def check_wheel(
+    wheel: TimerWheel, log: TimerLog, waiting: Waiting, *, end: int, read_ms: int, precision_ms: int
+) -> tuple[Damage, str]:
+    """What is wrong with a wheel, by what waits according to the log; the text names the first difference."""
+    if waiting.fault:
+        return Damage.LOG, waiting.fault
+    begin, equal, first = max(log.queue.min_offset, 0), 0, ""
+    for slot in _slots(wheel, read_ms, precision_ms):
+        last, pending = _before(log, slot, end)
+        wanted = waiting.slots.get(slot.time_ms)
+        if wanted is not None and (last, pending) == (wanted.last, wanted.pending):
+            equal += 1
+        elif wanted is not None or last >= begin:
+            unit = log.unit(last) if last != NONE else None
+            if last >= begin and (wanted is None or unit is None or unit.time_ms != slot.time_ms):
+                return Damage.LOG, f"the slot of {slot.time_ms} ends at {last}, where no unit of that time is"
+            first = first or f"the slot of {slot.time_ms} ends at {last} and has {pending} messages"
+    if first or equal < len(waiting.slots):
+        missing = len(waiting.slots) - equal
+        return Damage.WHEEL, first or f"{missing} of {len(waiting.slots)} seconds that wait have no slot"
+    return Damage.NONE, ""
+
+
+def looks_sound(wheel: TimerWheel, log: TimerLog, *, total: int, read_ms: int, precision_ms: int) -> bool:
+    """Whether the totals agree, and the chains of some slots with their numbers."""
+    slots = [slot for slot in _slots(wheel, read_ms, precision_ms) if slot.last != NONE]
+    if sum([slot.pending for slot in slots]) != total:
+        return False
+    return all(_is_whole(log, slot) for slot in slots[:: len(slots) // _SAMPLED_SLOTS + 1])
+
+
+def _slots(wheel: TimerWheel, read_ms: int, precision_ms: int) -> Iterator[Slot]:
+    """Those that may wait: nothing is put further ahead than half a turn."""
+    return wheel.slots(read_ms, read_ms + SLOT_COUNT // 2 * precision_ms)
+
+
+def _before(log: TimerLog, slot: Slot, end: int) -> tuple[int, int]:
+    """Last unit and number of a slot without what came behind a position: a kill may leave the wheel ahead of it."""
+    last, pending = slot.last, slot.pending
+    while last >= end:
+        unit = log.unit(last)
+        if unit is None or unit.time_ms != slot.time_ms or unit.previous >= last:
+            return NONE, 0
+        last, pending = unit.previous, pending - unit_weight(unit)
+    return last, pending
+
+
+def _is_whole(log: TimerLog, slot: Slot) -> bool:
+    """Whether the first units of a slot's chain are its own, and as many as it says where it ends with them."""
+    at, count = slot.last, 0
+    for _ in range(_SAMPLED_UNITS):
+        unit = log.unit(at)
+        if unit is None or unit.time_ms != slot.time_ms or unit.previous >= at:
+            return False
+        at, count = unit.previous, count + unit_weight(unit)
+        if at < max(log.queue.min_offset, 0):
+            return count == slot.pending
+    return True

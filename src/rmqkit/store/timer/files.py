@@ -1,0 +1,280 @@
+"""The files of timed messages together: opened, recovered and flushed in an order that a crash cannot break.
+
+=======================  =============================================================================================
+``timerlog/``            a unit per message, `timer_log`
+``timerwheel``           the last unit of every second, `timer_wheel`
+``config/timercheck``    56 bytes (`protocol.bodies.timer`) in a file of 4096: the next second to deliver, how far the
+                         log is flushed, the next message of the timer topic to put on the wheel
+=======================  =============================================================================================
+
+Every flush writes log, wheel, checkpoint, in this order, and only what stands for records that are on the disk
+themselves (`TimerFiles.take` and, later, `write`). So the wheel on the disk knows every unit before the checkpoint's
+position and queue offset. What lies behind is dropped by `recover` and read from the timer topic again. (The reference
+notes its log position before it flushes: units behind it that belong before the queue offset are linked anew.)
+At every start the wheel is compared with the log (`timer_check`). A wheel that lacks something is made anew from the
+log. Where the log does not reach as far as the checkpoint says, or is damaged, everything has to be read from the timer
+topic: `TimerFiles.is_lost` says so, and the checkpoint is written first, so that a kill meanwhile loses nothing:
+
+====================  ====================================================
+lastTimerQueueOffset  0: from the topic's start
+masterTimerQueueOf…   what it was: messages before it are dealt with when
+lastReadTimeMs        their time is before this, which stays as it was
+====================  ====================================================
+
+Owner thread, but for `write`. Source: store.md §18.5, §18.6.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rmqkit.errors import BodyError
+from rmqkit.protocol.bodies.timer import (
+    TIMER_CHECKPOINT_BYTES,
+    TimerCheckpoint,
+    decode_timer_checkpoint,
+    encode_timer_checkpoint,
+)
+from rmqkit.store.json_files import make_directory, sync_directory
+from rmqkit.store.system_calls import sync_data
+from rmqkit.store.timer.check import Damage, Waiting, check_wheel, is_long, looks_sound, unit_weight, waiting_of
+from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit
+from rmqkit.store.timer.wheel import Slot, TimerWheel
+
+__all__ = ["CHECKPOINT_FILE_BYTES", "TimerFiles", "checkpoint_fault", "load_timer_checkpoint", "save_timer_checkpoint"]
+
+CHECKPOINT_FILE_BYTES = 4096
+_AHEAD_MS_MAX = 60_000
+"""A clock that is set back in between makes as much difference."""
+
+_log = logging.getLogger(__name__)
+
+
+class TimerFiles:
+    """The timer files of the store directory ``root``.
+
+    Attributes:
+        checkpoint: as of the last `load` or `write`.
+        is_lost: whether messages before the checkpoint's queue offset may be missing on the wheel.
+        fault: what `recover` found wrong; empty if nothing.
+        waiting: what waits by the log, if `recover` looked at all of it.
+    """
+
+    def __init__(self, root: Path, *, log_file_bytes: int, precision_ms: int) -> None:
+        self.log = TimerLog(root, log_file_bytes)
+        self.wheel = TimerWheel(root / "timerwheel", precision_ms)
+        self.checkpoint = TimerCheckpoint()
+        self.is_lost = False
+        self.fault = ""
+        self.waiting: Waiting | None = None
+        self._precision_ms = precision_ms
+        self._path = root / "config" / "timercheck"
+        self._taken: TimerCheckpoint | None = None
+        self._has_wheel = False
+
+    def load(self, *, is_read_only: bool = False) -> None:
+        """Open what there is. Raises StoreMismatch: a file has not the length it should have."""
+        self.checkpoint = load_timer_checkpoint(self._path)
+        self.log.queue.load()
+        for file in self.log.queue.files if is_read_only else ():
+            file.open_read_only()
+        self._has_wheel = self.wheel.load(is_read_only=is_read_only)
+
+    def recover(self, queue_offset_of: Callable[[Unit], int | None], *, total: int | None = None) -> int:
+        """Bring log and wheel to where the checkpoint is; returns the queue offset of the next message for the wheel.
+        ``queue_offset_of``: the number of a unit's message in the timer topic; None: the commit log lost it; -1: it
+        was deleted in time. ``total``: messages that wait by config/timermetrics, if it says.
+        Raises OSError: the disk refused."""
+        log, flushed, next_offset = self.log, self.checkpoint.last_timer_log_flush_position, self._next_offset
+        damage, self.fault = self.check(total)
+        self.is_lost = damage is Damage.LOG
+        if self.is_lost:
+            self.begin_anew(self.checkpoint)
+            _log.warning("timer log and wheel: %s: reading the timer topic from its start", self.fault)
+            return 0
+        if damage is Damage.WHEEL:
+            self.make_wheel()
+        end = max(flushed, log.queue.min_offset, 0)
+        dropped: list[tuple[int, Unit]] = []
+        for position, unit in log.scan(end):
+            number = None if dropped else queue_offset_of(unit)
+            if number is None or number >= next_offset:
+                dropped.append((position, unit))
+                continue
+            next_offset = max(next_offset, number + 1)
+            end = position + UNIT_BYTES
+            if unit.time_ms >= self.checkpoint.last_read_time_ms:
+                self._link(position, unit)
+                if self.waiting is not None:
+                    self.waiting.add(unit)
+        for position, unit in reversed(dropped):
+            self._unlink(position, unit)
+        if log.queue.files:
+            log.truncate(end)
+        return next_offset
+
+    def check(self, total: int | None) -> tuple[Damage, str]:
+        """What is damaged, and how that shows; changes nothing. ``total``: as of `recover`."""
+        log, known = self.log, self.checkpoint
+        flushed, read_ms = known.last_timer_log_flush_position, max(known.last_read_time_ms, 0)
+        self.waiting = None
+        if read_ms == 0 and log.unit(max(log.queue.min_offset, 0)) is not None:  # also after a kill in the first second
+            return Damage.LOG, f"{self._path} does not say what was delivered"
+        if not self._reaches(flushed) or (not log.queue.files and self._next_offset > 0):
+            return Damage.LOG, f"the log ends before {flushed}, as far as {self._path} says that it goes"
+        if (
+            self._has_wheel
+            and total is not None
+            and is_long(log, flushed)
+            and looks_sound(self.wheel, log, total=total, read_ms=read_ms, precision_ms=self._precision_ms)
+        ):
+            return Damage.NONE, ""
+        self.waiting = waiting_of(log, end=flushed, read_ms=read_ms)
+        damage, fault = check_wheel(
+            self.wheel, log, self.waiting, end=flushed, read_ms=read_ms, precision_ms=self._precision_ms
+        )
+        return damage, f"there is no {self.wheel.path}" if damage is Damage.WHEEL and not self._has_wheel else fault
+
+    def make_wheel(self) -> None:
+        """Make the wheel anew from the log, as `check` found it."""
+        assert self.waiting is not None, "the log was looked at"
+        self.wheel.clear()
+        for slot in self.waiting.slots.values():
+            self.wheel.put(slot)
+
+    def begin_anew(self, known: TimerCheckpoint) -> None:
+        """Forget log and wheel: all messages of the timer topic are put on the wheel again that are not dealt with by a
+        checkpoint. Raises OSError: the disk refused."""
+        assert self._taken is None, "what was taken is written first"
+        anew = msgspec.structs.replace(
+            known,
+            last_timer_log_flush_position=0,
+            last_timer_queue_offset=0,
+            master_timer_queue_offset=max(known.last_timer_queue_offset, known.master_timer_queue_offset),
+        )
+        save_timer_checkpoint(self._path, anew)  # first: it says that less is there than is
+        self.checkpoint = anew
+        self.wheel.clear()
+        if self.log.queue.files:
+            self.log.truncate(max(self.log.queue.min_offset, 0))
+
+    def add(self, units: Sequence[Unit]) -> int:
+        """Put messages on the wheel: the first of ``units``, as many as a file of the log has room for; returns how
+        many. Their ``previous`` is filled in here. Raises OSError: the disk refused, nothing was added."""
+        wheel = self.wheel
+        position, room = self.log.place()
+        linked: list[Unit] = []
+        slots: dict[int, Slot] = {}
+        for unit in units[:room]:
+            time_ms = unit.write_ms + unit.delay_ms
+            slot = slots.get(time_ms) or wheel.slot(time_ms)
+            weight = -1 if unit.magic & DELETE else 1
+            if slot is None:
+                slots[time_ms] = Slot(time_ms, position, position, weight)
+                linked.append(unit if unit.previous == NONE else unit._replace(previous=NONE))
+            else:
+                first = position if slot.first < 0 else slot.first
+                slots[time_ms] = Slot(time_ms, first, position, slot.pending + weight)
+                linked.append(Unit(slot.last, *unit[1:]))
+            position += UNIT_BYTES
+        self.log.append(linked)
+        for slot in slots.values():
+            wheel.put(slot)
+        return len(linked)
+
+    def take(self, checkpoint: TimerCheckpoint) -> None:
+        """Set aside what the next `write` makes durable: the wheel as it is, and how far the timer has come."""
+        assert self._taken is None, "what was taken is written first"
+        self.wheel.take()
+        self._taken = msgspec.structs.replace(checkpoint, last_timer_log_flush_position=self.log.end)
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether something waits for `write`."""
+        return self._taken is not None
+
+    def write(self) -> None:
+        """Make durable what was taken; any thread, one at a time.
+        Raises OSError: the disk refused; the next call tries all of it again."""
+        assert self._taken is not None, "there is something to write"
+        self.log.sync()
+        self.wheel.write()
+        save_timer_checkpoint(self._path, self._taken)
+        self.checkpoint, self._taken = self._taken, None
+
+    def close(self) -> None:
+        self.log.close()
+        self.wheel.close()
+
+    # -- inside
+
+    def _reaches(self, position: int) -> bool:
+        """Whether the log has units up to a position."""
+        if position == 0 or position % self.log.queue.file_bytes == 0:
+            return 0 <= position <= self.log.end
+        return position > 0 and self.log.unit(position - UNIT_BYTES) is not None
+
+    @property
+    def _next_offset(self) -> int:
+        checkpoint = self.checkpoint
+        return min(checkpoint.last_timer_queue_offset, checkpoint.master_timer_queue_offset)
+
+    def _link(self, position: int, unit: Unit) -> None:
+        slot = self.wheel.slot(unit.time_ms)
+        if slot is None:
+            self.wheel.put(Slot(unit.time_ms, position, position, unit_weight(unit)))
+        elif slot.last < position:
+            self.wheel.put(slot._replace(last=position, pending=slot.pending + unit_weight(unit)))
+
+    def _unlink(self, position: int, unit: Unit) -> None:
+        slot = self.wheel.slot(unit.time_ms)
+        if slot is not None and slot.last == position:
+            first = NONE if unit.previous == NONE else slot.first
+            self.wheel.put(slot._replace(first=first, last=unit.previous, pending=slot.pending - unit_weight(unit)))
+
+
+def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
+    """The checkpoint in a file; one of zeros when there is none, or one that cannot be."""
+    try:
+        known = decode_timer_checkpoint(path.read_bytes()[:TIMER_CHECKPOINT_BYTES])
+    except FileNotFoundError:
+        return TimerCheckpoint()
+    except BodyError as error:
+        _log.warning("%s cannot be read (%s): the timer topic is read from its start", path, error)
+        return TimerCheckpoint()
+    fault = checkpoint_fault(known)
+    if fault:
+        _log.warning("%s cannot be used (%s): the timer topic is read from its start", path, fault)
+    return TimerCheckpoint() if fault else known
+
+
+def checkpoint_fault(known: TimerCheckpoint) -> str:
+    """Why a checkpoint cannot be; empty if it can. It is dated when it is written, so its read time is not later."""
+    read_ms, written_ms = known.last_read_time_ms, known.data_version.timestamp
+    offsets = known.last_timer_queue_offset, known.master_timer_queue_offset
+    if min(read_ms, known.last_timer_log_flush_position, *offsets) < 0:
+        return "it has a number below 0"
+    if read_ms > written_ms + _AHEAD_MS_MAX and written_ms > 0:
+        return f"lastReadTimeMs is {read_ms}, later than the checkpoint itself, {written_ms}"
+    return ""
+
+
+def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
+    """Write a checkpoint and wait for the disk. Raises OSError: the disk refused."""
+    is_new = not path.exists()
+    make_directory(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:
+            os.ftruncate(descriptor, CHECKPOINT_FILE_BYTES)
+        os.pwrite(descriptor, encode_timer_checkpoint(checkpoint), 0)
+        sync_data(descriptor)
+    finally:
+        os.close(descriptor)
+    if is_new:
+        sync_directory(path.parent)

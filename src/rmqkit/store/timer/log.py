@@ -1,0 +1,161 @@
+"""The timer log: one unit for every timed message that was put on the wheel (``TimerLog``).
+
+Files of ``mappedFileSizeTimerLog`` bytes in ``timerlog/``; a position counts through all of them. A unit, big-endian::
+
+    at  size  field                                 at  size  field
+     0     4  size, 52                              28     8  physical offset of the timer topic's record
+     4     8  previous unit of its slot, -1 = none  36     4  size of that record
+    12     4  magic: 1, or-ed with 2 roll, 4 delete 40     4  Java hash of the real topic
+    16     8  write time, ms                        44     8  reserved, 0
+    24     4  delivery time - write time, ms
+
+A file that has no room for a unit and the 16 bytes behind it ends with ``i32 remaining, i64 0, i32 BLANK_MAGIC``.
+Units are appended to the page cache; `TimerLog.sync` makes them durable. Owner thread, but for `sync`.
+Source: store.md §18.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rmqkit.protocol.record import BLANK_MAGIC
+from rmqkit.store.log.file_queue import FileQueue
+
+__all__ = ["DELETE", "NONE", "ROLL", "UNIT_BYTES", "TimerLog", "Unit"]
+
+PLAIN = 1
+ROLL = 2
+DELETE = 4
+NONE = -1
+"""No unit."""
+
+_UNIT = struct.Struct(">iqiqiqiiq")
+UNIT_BYTES = _UNIT.size
+_BLANK = struct.Struct(">iqi")
+_MAGIC_MAX = 15
+_CHUNK_BYTES = 20_000 * UNIT_BYTES
+_BLOCK_BYTES = 78 * UNIT_BYTES
+
+
+class Unit(NamedTuple):
+    """One timed message; ``previous`` is a position in the log, times are ms."""
+
+    previous: int
+    magic: int
+    write_ms: int
+    delay_ms: int
+    physical_offset: int
+    size: int
+    topic_hash: int
+
+    @property
+    def time_ms(self) -> int:
+        """The time of its slot."""
+        return self.write_ms + self.delay_ms
+
+    @property
+    def is_delete(self) -> bool:
+        """Whether it deletes another one when the time comes; a marker that is rolled does not yet."""
+        return self.magic & (DELETE | ROLL) == DELETE
+
+
+class TimerLog:
+    """The log of the store directory ``root``; `FileQueue.load` of its ``queue`` and `truncate` open it."""
+
+    def __init__(self, root: Path, file_bytes: int) -> None:
+        self.queue = FileQueue([root / "timerlog"], file_bytes, setting="mappedFileSizeTimerLog")
+        self._block = b""
+        self._block_at = 0
+
+    @property
+    def end(self) -> int:
+        """The position of the next unit, or of the blank before it."""
+        return self.queue.max_offset
+
+    def place(self) -> tuple[int, int]:
+        """Where the next unit comes, and how many units its file has room for; ends a full file, begins a new one.
+        Raises OSError: the disk refused."""
+        files = self.queue.files
+        file = files[-1] if files else None
+        if file is not None and 0 < file.size - file.wrote < UNIT_BYTES + _BLANK.size:
+            file.write(file.wrote, _BLANK.pack(file.size - file.wrote, 0, BLANK_MAGIC))
+            file.wrote = file.size
+        if file is None or file.wrote == file.size:
+            file = self.queue.create(0 if file is None else file.end)
+            self.queue.append(file)
+        return file.start + file.wrote, (file.size - file.wrote - _BLANK.size) // UNIT_BYTES
+
+    def append(self, units: Iterable[Unit]) -> None:
+        """Write units where `place` said, not more than it said. Raises OSError: the disk refused, none is there."""
+        file = self.queue.files[-1]
+        packed = b"".join([_UNIT.pack(UNIT_BYTES, *unit, 0) for unit in units])
+        file.write(file.wrote, packed)
+        file.wrote += len(packed)
+
+    def unit(self, position: int) -> Unit | None:
+        """The unit at a position, or None where the log holds none (any more).
+        Those before and behind it are read with it: chains go along messages that came one behind the other."""
+        at = position - self._block_at
+        if not 0 <= at <= len(self._block) - UNIT_BYTES:
+            at = self._read_block(position)
+        return _sound(_UNIT.unpack_from(self._block, at)) if 0 <= at <= len(self._block) - UNIT_BYTES else None
+
+    def _read_block(self, position: int) -> int:
+        """Read what lies around a position, of what was written; returns where in the block that is."""
+        file, self._block = self.queue.find(position), b""
+        if file is not None:
+            at = position - file.start
+            begin = at - at % _BLOCK_BYTES
+            self._block = file.read(begin, max(0, min(_BLOCK_BYTES + UNIT_BYTES, file.wrote - begin)))
+            self._block_at = file.start + begin
+        return position - self._block_at
+
+    def scan(self, begin: int) -> Iterator[tuple[int, Unit]]:
+        """Position and unit of all from a position on, up to the first that is none."""
+        for file in [file for file in self.queue.files if file.end > begin]:
+            position = max(begin, file.start)
+            while len(chunk := file.read(position - file.start, _CHUNK_BYTES)) >= UNIT_BYTES:
+                for fields in _UNIT.iter_unpack(chunk[: len(chunk) // UNIT_BYTES * UNIT_BYTES]):
+                    unit = _sound(fields)
+                    if unit is None:
+                        break
+                    yield position, unit
+                    position += UNIT_BYTES
+                else:
+                    continue
+                break
+            blank = file.read(position - file.start, _BLANK.size)
+            if len(blank) < _BLANK.size or _BLANK.unpack(blank)[2] != BLANK_MAGIC:
+                return
+
+    def truncate(self, position: int) -> None:
+        """Forget what lies behind a position."""
+        self._block = b""
+        self.queue.truncate(position)
+
+    def drop_before(self, physical_offset: int, written_ms: int) -> None:
+        """Delete the oldest files whose messages have left the commit log, and were put on the wheel before a time: so
+        long ago that none of them waits any more, as they are counted. Raises OSError: the disk refused."""
+        last = self.queue.file_bytes // UNIT_BYTES * UNIT_BYTES
+
+        def is_gone(start: int) -> bool:
+            units = (self.unit(start + at) for at in range(last - UNIT_BYTES, -1, -UNIT_BYTES))
+            newest = next((unit for unit in units if unit is not None), None)
+            return newest is None or (newest.physical_offset < physical_offset and newest.write_ms < written_ms)
+
+        self.queue.drop_front(lambda file: is_gone(file.start))
+        self._block = b""
+
+    def sync(self) -> None:
+        """Wait until all units are on the disk; any thread. Raises OSError: the disk refused."""
+        self.queue.sync()
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+def _sound(fields: tuple[int, ...]) -> Unit | None:
+    return Unit(*fields[1:8]) if fields[0] == UNIT_BYTES and 0 <= fields[2] <= _MAGIC_MAX else None
