@@ -25,11 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rmqkit.broker.clients import Member
-from rmqkit.broker.handlers.pull import PullHandlers
-from rmqkit.broker.handlers.send import SendHandlers
-from rmqkit.broker.long_polling import Held
+from rmqkit.broker.pull.handler import PullHandlers
+from rmqkit.broker.pull.long_polling import Held
+from rmqkit.broker.send.handler import SendHandlers
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.clients import Member
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.filter.sql92 import compile_expression
 from rmqkit.filter.subscription import subscription

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from docs.catalog import CATALOG, Content, Operation, Server
 
-from rmqkit.broker.handlers.unsupported import REASONS
+from rmqkit.broker.operations.unsupported import REASONS
 from rmqkit.client.producer import Producer
 from rmqkit.client.pull_consumer import PullConsumer
 from rmqkit.client.push_consumer import PushConsumer

@@ -18,7 +18,7 @@ from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings
 from rmqkit.admin.api import Admin
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.broker import registration
-from rmqkit.broker.handlers import pop
+from rmqkit.broker.pop import handlers as pop
 from rmqkit.client import calls, consuming, producer, pull_consumer, push_consumer, runtime
 from rmqkit.client.settings import ClientSettings, check
 from rmqkit.namesrv import notices

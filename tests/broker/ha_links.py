@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 
-from rmqkit.broker.ha_master import HaMaster
+from rmqkit.broker.replication.master import HaMaster
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.ha import encode_report, split_frames
 from rmqkit.store.message_store import MessageStore, PutStatus

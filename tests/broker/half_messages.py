@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from rmqkit.broker.check_back import CheckBack
-from rmqkit.broker.clients import ClientTable, Member
-from rmqkit.broker.filters import FilterTable
-from rmqkit.broker.offsets import OffsetTable
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
-from rmqkit.broker.transaction import TRANSACTION_GROUP, OpMessages, to_half
+from rmqkit.broker.tables.clients import ClientTable, Member
+from rmqkit.broker.tables.filters import FilterTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.broker.transaction.check_back import CheckBack
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP, OpMessages, to_half
 from rmqkit.protocol.command import decode_header
 from rmqkit.protocol.headers.transactions import CheckTransactionRequest
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC

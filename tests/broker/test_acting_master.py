@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rmqkit.broker.acting_master import ActingMaster
-from rmqkit.broker.handlers.members import MemberHandlers
-from rmqkit.broker.long_polling import Held, LongPolling
-from rmqkit.broker.offsets import OffsetTable
-from rmqkit.broker.pre_online import PreOnline
-from rmqkit.broker.schedule import Schedule
+from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.operations.members import MemberHandlers
+from rmqkit.broker.pull.long_polling import Held, LongPolling
+from rmqkit.broker.replication.acting_master import ActingMaster
+from rmqkit.broker.replication.pre_online import PreOnline
 from rmqkit.broker.settings import BrokerRole
+from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.queues import ConsumerOffsets, DelayOffsets
 from rmqkit.protocol.bodies.topics import DataVersion
@@ -38,10 +38,10 @@ EXCHANGE = RequestCode.EXCHANGE_BROKER_HA_INFO
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.schedule._LOOK_MS_MAX", 5)
-    monkeypatch.setattr("rmqkit.broker.schedule._PAUSE_MS_MIN", 0)
-    monkeypatch.setattr("rmqkit.broker.acting_master._LOOK_MS", 5)
-    monkeypatch.setattr("rmqkit.broker.pre_online._PAUSE_SECONDS", 0)
+    monkeypatch.setattr("rmqkit.broker.delay.levels._LOOK_MS_MAX", 5)
+    monkeypatch.setattr("rmqkit.broker.delay.levels._PAUSE_MS_MIN", 0)
+    monkeypatch.setattr("rmqkit.broker.replication.acting_master._LOOK_MS", 5)
+    monkeypatch.setattr("rmqkit.broker.replication.pre_online._PAUSE_SECONDS", 0)
 
 
 class Group(HalfMessages):
@@ -290,7 +290,7 @@ def test_who_gives_way_while_it_stops_already_waits_for_what_is_on_its_way(tmp_p
 
 
 def test_a_notice_makes_it_look(tmp_path, monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.acting_master._LOOK_MS", 3_600_000)
+    monkeypatch.setattr("rmqkit.broker.replication.acting_master._LOOK_MS", 3_600_000)
 
     async def scenario(group):
         acting = group.acting()
@@ -412,7 +412,7 @@ def test_nothing_is_taken_from_a_table_that_is_older(tmp_path):
 
 
 def test_a_member_that_does_not_answer_is_asked_again_and_left_after_a_while(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rmqkit.broker.pre_online._TRIES", 3)
+    monkeypatch.setattr("rmqkit.broker.replication.pre_online._TRIES", 3)
 
     async def scenario(group):
         group.members_known = {1: group.master.address}  # it refuses whatever it has no answer for

@@ -8,9 +8,9 @@ import json
 
 import pytest
 
-from rmqkit.broker.access import AccessTable
-from rmqkit.broker.authorization import Authorization, objection
-from rmqkit.broker.rights import needed
+from rmqkit.broker.access.policies import Authorization, objection
+from rmqkit.broker.access.rights import needed
+from rmqkit.broker.access.users import AccessTable
 from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.bodies.access import AclEntry, AclInfo, AclPolicy, UserInfo
@@ -161,7 +161,7 @@ def test_a_judgement_holds_until_policies_change(tmp_path):
 
 
 def test_judgements_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.authorization._JUDGED_MAX", 3)
+    monkeypatch.setattr("rmqkit.broker.access.policies._JUDGED_MAX", 3)
     authorization = Authorization(access_table(tmp_path), "c", None)
     for number in range(10):
         assert authorization.refusal("anna", {"b": f"T{number}"}, Command(Code.SEND_MESSAGE_V2), ["1.1.1.1"])

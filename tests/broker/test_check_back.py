@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from rmqkit.broker import check_back
 from rmqkit.broker.durability import Outcome
-from rmqkit.broker.transaction import TRANSACTION_GROUP, committed, to_half
+from rmqkit.broker.transaction import check_back
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP, committed, to_half
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.store.settings import StoreSettings

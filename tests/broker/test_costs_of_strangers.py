@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from rmqkit.broker.unused_groups import drop_unused_groups
+from rmqkit.broker.tables.unused_groups import drop_unused_groups
 from tests.strangers import Stranger, frame, measured
 from tests.waiting import SECONDS, until
 

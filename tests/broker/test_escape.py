@@ -9,10 +9,10 @@ import asyncio
 
 import pytest
 
-from rmqkit.broker.check_back import CheckBack
-from rmqkit.broker.escape import Escape
 from rmqkit.broker.registration import Registration
+from rmqkit.broker.replication.escape import Escape
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.properties import decode_properties
@@ -180,9 +180,9 @@ class Elsewhere:
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.schedule._LOOK_MS_MAX", 5)
-    monkeypatch.setattr("rmqkit.broker.schedule._PAUSE_MS_MIN", 0)
-    monkeypatch.setattr("rmqkit.broker.schedule._RETRY_MS", 5)
+    monkeypatch.setattr("rmqkit.broker.delay.levels._LOOK_MS_MAX", 5)
+    monkeypatch.setattr("rmqkit.broker.delay.levels._PAUSE_MS_MIN", 0)
+    monkeypatch.setattr("rmqkit.broker.delay.levels._RETRY_MS", 5)
 
 
 def on_delays(root, scenario, **settings):

@@ -12,7 +12,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from rmqkit.broker.slave_sync import SlaveSync
+from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.client.producer import Producer
 from rmqkit.client.push_consumer import PushConsumer
 from rmqkit.client.settings import ProducerSettings, PushConsumerSettings, StartFrom
@@ -53,8 +53,8 @@ def on_brokers(test):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.acting_master._LOOK_MS", 50)
-    monkeypatch.setattr("rmqkit.broker.slave_sync._PERIOD_MS", 100.0)
+    monkeypatch.setattr("rmqkit.broker.replication.acting_master._LOOK_MS", 50)
+    monkeypatch.setattr("rmqkit.broker.replication.tables._PERIOD_MS", 100.0)
 
 
 class Seen:
@@ -320,7 +320,7 @@ async def test_whoever_comes_back_takes_over_what_was_acknowledged_meanwhile(tmp
 
 @on_brokers
 async def test_a_slave_serves_a_topic_that_its_master_died_without_telling_of(tmp_path, monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.slave_sync._ASK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("rmqkit.broker.replication.tables._ASK_AGAIN_SECONDS", 0.01)
 
     async def unheard(self, master):
         raise ConnectFailed(master, "it is gone")

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from rmqkit.broker.filters import FilterTable, inline_filter
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.filters import FilterTable, inline_filter
 from rmqkit.errors import StoreMismatch
 from rmqkit.filter.bloom import BloomFilter
 from rmqkit.protocol.bodies.clients import SubscriptionData

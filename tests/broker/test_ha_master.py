@@ -11,8 +11,8 @@ import pytest
 import uvloop
 from msgspec import UNSET
 
-from rmqkit.broker import ha_master
-from rmqkit.broker.ha_master import HaMaster, waits_for_copies
+from rmqkit.broker.replication import master as ha_master
+from rmqkit.broker.replication.master import HaMaster, waits_for_copies
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.protocol.ha import HEAD_BYTES, encode_report
 from rmqkit.remoting.server import ListenFailed

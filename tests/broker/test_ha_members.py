@@ -10,11 +10,11 @@ import socket
 import pytest
 import uvloop
 
-from rmqkit.broker.ha_master import HaMaster
-from rmqkit.broker.ha_members import HaAddresses, Members, ip_of
-from rmqkit.broker.ha_slave import HaSlave
+from rmqkit.broker.replication.master import HaMaster
+from rmqkit.broker.replication.members import HaAddresses, Members, ip_of
+from rmqkit.broker.replication.role import warn_of_ha_port
+from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
-from rmqkit.broker.sides import warn_of_ha_port
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import SettingsError
 from rmqkit.remoting.client import RemotingClient

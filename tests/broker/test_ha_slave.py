@@ -16,12 +16,12 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqkit.broker.ha_master import HaMaster
-from rmqkit.broker.ha_slave import HaSlave, _Link, _Master
-from rmqkit.broker.schedule import Schedule
+from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.replication.master import HaMaster
+from rmqkit.broker.replication.slave import HaSlave, _Link, _Master
+from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.slave_sync import SlaveSync
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import LogDiverged
 from rmqkit.protocol.batch import BatchEntry, encode_batch
@@ -213,12 +213,12 @@ async def pair(root, **options):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Pauses are short."""
-    monkeypatch.setattr("rmqkit.broker.ha_slave._PAUSE_MS_MIN", 1.0)
-    monkeypatch.setattr("rmqkit.broker.ha_slave._PAUSE_MS_MAX", 5.0)
+    monkeypatch.setattr("rmqkit.broker.replication.slave._PAUSE_MS_MIN", 1.0)
+    monkeypatch.setattr("rmqkit.broker.replication.slave._PAUSE_MS_MAX", 5.0)
 
 
 def warnings(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "rmqkit.broker.ha_slave"]
+    return [record.getMessage() for record in caplog.records if record.name == "rmqkit.broker.replication.slave"]
 
 
 # ---- the link
@@ -465,8 +465,8 @@ def test_a_configured_address_goes_first(tmp_path):
 
 
 def test_pauses_get_longer_and_a_reason_is_told_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rmqkit.broker.ha_slave._PAUSE_MS_MIN", 500.0)
-    monkeypatch.setattr("rmqkit.broker.ha_slave._PAUSE_MS_MAX", 5000.0)
+    monkeypatch.setattr("rmqkit.broker.replication.slave._PAUSE_MS_MIN", 500.0)
+    monkeypatch.setattr("rmqkit.broker.replication.slave._PAUSE_MS_MAX", 5000.0)
 
     async def scenario():
         async with slave_at(tmp_path) as slave:

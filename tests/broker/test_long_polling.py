@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from rmqkit.broker import long_polling
-from rmqkit.broker.long_polling import Held, LongPolling
+from rmqkit.broker.pull import long_polling
+from rmqkit.broker.pull.long_polling import Held, LongPolling
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.store.message_store import Arrival
 from tests.waiting import SECONDS

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rmqkit.broker.parts import Parts
+from rmqkit.broker.context import Parts
 from rmqkit.errors import StoreUnavailable
 
 

@@ -19,7 +19,7 @@ from tests.client.peers import until
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.slave_sync._PERIOD_MS", 100.0)
+    monkeypatch.setattr("rmqkit.broker.replication.tables._PERIOD_MS", 100.0)
     monkeypatch.setattr("tests.broker.groups_of_brokers.MASTER", BrokerRole.SYNC_MASTER)
 
 

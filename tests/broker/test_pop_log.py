@@ -10,7 +10,7 @@ import random
 import msgspec
 import pytest
 
-from rmqkit.broker.pop_log import PopLog
+from rmqkit.broker.pop.check_points import PopLog
 from rmqkit.protocol.bodies.pop import CheckPoint, StoredAck
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record

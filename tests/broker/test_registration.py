@@ -10,7 +10,7 @@ import pytest
 
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.bodies.namesrv import decode_registration
 from rmqkit.protocol.bodies.topics import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rmqkit.broker.authorization import message_at
-from rmqkit.broker.rights import NotReadable, needed
+from rmqkit.broker.access.policies import message_at
+from rmqkit.broker.access.rights import NotReadable, needed
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.codes import ResponseCode

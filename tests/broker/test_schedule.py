@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rmqkit.broker.long_polling import LongPolling
-from rmqkit.broker.schedule import Schedule, delay_level
+from rmqkit.broker.delay.levels import Schedule, delay_level
+from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.errors import HeaderError
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
@@ -96,8 +96,8 @@ async def running(root, **settings):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """The wall clock is looked at more often than once in a second."""
-    monkeypatch.setattr("rmqkit.broker.schedule._LOOK_MS_MAX", 5)
-    monkeypatch.setattr("rmqkit.broker.schedule._PAUSE_MS_MIN", 0)
+    monkeypatch.setattr("rmqkit.broker.delay.levels._LOOK_MS_MAX", 5)
+    monkeypatch.setattr("rmqkit.broker.delay.levels._PAUSE_MS_MIN", 0)
 
 
 @pytest.fixture
@@ -339,7 +339,7 @@ def test_a_backlog_does_not_keep_the_loop_from_its_work(root, monkeypatch):
                     ticks += 1
             assert ticks > 200 // 32
 
-    monkeypatch.setattr("rmqkit.broker.schedule._ROUND_MS_MAX", 1.5)  # one run of messages a round
+    monkeypatch.setattr("rmqkit.broker.delay.levels._ROUND_MS_MAX", 1.5)  # one run of messages a round
     asyncio.run(scenario())
 
 

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from rmqkit.broker.replication.role import check_address, check_role
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
-from rmqkit.broker.sides import check_address, check_role
 from rmqkit.errors import SettingsError
 
 SYNC = BrokerRole.SYNC_MASTER

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from rmqkit.broker.groups import GroupTable, request_modes_file
-from rmqkit.broker.offsets import OffsetTable
+from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.registration import Registration
-from rmqkit.broker.schedule import Schedule
+from rmqkit.broker.replication.tables import SlaveSync, fast_address
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.slave_sync import SlaveSync, fast_address
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.tables.groups import GroupTable, request_modes_file
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import ConnectFailed, StoreMismatch
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupTable
@@ -251,7 +251,7 @@ def test_static_topics_are_copied_with_their_queues(tmp_path):
 
 def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_tell_it(tmp_path, monkeypatch):
     """A queue of the wrong type would keep the slave from starting again."""
-    monkeypatch.setattr("rmqkit.broker.slave_sync._ASK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("rmqkit.broker.replication.tables._ASK_AGAIN_SECONDS", 0.01)
     batch = TopicConfig("B", attributes={"queue.type": "BatchCQ"})
     table = msgspec.json.encode(TopicConfigTable(DataVersion(9, 0, 5), {"B": batch}))
 
@@ -276,7 +276,7 @@ def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_tell_it
 
 
 def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinary_queues(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rmqkit.broker.slave_sync._ASK_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("rmqkit.broker.replication.tables._ASK_AGAIN_SECONDS", 0.001)
 
     async def scenario():
         async with pair(tmp_path) as (_, slave):
@@ -325,7 +325,7 @@ def test_pages_are_joined_and_begun_anew_when_the_table_changes(tmp_path):
 
 
 def test_pages_without_end_are_refused(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rmqkit.broker.slave_sync._PAGES_MAX", 5)
+    monkeypatch.setattr("rmqkit.broker.replication.tables._PAGES_MAX", 5)
     count = 0
 
     def page(command):
@@ -380,7 +380,7 @@ def test_a_step_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog):
             await slave.settled(master, rounds=3)
             assert slave.offsets.get("G1", "TopicA", 0) == 10
 
-    with caplog.at_level(logging.WARNING, logger="rmqkit.broker.slave_sync"):
+    with caplog.at_level(logging.WARNING, logger="rmqkit.broker.replication.tables"):
         asyncio.run(scenario())
     told = [record.getMessage() for record in caplog.records]
     assert [line.split(" of the master")[0] for line in told] == ["consumer offsets", "groups"]

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from rmqkit.broker.groups import GroupTable
-from rmqkit.broker.offsets import OffsetTable
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig

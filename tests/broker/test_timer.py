@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from rmqkit.broker.timer import NOT_ENABLED, put_aside
+from rmqkit.broker.delay.timer import NOT_ENABLED, put_aside
 from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, TimingCount, decode_timer_checkpoint
 from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.codes import ResponseCode
@@ -294,7 +294,7 @@ async def test_what_the_store_refuses_is_tried_again(tmp_path, monkeypatch, capl
 
 @in_a_loop
 async def test_a_refusal_that_lasts_is_told_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rmqkit.broker.timer._RETRY_MS", 1)
+    monkeypatch.setattr("rmqkit.broker.delay.timer._RETRY_MS", 1)
     async with timed(tmp_path) as one:
         put, refused = one.store.put, []
 

@@ -24,9 +24,9 @@ COUNT = 20
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.acting_master._LOOK_MS", 50)
-    monkeypatch.setattr("rmqkit.broker.slave_sync._PERIOD_MS", 100.0)
-    monkeypatch.setattr("rmqkit.broker.slave_sync._TIMER_PERIOD_MS", 50.0)
+    monkeypatch.setattr("rmqkit.broker.replication.acting_master._LOOK_MS", 50)
+    monkeypatch.setattr("rmqkit.broker.replication.tables._PERIOD_MS", 100.0)
+    monkeypatch.setattr("rmqkit.broker.replication.tables._TIMER_PERIOD_MS", 50.0)
 
 
 async def send(brokers, name, seconds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.broker.transaction import (
+from rmqkit.broker.transaction.half import (
     COLLECTED_MAX,
     committed,
     half_at,

@@ -7,8 +7,8 @@ import functools
 import shutil
 from contextlib import asynccontextmanager
 
-from rmqkit.broker.long_polling import LongPolling
-from rmqkit.broker.timer import Timer, put_aside
+from rmqkit.broker.delay.timer import Timer, put_aside
+from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.store.message_store import MessageStore, PutStatus

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmqkit.broker.transaction import TRANSACTION_GROUP
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.client.portal import portal
 from rmqkit.client.transaction import TransactionState
 from rmqkit.errors import ClientError, PeerRefused, RequestTimedOut

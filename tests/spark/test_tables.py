@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rmqkit.broker.transaction import TRANSACTION_GROUP
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.hashing import java_hash

@@ -9,13 +9,13 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from rmqkit.broker.clients import CONSUME_ACTIVELY
+from rmqkit.broker.context import Parts
 from rmqkit.broker.counts import NOT_COUNTED, Counts, text
 from rmqkit.broker.durability import WAITING_MAX
-from rmqkit.broker.ha_master import HaMaster
-from rmqkit.broker.handlers.runtime_info import earliest_store_time
-from rmqkit.broker.long_polling import HELD_MAX
-from rmqkit.broker.parts import Parts
+from rmqkit.broker.operations.runtime_info import earliest_store_time
+from rmqkit.broker.pull.long_polling import HELD_MAX
+from rmqkit.broker.replication.master import HaMaster
+from rmqkit.broker.tables.clients import CONSUME_ACTIVELY
 from rmqkit.metrics.values import Gathered, Histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.bodies.topics import Permission

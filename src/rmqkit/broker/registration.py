@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, HeaderError, PeerRefused, RemotingError, StoreError
 from rmqkit.protocol import fastjson, names
 from rmqkit.protocol.bodies.namesrv import KVTable, compress_registration

@@ -15,53 +15,60 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmqkit.broker.access import AccessTable
-from rmqkit.broker.authorization import Authorization, message_at
-from rmqkit.broker.check_back import CheckBack
-from rmqkit.broker.clients import ClientTable
+from rmqkit.broker.access.handlers import AccessHandlers
+from rmqkit.broker.access.policies import Authorization, message_at
+from rmqkit.broker.access.users import AccessTable
+from rmqkit.broker.context import OwnAddress, Parts
+from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.delay.recall import RecallHandlers
+from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
-from rmqkit.broker.filters import FilterTable
-from rmqkit.broker.groups import GroupTable
-from rmqkit.broker.ha_master import HaMaster, waits_for_copies
-from rmqkit.broker.handlers.access import AccessHandlers
-from rmqkit.broker.handlers.clients import ClientHandlers
-from rmqkit.broker.handlers.config import ConfigHandlers
-from rmqkit.broker.handlers.connections import ConnectionHandlers
-from rmqkit.broker.handlers.groups import GroupHandlers
-from rmqkit.broker.handlers.offsets import OffsetHandlers
-from rmqkit.broker.handlers.pop import PopHandlers
-from rmqkit.broker.handlers.pop_acks import PopAckHandlers
-from rmqkit.broker.handlers.pop_assignment import PopAssignmentHandlers
-from rmqkit.broker.handlers.progress import ProgressHandlers
-from rmqkit.broker.handlers.pull import PullHandlers
-from rmqkit.broker.handlers.query import QueryHandlers
-from rmqkit.broker.handlers.recall import RecallHandlers
-from rmqkit.broker.handlers.refusals import RefusalHandlers
-from rmqkit.broker.handlers.reply import ReplyHandlers
-from rmqkit.broker.handlers.resets import ResetHandlers
-from rmqkit.broker.handlers.runtime_info import RuntimeInfoHandlers
-from rmqkit.broker.handlers.send import SendHandlers
-from rmqkit.broker.handlers.send_back import SendBackHandlers
-from rmqkit.broker.handlers.topics import TopicHandlers
-from rmqkit.broker.handlers.transactions import TransactionHandlers
-from rmqkit.broker.handlers.unsupported import UnsupportedHandlers
-from rmqkit.broker.long_polling import LongPolling
-from rmqkit.broker.offsets import OffsetTable
-from rmqkit.broker.parts import OwnAddress, Parts
-from rmqkit.broker.pop import Pops
-from rmqkit.broker.queue_locks import QueueLocks
+from rmqkit.broker.operations.clients import ClientHandlers
+from rmqkit.broker.operations.config import ConfigHandlers
+from rmqkit.broker.operations.connections import ConnectionHandlers
+from rmqkit.broker.operations.groups import GroupHandlers
+from rmqkit.broker.operations.offsets import OffsetHandlers
+from rmqkit.broker.operations.progress import ProgressHandlers
+from rmqkit.broker.operations.resets import ResetHandlers
+from rmqkit.broker.operations.runtime_info import RuntimeInfoHandlers
+from rmqkit.broker.operations.topics import TopicHandlers
+from rmqkit.broker.operations.unsupported import UnsupportedHandlers
+from rmqkit.broker.pop.acks import PopAckHandlers
+from rmqkit.broker.pop.assignment import PopAssignmentHandlers
+from rmqkit.broker.pop.handlers import PopHandlers
+from rmqkit.broker.pop.service import Pops
+from rmqkit.broker.pull.handler import PullHandlers
+from rmqkit.broker.pull.long_polling import LongPolling
+from rmqkit.broker.pull.query import QueryHandlers
+from rmqkit.broker.pull.slow_consumers import ROUND_SECONDS as SLOW_ROUND_SECONDS
+from rmqkit.broker.pull.slow_consumers import stop_slow_groups
+from rmqkit.broker.refusals import RefusalHandlers
 from rmqkit.broker.registration import Registration
-from rmqkit.broker.schedule import Schedule
+from rmqkit.broker.replication.master import HaMaster, waits_for_copies
+from rmqkit.broker.replication.role import (
+    SlaveSide,
+    check_address,
+    check_role,
+    handlers_of,
+    meet_members,
+    warn_of_ha_port,
+)
+from rmqkit.broker.send.handler import SendHandlers
+from rmqkit.broker.send.reply import ReplyHandlers
+from rmqkit.broker.send.send_back import SendBackHandlers
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
-from rmqkit.broker.sides import SlaveSide, check_address, check_role, handlers_of, meet_members, warn_of_ha_port
-from rmqkit.broker.slow_consumers import ROUND_SECONDS as SLOW_ROUND_SECONDS
-from rmqkit.broker.slow_consumers import stop_slow_groups
 from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
-from rmqkit.broker.timer import Timer
-from rmqkit.broker.topics import TopicTable
-from rmqkit.broker.transaction import OpMessages
-from rmqkit.broker.unused_groups import ROUND_SECONDS as UNUSED_ROUND_SECONDS
-from rmqkit.broker.unused_groups import drop_unused_groups
+from rmqkit.broker.tables.clients import ClientTable
+from rmqkit.broker.tables.filters import FilterTable
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.queue_locks import QueueLocks
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.broker.tables.unused_groups import ROUND_SECONDS as UNUSED_ROUND_SECONDS
+from rmqkit.broker.tables.unused_groups import drop_unused_groups
+from rmqkit.broker.transaction.check_back import CheckBack
+from rmqkit.broker.transaction.half import OpMessages
+from rmqkit.broker.transaction.handlers import TransactionHandlers
 from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError

@@ -32,8 +32,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from datetime import date
 
+from rmqkit.broker.delay.levels import delay_level
 from rmqkit.broker.put_times import PutTimes
-from rmqkit.broker.schedule import delay_level
 from rmqkit.clock import Clock
 from rmqkit.protocol import names
 from rmqkit.protocol.bodies.stats import BrokerStatsData, StatsItem

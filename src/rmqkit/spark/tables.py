@@ -26,7 +26,7 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rmqkit.broker.transaction import TRANSACTION_GROUP, op_offsets
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP, op_offsets
 from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.protocol import properties as names

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rmqkit.broker.parts import Parts
-from rmqkit.broker.transaction import TRANSACTION_GROUP, op_offsets
+from rmqkit.broker.context import Parts
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP, op_offsets
 from rmqkit.errors import ProtocolError, RemotingError, RmqError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names

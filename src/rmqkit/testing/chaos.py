@@ -28,7 +28,7 @@ from typing import TypedDict, Unpack, cast
 
 from msgspec.structs import replace
 
-from rmqkit.broker.clients import ClientTable
+from rmqkit.broker.tables.clients import ClientTable
 from rmqkit.errors import HeaderError, SettingsError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request

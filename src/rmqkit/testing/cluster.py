@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypedDict, TypeVar, Unpack
 
-from rmqkit.broker.parts import Parts
+from rmqkit.broker.context import Parts
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import SettingsError

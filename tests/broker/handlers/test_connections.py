@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rmqkit.broker.handlers import connections
+from rmqkit.broker.operations import connections
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.consumers import ConsumerStatus
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode

@@ -158,7 +158,7 @@ def test_a_pull_commits_the_offset_it_carries(run):
 
 
 def test_a_pull_beyond_those_that_may_wait_is_refused_as_busy(run, monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.long_polling.HELD_MAX", 1)
+    monkeypatch.setattr("rmqkit.broker.pull.long_polling.HELD_MAX", 1)
 
     async def scenario(cluster):
         await cluster.send()
@@ -411,7 +411,7 @@ def test_short_polling_holds_a_pull_for_a_short_time_whatever_it_asks_for(run):
 
 
 def test_a_pull_that_other_tags_passed_by_moves_on(run, monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.long_polling.PASSED_BY_MS", 1)
+    monkeypatch.setattr("rmqkit.broker.pull.long_polling.PASSED_BY_MS", 1)
 
     async def scenario(cluster):
         await cluster.send()
@@ -539,7 +539,7 @@ def test_bitmaps_let_a_pull_skip_messages_without_a_look_at_the_log(run, monkeyp
         await send_numbers(cluster, 3, 7, 4, 60)
         looked: list[memoryview] = []
         monkeypatch.setattr(
-            "rmqkit.broker.filters.record_properties", lambda r: looked.append(r) or record_properties(r)
+            "rmqkit.broker.tables.filters.record_properties", lambda r: looked.append(r) or record_properties(r)
         )
         assert bodies(await cluster.pull(flags=0, version=1)) == [b"7", b"60"]
         assert len(looked) == 2

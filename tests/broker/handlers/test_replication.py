@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rmqkit.broker.ha_members import HaAddresses
+from rmqkit.broker.replication.members import HaAddresses
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.bodies.replication import HaConnectionInfo, HaRuntimeInfo

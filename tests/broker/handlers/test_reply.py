@@ -120,7 +120,7 @@ def test_a_reply_that_reaches_nobody_says_so_and_is_stored(run):
 
 
 def test_a_requester_that_does_not_answer_is_waited_for_only_so_long(run, monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.handlers.reply._PUSH_TIMEOUT_MS", 50)
+    monkeypatch.setattr("rmqkit.broker.send.reply._PUSH_TIMEOUT_MS", 50)
 
     async def scenario(cluster):
         async with Requester(cluster, code=None):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rmqkit.broker.durability import Durability, Outcome
-from rmqkit.broker.topics import TopicTable
+from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_command, decode_fields, encode_command, header_fields
 from rmqkit.protocol.frame import FrameSplitter

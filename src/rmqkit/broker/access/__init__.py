@@ -1,0 +1,1 @@
+"""Users, their policies, and the right that each request needs."""

@@ -1,0 +1,355 @@
+"""What is due on the wheel is put where it belongs (``TimerDequeueGetService``, ``TimerDequeuePutMessageService``).
+
+A second's chain is walked from its last unit to its first; then its messages are put, oldest first, a run at a time.
+
+=================================  ===========================================================================
+what is due                        then
+=================================  ===========================================================================
+a message                          put to REAL_TOPIC-REAL_QID, with TIMER_ENQUEUE_MS and TIMER_DEQUEUE_MS
+one that was parked nearer         put into the timer topic once more, with TIMER_ROLL_TIMES; by an acting master, which
+                                   has no log of its own, sent to its topic at another broker for the same time
+with TIMER_DEL_UNIQKEY (a marker)  the one of its second with that unique key is not delivered (RECALL_MESSAGE)
+another broker delivered it        left out (`TimerState.was_delivered`)
+a unit or its record is not there  all is made anew from the timer topic, once for each second
+store refuses it                   the same again, for ever (the reference gives up after three times)
+can never be stored                dropped and logged
+=================================  ===========================================================================
+
+Loop only. Source: store.md §18.6; behaviour.md §9.3, §10.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from rmqkit.broker.copies import copy_of
+from rmqkit.broker.delay.levels import TIMER_NAMES, Elsewhere
+from rmqkit.broker.delay.timer_state import Broken, Refused, TimerState
+from rmqkit.clock import Clock
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.hashing import encoded_tags_code
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import find_property, in_stored_order
+from rmqkit.protocol.record import Record
+from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+from rmqkit.store.timer.log import NONE, ROLL, Unit
+
+__all__ = ["Dequeue", "OnDelivered"]
+
+OnDelivered = Callable[[PutMessage, PutResult], None]
+"""Told of every message that was put where it belongs, and where it is."""
+
+_AT_ONCE = (1 << 63) - 1
+"""TIMER_ENQUEUE_MS of a message that never was on the wheel."""
+
+_RUN = 128
+_SLOTS_PER_LOOK = 256
+_REAL_TOPIC = property_names.REAL_TOPIC.encode()
+_REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
+_DELETE_KEY = property_names.TIMER_DELETE_KEY.encode()
+_UNIQ_KEY = property_names.UNIQ_KEY.encode()
+_TAGS = property_names.TAGS.encode()
+_ROLL_TIMES = b"TIMER_ROLL_TIMES"
+_has_new_name = re.compile(rb"TIMER_(?:EN|DE)QUEUE_MS\x01|" + re.escape(property_names.PROPERTY_CRC.encode())).search
+_INNER_NUM = property_names.INNER_NUM.encode()
+_HOPELESS = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Due:
+    """A slot under delivery.
+
+    Attributes:
+        next_unit: the position up to which its chain was not walked yet.
+        positions: of its messages, newest first; those delivered are taken off the end.
+        done: those taken off.
+        deleted: unique keys behind their topic and a ``+``.
+        markers: how many markers there are for topics, by hash; each was counted off when it came.
+    """
+
+    time_ms: int
+    next_unit: int
+    positions: array[int] = field(default_factory=lambda: array("q"))
+    done: array[int] = field(default_factory=lambda: array("q"))
+    deleted: set[bytes] = field(default_factory=set)
+    markers: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A message that is due as it is to be put. ``topic``: for which it is counted; ``is_roll``: whether it stays."""
+
+    message: PutMessage
+    topic: str
+    is_roll: bool
+
+
+class Dequeue:
+    """Delivers what is due on the wheel of a timer."""
+
+    def __init__(
+        self, state: TimerState, store: MessageStore, clock: Clock, *, on_delivered: OnDelivered | None
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._clock = clock
+        self._on_delivered = on_delivered
+        self._due: _Due | None = None
+
+    def begin(self) -> None:
+        """Look at the second to deliver anew."""
+        self._due = None
+
+    @property
+    def delivered(self) -> Sequence[int]:
+        """The units of the second under delivery that are done."""
+        return self._due.done if self._due is not None else ()
+
+    def run(self, until_ms: float) -> bool:
+        """Deliver for a while; whether there is more. Raises Refused: to be tried again.
+        Raises Broken: a unit or its record is not where it has to be; nothing is lost when all is made anew."""
+        while (due := self._next(until_ms)) is not None:
+            for _, group in groupby(due, _alike):
+                self._put(list(group))
+            if self._clock.monotonic_ms() >= until_ms:
+                return True
+        return False
+
+    async def run_elsewhere(self, until_ms: float, put: Elsewhere) -> bool:
+        """`run`, but put at other brokers. Raises Refused: some are not stored there, to be tried again.
+        Raises Broken: as `run`."""
+        while (due := self._next(until_ms, is_away=True)) is not None:
+            stored = await asyncio.gather(*(put(one.message) for one in due if one is not None))
+            if not all(stored):
+                raise Refused(f"{stored.count(False)} of {len(stored)} messages are not put at another broker")
+            for one in due:
+                if one is not None:
+                    self._state.dequeued[one.topic] += 1
+            if due:
+                self._done(due)
+            if self._clock.monotonic_ms() >= until_ms:
+                return True
+        return False
+
+    def deliver_at_once(self, record: Record) -> None:
+        """Put a message that is due before it was on the wheel. Raises Refused: to be tried again."""
+        ready = self._ready(record, _AT_ONCE, is_roll=False)
+        if ready is not None:
+            self._put_one(ready)
+
+    # ---- finding
+
+    def _next(self, until_ms: float, *, is_away: bool = False) -> list[_Ready | None] | None:
+        """The next messages of one second, None in the place of those not to be delivered; nothing when the time is up.
+        None when all seconds that are over were delivered."""
+        state, looks = self._state, 0
+        while (due := self._due) is None:
+            if state.read_ms >= state.write_ms:
+                return None
+            slot = state.files.wheel.slot(state.read_ms)
+            if slot is not None:
+                self._due = _Due(state.read_ms, slot.last)
+                continue
+            state.read_ms += state.precision_ms
+            looks += 1
+            if looks % _SLOTS_PER_LOOK == 0 and self._clock.monotonic_ms() >= until_ms:
+                return []
+        if not self._walk(due, until_ms):
+            return []
+        if not due.positions:
+            self._end_second()
+            return []
+        return self._found(due, due.positions[: -_RUN - 1 : -1], is_away=is_away)
+
+    def _walk(self, due: _Due, until_ms: float) -> bool:
+        """Go along a slot's chain; whether its end was reached."""
+        log, count = self._state.files.log, 0
+        while due.next_unit != NONE:
+            unit = log.unit(due.next_unit)
+            if unit is None or unit.time_ms != due.time_ms or unit.previous >= due.next_unit:
+                if due.next_unit >= log.queue.min_offset:
+                    if self._state.may_begin_anew(due.time_ms):
+                        raise Broken(f"no unit for {due.time_ms} at {due.next_unit}, its chain ends")
+                    _log.error("timer log: no unit for %d at %d: its chain ends", due.time_ms, due.next_unit)
+                due.next_unit = NONE
+                break
+            if not unit.is_delete or not self._delete(due, unit):
+                due.positions.append(due.next_unit)
+            due.next_unit = unit.previous
+            count += 1
+            if count % _RUN == 0 and self._clock.monotonic_ms() >= until_ms:
+                return due.next_unit == NONE
+        return True
+
+    def _delete(self, due: _Due, unit: Unit) -> bool:
+        """Note what a marker deletes; False when its record is none, but a message."""
+        record = self._state.record(unit.physical_offset, unit.size)
+        key = None if record is None else find_property(record.properties, _DELETE_KEY)
+        if record is not None and key is None:
+            return False
+        due.markers[unit.topic_hash] += 1
+        if record is not None and key is not None:
+            due.deleted.add(_deleted_name(record, key))
+        return True
+
+    def _found(self, due: _Due, positions: Sequence[int], *, is_away: bool) -> list[_Ready | None]:
+        """What is to be put for units, None for nothing; their records are read in one piece where that can be."""
+        state = self._state
+        units = [state.files.log.unit(position) for position in positions]
+        copies = state.copies([(-1, 0) if unit is None else (unit.physical_offset, unit.size) for unit in units])
+        return [
+            None if unit is None else self._at(due, unit, state.decoded(copy, unit.physical_offset), is_away=is_away)
+            for unit, copy in zip(units, copies, strict=True)
+        ]
+
+    def _at(self, due: _Due, unit: Unit, record: Record | None, *, is_away: bool) -> _Ready | None:
+        """What is to be put for a unit; None for nothing."""
+        if record is None:
+            is_expired = unit.physical_offset < self._store.min_physical_offset
+            if not is_expired and self._state.may_begin_anew(due.time_ms):
+                raise Broken(f"the commit log has no timed message of {unit.size} bytes at {unit.physical_offset}")
+            return None
+        if self._is_deleted(due, record) or record.queue_offset in self._state.left_out:
+            return None
+        if self._state.was_delivered(due.time_ms, record.queue_offset):
+            return None
+        is_roll = bool(unit.magic & ROLL)
+        if is_roll and is_away:
+            return self._sent_again(record)
+        return self._ready(record, unit.write_ms, is_roll=is_roll)
+
+    def _is_deleted(self, due: _Due, record: Record) -> bool:
+        if not due.deleted:
+            return False
+        key = find_property(record.properties, _UNIQ_KEY)
+        return key is not None and _deleted_name(record, key) in due.deleted
+
+    # ---- what is put
+
+    def _place(self, record: Record) -> tuple[str, int] | None:
+        """Topic and queue that a message is for."""
+        topic = find_property(record.properties, _REAL_TOPIC)
+        queue_id = find_property(record.properties, _REAL_QUEUE_ID)
+        if topic is None or queue_id is None or not queue_id.isdigit():
+            _log.error("timed message at %d is dropped: it is for %s-%s", record.physical_offset, topic, queue_id)
+            return None
+        return topic.decode("utf-8", "replace"), int(queue_id)
+
+    def _ready(self, record: Record, enqueued_ms: int, *, is_roll: bool) -> _Ready | None:
+        """A message for where it belongs, or for the timer topic once more."""
+        place = self._place(record)
+        if place is None:
+            return None
+        enqueued, dequeued = str(enqueued_ms), str(self._clock.now_ms())
+        changes: dict[str, str | None] = {"TIMER_ENQUEUE_MS": enqueued, "TIMER_DEQUEUE_MS": dequeued}
+        if is_roll:
+            times = find_property(record.properties, _ROLL_TIMES) or b"0"
+            changes["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
+            message = copy_of(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
+        elif _has_new_name(record.properties) or not record.properties.endswith(b"\x02"):
+            message = copy_of(record, topic=place[0], queue_id=place[1], changes=changes)
+        else:  # the same, at a third of the cost
+            message = copy_of(record, topic=place[0], queue_id=place[1])
+            added = f"TIMER_ENQUEUE_MS\x01{enqueued}\x02TIMER_DEQUEUE_MS\x01{dequeued}\x02"
+            message.properties = in_stored_order(record.properties + added.encode())
+        return _Ready(message, place[0], is_roll)
+
+    def _sent_again(self, record: Record) -> _Ready | None:
+        """A message that is not due yet as its producer would send it to another broker, for the same second."""
+        place, time = self._place(record), find_property(record.properties, b"TIMER_OUT_MS")
+        if place is None or time is None:
+            return None
+        changes: dict[str, str | None] = dict.fromkeys((*TIMER_NAMES, property_names.TIMER_OUT_MS))
+        changes[property_names.TIMER_DELIVER_MS] = str(int(time) + self._state.precision_ms)
+        return _Ready(copy_of(record, topic=place[0], queue_id=place[1], changes=changes), place[0], is_roll=True)
+
+    # ---- putting
+
+    def _put(self, group: list[_Ready | None]) -> None:
+        """Put messages with one write where that can be, else one by one. Raises Refused: not all of them are put."""
+        run = [one for one in group if one is not None]
+        stored = None
+        if len(run) > 1 and _INNER_NUM not in run[0].message.properties:
+            for one in run:
+                one.message.tags_code = encoded_tags_code(find_property(one.message.properties, _TAGS) or b"")
+            stored = self._store.put_run([one.message for one in run])
+        if stored is None:
+            for each in group:
+                if each is not None:
+                    each.message.tags_code = None
+                    self._put_one(each)
+                self._done([each])
+            return
+        for one, at in zip(run, stored, strict=True):
+            end = at.physical_offset + at.size
+            self._tell(one, PutResult(PutStatus.OK, at.physical_offset, end, at.queue_offset, at.store_timestamp))
+        self._done(group)
+
+    def _put_one(self, ready: _Ready) -> None:
+        put = self._store.put(ready.message)
+        if put.status in _HOPELESS:
+            _log.error("timed message for %s is dropped: %s, %s", ready.topic, put.status.name, put.reason)
+        elif put.status is not PutStatus.OK:
+            raise Refused(f"{put.status.value} {put.reason}")
+        else:
+            self._tell(ready, put)
+
+    def _tell(self, ready: _Ready, put: PutResult) -> None:
+        self._state.dequeued[ready.topic] += 1
+        if self._on_delivered is not None and not ready.is_roll:
+            self._on_delivered(ready.message, put)
+
+    def _done(self, group: list[_Ready | None]) -> None:
+        """Take messages off the second that is delivered, the oldest of it."""
+        due = self._due
+        assert due is not None, "a second is being delivered"
+        taken = zip(group, due.positions[: -len(group) - 1 : -1], strict=True)
+        gone = Counter(filter(None, [self._left_out(due, position) for ready, position in taken if ready is None]))
+        if gone:
+            self._state.count_gone(gone - due.markers)
+            due.markers -= gone
+        due.done.extend(due.positions[-len(group) :])
+        del due.positions[-len(group) :]
+        self._state.count(Counter([one.topic for one in group if one is not None]), -1)
+        if not due.positions:
+            self._end_second()
+
+    def _left_out(self, due: _Due, position: int) -> int | None:
+        """The hash of the topic of a unit whose record was deleted in time, or delivered by another broker."""
+        state = self._state
+        unit = state.files.log.unit(position)
+        is_left_out = unit is not None and unit.physical_offset < self._store.min_physical_offset
+        if unit is not None and state.is_told_by_another and not is_left_out:
+            record = state.record(unit.physical_offset, unit.size)
+            is_left_out = record is not None and state.was_delivered(due.time_ms, record.queue_offset)
+        return unit.topic_hash if unit is not None and is_left_out else None
+
+    def _end_second(self) -> None:
+        state = self._state
+        self._due = None
+        state.read_ms += state.precision_ms
+        state.is_changed = True
+
+
+def _deleted_name(record: Record, key: bytes) -> bytes:
+    """What a marker and its message have in common: topic and unique key. A marker names the key alone or behind its
+    own topic, never a message of another topic: its sender may have no right there."""
+    topic = (find_property(record.properties, _REAL_TOPIC) or b"") + b"+"
+    return topic + key.removeprefix(topic)
+
+
+def _alike(ready: _Ready | None) -> tuple[bytes, bytes, bool] | None:
+    """What messages that are put with one write have in common."""
+    if ready is None:
+        return None
+    message = ready.message
+    return message.born_host, message.store_host, _INNER_NUM in message.properties

@@ -1,0 +1,401 @@
+"""Delayed messages: kept in SCHEDULE_TOPIC_XXXX until they are due (``ScheduleMessageService``).
+
+A message with a delay level lies in queue ``level - 1`` of the delay topic, its own topic and queue in REAL_TOPIC and
+REAL_QID; the tag code of its queue entry is the time it is due. The queue of a level is in the order of that time, so
+its first entry says when the level has work. One timer stands for the earliest of them all; a level whose queue is
+empty waits for a message like a held pull. A round delivers runs of due messages, at most `_ROUND_MS_MAX` at a time.
+
+==================================  ==========================================================================
+what                                then
+==================================  ==========================================================================
+due later than now + its delay      the clock or the table changed: due now
+level not in ``messageDelayLevel``  its messages are delivered at the time their entries say
+record gone                         skipped
+store refuses                       the same message again after 100 ms
+anything unexpected                 that level again after 10 s
+message can never be stored         skipped and logged: the reference tries it for ever and holds up its level
+==================================  ==========================================================================
+
+An acting master has no log to put messages into: those due are put *elsewhere*, at other brokers, a run of a level at a
+time; what fails is tried again after 100 ms, and the level waits for it.
+
+The delivered copy keeps DELAY, REAL_TOPIC and REAL_QID. Offsets are written every ``flushDelayOffsetInterval`` and at
+stop, and only when the copies before them are on the disk, so a crash repeats messages and loses none.
+Loop only. Source: behaviour.md §9.2; store.md §9.5, §18.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rmqkit.broker.copies import copy_of, with_changes
+from rmqkit.broker.pull.long_polling import Held, LongPolling
+from rmqkit.clock import Clock
+from rmqkit.errors import HeaderError, RecordCorrupt
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.bodies.queues import DelayOffsets
+from rmqkit.protocol.bodies.topics import DataVersion
+from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import Record, decode_record
+from rmqkit.remoting.tasks import Tasks
+from rmqkit.store.json_files import JsonFile
+from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+
+__all__ = ["TIMER_NAMES", "Elsewhere", "Schedule", "delay_level"]
+
+Elsewhere = Callable[[PutMessage], Awaitable[bool]]
+"""Puts a message at another broker; whether it is stored there."""
+
+TIMER_NAMES = (property_names.TIMER_DELAY_SECONDS, property_names.TIMER_DELAY_MS, property_names.TIMER_DELIVER_MS)
+"""Properties that ask for a delivery time; a delay level wins over them."""
+
+_LEVEL_COUNT_MIN = 18
+"""Queues of the delay topic that are looked after whatever the table says."""
+
+_NEVER = float("inf")
+_RUN = 32
+_ROUND_MS_MAX = 3.0
+_PAUSE_MS_MIN = 5
+_LOOK_MS_MAX = 1000
+_RETRY_MS = 100
+_BROKEN_MS = 10_000
+_WAIT_MS = 86_400_000.0
+_REAL_TOPIC = property_names.REAL_TOPIC.encode()
+_REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
+_INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
+_Entry = tuple[int, int, int, int | None]
+"""What `MessageStore.entries` yields: the offset behind it, physical offset, size, time it is due."""
+
+_HOPELESS = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
+
+_log = logging.getLogger(__name__)
+
+
+def delay_level(text: str | None) -> int:
+    """The number in property DELAY, 0 without one. Raises HeaderError: it is not a 32-bit number."""
+    if text is None:
+        return 0
+    level = int(text) if _INTEGER.fullmatch(text) else 1 << 31
+    if not -(1 << 31) <= level < 1 << 31:
+        raise HeaderError(f'property DELAY is not a number: "{text}"')
+    return level
+
+
+@dataclass(slots=True)
+class _Level:
+    """One delay level.
+
+    Attributes:
+        delay_ms: None for a level that the table does not have.
+        offset: queue offset of the next message to deliver.
+        look_at_ms: wall time at which its queue is looked at again.
+        ahead: entries that were read and not delivered yet, the one at ``offset`` first.
+        is_away: whether the first of them are on their way elsewhere.
+    """
+
+    number: int
+    delay_ms: int | None
+    offset: int = 0
+    look_at_ms: float = 0.0
+    ahead: deque[_Entry] = field(default_factory=deque)
+    is_away: bool = False
+
+    @property
+    def queue_id(self) -> int:
+        return self.number - 1
+
+
+class Schedule:
+    """Puts delayed messages aside and delivers them.
+
+    Args:
+        folder: where ``delayOffset.json`` lies.
+        delays_ms: ``messageDelayLevel``, level 1 first.
+        flushes: whether a message can only be read after a flush round (SYNC_FLUSH).
+        on_delivered: told of every message that was put where it belongs, and where it is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        store: MessageStore,
+        delays_ms: tuple[int, ...],
+        long_polling: LongPolling,
+        clock: Clock,
+        *,
+        flushes: bool,
+        on_delivered: Callable[[PutMessage, PutResult], None] | None = None,
+    ) -> None:
+        self._on_delivered = on_delivered
+        self._file = JsonFile(folder / "delayOffset.json")
+        self._store = store
+        self._delays_ms = delays_ms
+        self._long_polling = long_polling
+        self._clock = clock
+        self._flushes = flushes
+        self._levels: dict[int, _Level] = {}
+        self._data_version = DataVersion()
+        self._end_offset = 0
+        self._taken: tuple[dict[int, int], int] = ({}, 0)
+        self._written: dict[int, int] = {}
+        self._timer: asyncio.Handle | None = None
+        self._timer_ms = _NEVER
+        self._is_running = False
+        self._elsewhere: Elsewhere | None = None
+        self._away = Tasks()
+
+    def defer(self, message: PutMessage, level: int) -> None:
+        """Turn a message into the one that is stored until it is due; levels above the last count as the last."""
+        changes: dict[str, str | None] = dict.fromkeys(TIMER_NAMES)
+        if level > len(self._delays_ms):
+            level = len(self._delays_ms)
+            changes[property_names.DELAY] = str(level)
+        changes[property_names.REAL_TOPIC] = message.topic
+        changes[property_names.REAL_QUEUE_ID] = str(message.queue_id)
+        message.properties = with_changes(message.properties, changes)
+        message.topic = SCHEDULE_TOPIC
+        message.queue_id = level - 1
+
+    # ---- offsets
+
+    def load(self) -> None:
+        """Read the offsets; the store is asked for its own only when delivery starts."""
+        stored = self._file.load(DelayOffsets) or DelayOffsets()
+        self._data_version = stored.data_version or DataVersion()
+        self._levels.clear()
+        self._written = {level: offset for level, offset in stored.offset_table.items() if level > 0}
+        count = max(_LEVEL_COUNT_MIN, len(self._delays_ms))
+        for number in sorted({*range(1, count + 1), *self._written}):
+            delay_ms = self._delays_ms[number - 1] if number <= len(self._delays_ms) else None
+            self._levels[number] = _Level(number, delay_ms, self._written.get(number, 0))
+
+    def offsets(self) -> DelayOffsets:
+        """How far each level is delivered, as it is stored and as slaves ask for it."""
+        return DelayOffsets(self._data_version, self._offsets())
+
+    def take_over(self, copied: DelayOffsets) -> None:
+        """Put the master's offsets in the place of the file and read it; not while this broker delivers itself.
+        Source: behaviour.md §10.1."""
+        if not self._is_running and copied.offset_table != self._offsets():
+            self._file.save(copied)
+            self.load()
+
+    def take_further(self, copied: DelayOffsets) -> None:
+        """Take over the offsets that are further in a member's table, unless it is older than this one.
+        Source: behaviour.md §10.5."""
+        version = copied.data_version or DataVersion()
+        if version.timestamp >= self._data_version.timestamp:
+            own = self._offsets()
+            further = {level: max(offset, own.get(level, 0)) for level, offset in copied.offset_table.items()}
+            self.take_over(DelayOffsets(version, own | further))
+
+    def _offsets(self) -> dict[int, int]:
+        known = self._written
+        return {level.number: level.offset for level in self._levels.values() if level.offset or level.number in known}
+
+    async def persist_round(self) -> None:
+        """Write the newest offsets whose deliveries are on the disk: these, or those of the last round."""
+        offsets, end_offset = self._offsets(), self._end_offset
+        if self._store.durable_offset < end_offset:
+            self._store.request_flush()
+            (offsets, end_offset), self._taken = self._taken, (offsets, end_offset)
+        if self._store.durable_offset >= end_offset and offsets and offsets != self._written:
+            await asyncio.to_thread(self._write, offsets)
+
+    def persist(self) -> None:
+        """Write the offsets of a store that was closed in order."""
+        if self._store.failure is None and self._offsets() != self._written:
+            self._write(self._offsets())
+
+    def _write(self, offsets: dict[int, int]) -> None:
+        self._data_version.advance(self._clock.now_ms())
+        self._file.save(DelayOffsets(self._data_version, offsets))
+        self._written = offsets
+
+    # ---- delivery
+
+    def start(self, elsewhere: Elsewhere | None = None) -> None:
+        """Deliver from now on, what became due before first; into the own log, or ``elsewhere``."""
+        self._is_running, self._elsewhere = True, elsewhere
+        for level in self._levels.values():
+            self._clamp(level)
+            level.look_at_ms = 0.0
+            level.ahead.clear()
+        self._look_at(self._clock.now_ms())
+
+    def stop(self) -> None:
+        self._is_running = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_ms = None, _NEVER
+
+    async def stop_elsewhere(self) -> None:
+        """`stop`, and wait for what is on its way: the offsets say then what was delivered."""
+        self.stop()
+        await self._away.finish()
+
+    def _look_at(self, at_ms: float) -> None:
+        """Have a round at a time, not later than in a second: the wall clock may be set."""
+        if not self._is_running or at_ms >= self._timer_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_ms = min(max(at_ms - self._clock.now_ms(), 0), _LOOK_MS_MAX)
+        self._timer_ms = at_ms
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._round)
+
+    def _round(self) -> None:
+        """Deliver what is due for a while, the levels that were not served longest first."""
+        self._timer, self._timer_ms = None, _NEVER
+        now_ms, until_ms = self._clock.now_ms(), self._clock.monotonic_ms() + _ROUND_MS_MAX
+        end_offset, levels = self._end_offset, self._levels.values()
+        due = deque(sorted((level for level in levels if level.look_at_ms <= now_ms), key=lambda one: one.look_at_ms))
+        while due and self._clock.monotonic_ms() < until_ms:
+            level = due.popleft()
+            try:
+                if self._deliver_run(level, now_ms):
+                    level.look_at_ms = now_ms
+                    due.append(level)
+            except Exception:  # noqa: BLE001 - the outer edge of a level's work: told, and tried again later
+                _log.exception("delay level %d: entry %d cannot be delivered", level.number, level.offset)
+                level.look_at_ms = now_ms + _BROKEN_MS
+        if self._flushes and self._end_offset != end_offset:
+            self._store.request_flush()
+        at_ms = min(level.look_at_ms for level in levels)
+        if at_ms < _NEVER:
+            self._look_at(now_ms if due else max(at_ms, now_ms + _PAUSE_MS_MIN))
+
+    def _deliver_run(self, level: _Level, now_ms: int) -> bool:
+        """Deliver a level's next messages; whether more may be due. Otherwise it says when to look again."""
+        level.look_at_ms = _NEVER
+        if level.is_away:
+            return False
+        if not level.ahead:
+            level.ahead.extend(self._store.entries(SCHEDULE_TOPIC, level.queue_id, level.offset, count_max=_RUN))
+        if not level.ahead:
+            return self._find_next(level)
+        if self._elsewhere is not None:
+            return self._send_run(level, now_ms, self._elsewhere)
+        while level.ahead:
+            following, physical_offset, size, _ = entry = level.ahead[0]
+            due_ms = self._due_ms(level, entry, now_ms)
+            if now_ms < due_ms:
+                level.look_at_ms = due_ms
+                return False
+            message = self._message(physical_offset, size)
+            if message is not None and not self._deliver(message, physical_offset):
+                level.look_at_ms = now_ms + _RETRY_MS
+                return False
+            level.offset = following
+            level.ahead.popleft()
+        return True
+
+    def _due_ms(self, level: _Level, entry: _Entry, now_ms: int) -> int:
+        """When an entry is due; 0 when it says a time that is further away than its level's delay."""
+        _, physical_offset, size, due_ms = entry
+        if due_ms is None:  # the extension unit that holds it is missing
+            record = self._record(physical_offset, size)
+            due_ms = 0 if record is None else record.store_timestamp + (level.delay_ms or 0)
+        return 0 if level.delay_ms is not None and due_ms > now_ms + level.delay_ms else due_ms
+
+    def _send_run(self, level: _Level, now_ms: int, put: Elsewhere) -> bool:
+        """Have the due ones of the entries read put elsewhere; the level says when to look again."""
+        due = list(itertools.takewhile(lambda entry: self._due_ms(level, entry, now_ms) <= now_ms, level.ahead))
+        if due:
+            level.is_away = True
+            self._away.start(self._send(level, due, put), f"delay level {level.number}")
+        else:
+            level.look_at_ms = self._due_ms(level, level.ahead[0], now_ms)
+        return False
+
+    async def _send(self, level: _Level, due: list[_Entry], put: Elsewhere) -> None:
+        """Put messages elsewhere until all are stored or delivery stops; the offset moves past those that are."""
+        messages = ((index, self._message(at, size)) for index, (_, at, size, _) in enumerate(due))
+        waiting = {index: message for index, message in messages if message is not None}
+        passed, pause_ms = 0, 0
+        try:
+            while passed < len(due) and (self._is_running or not pause_ms):
+                await asyncio.sleep(pause_ms / 1000)
+                stored = await asyncio.gather(*map(put, waiting.values()))
+                waiting = {
+                    index: waiting[index]
+                    for index, is_stored in zip(list(waiting), stored, strict=True)
+                    if not is_stored
+                }
+                while passed < min(waiting, default=len(due)):
+                    level.offset = level.ahead.popleft()[0]
+                    passed += 1
+                pause_ms = _RETRY_MS
+            level.look_at_ms = 0.0
+        except Exception:  # noqa: BLE001 - the outer edge of a level's work: told, and tried again later
+            _log.exception("delay level %d: entry %d cannot be put elsewhere", level.number, level.offset)
+            level.look_at_ms = self._clock.now_ms() + _BROKEN_MS
+        finally:
+            level.is_away = False
+            self._look_at(level.look_at_ms)
+
+    def _record(self, physical_offset: int, size: int) -> Record | None:
+        stored = self._store.copy_record(physical_offset, size)
+        try:
+            return None if stored is None else decode_record(stored)
+        except RecordCorrupt as error:
+            _log.error("delayed message at %d is skipped: %s", physical_offset, error)
+            return None
+
+    def _message(self, physical_offset: int, size: int) -> PutMessage | None:
+        """The message to put for a delayed one; None when it is gone or does not say where it belongs."""
+        record = self._record(physical_offset, size)
+        if record is None:
+            return None
+        topic = find_property(record.properties, _REAL_TOPIC)
+        queue_id = find_property(record.properties, _REAL_QUEUE_ID)
+        if topic is None or queue_id is None or not queue_id.isdigit() or topic == HALF_TOPIC.encode():
+            _log.error("delayed message at %d is dropped: it is for %s-%s", physical_offset, topic, queue_id)
+            return None
+        return copy_of(record, topic=topic.decode("utf-8", "replace"), queue_id=int(queue_id))
+
+    def _deliver(self, message: PutMessage, physical_offset: int) -> bool:
+        """Put a message where it belongs; False when that has to be tried again."""
+        put = self._store.put(message)
+        if put.status is PutStatus.OK:
+            self._end_offset = put.end_offset
+            if self._on_delivered is not None:
+                self._on_delivered(message, put)
+        elif put.status in _HOPELESS:
+            _log.error("delayed message at %d is dropped: %s, %s", physical_offset, put.status.name, put.reason)
+        return put.status is PutStatus.OK or put.status in _HOPELESS
+
+    def _clamp(self, level: _Level) -> int:
+        """Bring a level's offset into its queue; returns the end of the queue."""
+        low = self._store.min_offset(SCHEDULE_TOPIC, level.queue_id)
+        high = self._store.max_offset(SCHEDULE_TOPIC, level.queue_id)
+        if not low <= level.offset <= high:
+            _log.warning("delay level %d: offset %d is not in %d to %d", level.number, level.offset, low, high)
+            level.offset = low if level.offset < low else high
+        return high
+
+    def _find_next(self, level: _Level) -> bool:
+        """Go on where nothing could be read; at the end of its queue a level waits for the next message."""
+        before = level.offset
+        if level.offset < self._clamp(level):
+            if level.offset == before:
+                _log.error("delay level %d: entry %d cannot be read", level.number, level.offset)
+                level.look_at_ms = self._clock.now_ms() + _BROKEN_MS
+            return level.offset != before
+        level.look_at_ms = _NEVER
+
+        def arrived() -> None:
+            level.look_at_ms = 0.0
+            self._look_at(self._clock.now_ms())
+
+        until_ms = self._clock.monotonic_ms() + _WAIT_MS
+        self._long_polling.hold(SCHEDULE_TOPIC, level.queue_id, Held(None, level.offset, None, until_ms, arrived))
+        return False

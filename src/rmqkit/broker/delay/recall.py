@@ -1,0 +1,116 @@
+"""RECALL_MESSAGE (370): a timed message is called back before its time (``RecallMessageProcessor``).
+
+The handle is what the answer to its send held. A *marker* for the same second is stored, with the unique key of the
+message; when the second is over, neither is delivered. The answer does not say whether there is such a message.
+Off unless ``recallMessageEnable``. Source: behaviour.md §3.9; remoting.md §7.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.context import Parts
+from rmqkit.broker.delay.timer import put_aside
+from rmqkit.broker.durability import Outcome
+from rmqkit.broker.send.checks import Refusal
+from rmqkit.broker.settings import BrokerRole
+from rmqkit.errors import HeaderError
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.bodies.topics import Permission
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header_leniently, reply
+from rmqkit.protocol.headers.brokers import RecallMessageRequest
+from rmqkit.protocol.properties import decode_properties, encode_properties, in_stored_order
+from rmqkit.protocol.recall import RecallHandle, decode_recall_handle
+from rmqkit.remoting.connection import Connection
+from rmqkit.store.message_store import PutMessage, PutStatus
+
+__all__ = ["RecallHandlers"]
+
+_FAILED = ResponseCode.SYSTEM_ERROR, "recall failed, execute error"
+_UNAVAILABLE = "recall failed, broker service not available"
+
+
+class RecallHandlers(Handlers):
+    """Calls timed messages back."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._store_settings = parts.store_settings
+        self._answer_fields = {property_names.MSG_REGION: parts.settings.region_id}
+
+    @answers(RequestCode.RECALL_MESSAGE)
+    def recall(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
+        header = decode_header_leniently(command, RecallMessageRequest, missing={"recallHandle": ""})
+        handle = self._handle(header)
+        if isinstance(handle, tuple):
+            return self._refuse(command, *handle)
+        marker = self._marker(connection, header, handle)
+        refusal = put_aside(self._timer, marker, decode_properties(marker.properties))
+        put = None if refusal is not None else self._store.put(marker)
+        if put is None or put.status is not PutStatus.OK:
+            return self._refuse(command, *_FAILED)
+        answer = reply(command, fields={"msgId": handle.unique_key, **self._answer_fields})
+        if self._durability is None or self._durability.has(put.end_offset):
+            return answer
+        return self._answer_when_durable(command, answer, put.end_offset)
+
+    # -- inside
+
+    def _handle(self, header: RecallMessageRequest) -> RecallHandle | Refusal:
+        """The message to call back, or why not, in the reference's order."""
+        settings, now_ms = self._settings, self._clock.now_ms()
+        if not settings.recall_messages:
+            return ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden"
+        if settings.broker_role is BrokerRole.SLAVE:
+            return ResponseCode.SLAVE_NOT_AVAILABLE, _UNAVAILABLE
+        is_closed = not (settings.broker_permission & Permission.WRITE or settings.recall_unwritable)
+        if now_ms < settings.accept_sends_from_ms or is_closed:
+            return ResponseCode.SERVICE_NOT_AVAILABLE, _UNAVAILABLE
+        if self._topics.get(header.topic) is None:
+            return ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist"
+        try:
+            handle = decode_recall_handle(header.recall_handle)
+        except HeaderError:
+            return ResponseCode.ILLEGAL_OPERATION, "recall handle is invalid"
+        if handle.topic != header.topic:
+            return ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match"
+        if handle.broker_name != settings.broker_name:
+            return ResponseCode.ILLEGAL_OPERATION, _UNAVAILABLE
+        left_ms = handle.deliver_timestamp + 1 - now_ms
+        if not 0 < left_ms < self._store_settings.timer_delay_seconds_max * 1000:
+            return ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid"
+        return handle
+
+    def _marker(self, connection: Connection, header: RecallMessageRequest, handle: RecallHandle) -> PutMessage:
+        now_ms = self._clock.now_ms()
+        properties = {
+            property_names.PRODUCER_GROUP: header.producer_group or "",
+            "BORN_TIMESTAMP": str(now_ms),
+            property_names.TAGS: "_RECALL_TAG_",
+            property_names.UNIQ_KEY: handle.unique_key,
+            property_names.TIMER_DELETE_KEY: handle.unique_key,
+            property_names.TIMER_DELIVER_MS: str(handle.deliver_timestamp + 1),
+        }
+        return PutMessage(
+            topic=handle.topic,
+            queue_id=0,
+            body=b"0",
+            properties=in_stored_order(encode_properties(properties)),
+            flag=0,
+            sys_flag=0,
+            born_timestamp=now_ms,
+            born_host=connection.peer_host,
+            store_host=self._identity.store_host,
+        )
+
+    def _refuse(self, command: Command, code: int, remark: str) -> Command:
+        return reply(command, code, remark, fields=self._answer_fields)
+
+    async def _answer_when_durable(self, command: Command, answer: Command, end_offset: int) -> Command:
+        assert self._durability is not None, "answers wait for the disk or slaves"
+        outcome, _ = await self._durability.wait(end_offset)
+        if outcome is Outcome.FAILED:
+            return self._refuse(command, *_FAILED)
+        return answer

@@ -1,0 +1,164 @@
+"""What of the timer topic must not come again when it is read from its start once more: a survey before it is.
+
+================================  ===================================================================================
+left out                          how that shows
+================================  ===================================================================================
+an earlier stage of a long wait   a later record of the timer topic is the same message, with one more in
+                                  TIMER_ROLL_TIMES
+what was delivered or recalled    with a checkpoint: time and queue offset (`TimerState.was_delivered`); without one: a
+                                  copy with TIMER_DEQUEUE_MS in its real queue; its marker here
+================================  ===================================================================================
+
+The survey goes along the topic in slices of a few ms and holds nothing up but timed messages, which wait for it. A
+message is known by real topic and queue, unique key and time; one without a unique key is never left out.
+Loop only. Source: store.md §18.6.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rmqkit.broker.delay.timer_state import TimerState
+from rmqkit.clock import Clock
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import Record, record_properties
+from rmqkit.store.message_store import MessageStore
+
+__all__ = ["Survey"]
+
+_CHUNK = 128
+_OUT_MS = property_names.TIMER_OUT_MS.encode()
+_REAL_TOPIC = property_names.REAL_TOPIC.encode()
+_REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
+_DELETE_KEY = property_names.TIMER_DELETE_KEY.encode()
+_UNIQ_KEY = property_names.UNIQ_KEY.encode()
+
+
+class _Message(NamedTuple):
+    """By what a message is known again."""
+
+    topic: bytes
+    queue_id: bytes
+    key: bytes
+    out_ms: bytes
+
+
+class Survey:
+    """Reads what is to be read again of the timer topic.
+
+    Args:
+        is_unset: whether nobody knows what was delivered: then it reads all of it.
+
+    Attributes:
+        left_out: queue offsets of the timer topic.
+        waiting: messages that are to be delivered, less those that are recalled.
+        oldest_ms: the earliest time at which something may wait; None for nothing.
+    """
+
+    def __init__(self, state: TimerState, store: MessageStore, clock: Clock, *, is_unset: bool) -> None:
+        self._state = state
+        self._store = store
+        self._clock = clock
+        self._now_ms = clock.now_ms()
+        self._is_unset = is_unset
+        self.left_out: set[int] = set()
+        self.waiting = 0
+        self.oldest_ms: int | None = None
+        self._stages: defaultdict[tuple[_Message, bool, int], list[int]] = defaultdict(list)
+        self._due: defaultdict[_Message, list[int]] = defaultdict(list)
+        self._recalled: set[_Message] = set()
+        self._early: list[tuple[int, int]] = []
+        self._end = store.max_offset(TIMER_TOPIC, 0)
+        self._steps = self._run()
+
+    def run(self, until_ms: float) -> bool:
+        """Go on for a while; whether there is more to do."""
+        return any(self._clock.monotonic_ms() >= until_ms for _ in self._steps)
+
+    def _run(self) -> Iterator[None]:
+        begin = 0 if self._is_unset else self._state.queue_offset
+        offset = max(begin, self._store.min_offset(TIMER_TOPIC, 0))
+        while offset < self._end:
+            entries = self._store.entries(TIMER_TOPIC, 0, offset, count_max=min(_CHUNK, self._end - offset))
+            if not entries:
+                break
+            copies = self._state.copies([(at, size) for _, at, size, _ in entries])
+            for (_, at, _, _), copy in zip(entries, copies, strict=True):
+                record = self._state.decoded(copy, at)
+                if record is not None:
+                    self._note(record)
+            offset = entries[-1][0]
+            yield
+        if self._is_unset:
+            yield from self._look_for_delivered()
+        self.oldest_ms = min([ms for ms, number in self._early if number not in self.left_out], default=None)
+
+    def _note(self, record: Record) -> None:
+        properties, number = record.properties, record.queue_offset
+        out_ms, topic = find_property(properties, _OUT_MS), find_property(properties, _REAL_TOPIC)
+        key, queue_id = find_property(properties, _UNIQ_KEY), find_property(properties, _REAL_QUEUE_ID)
+        if out_ms is None or topic is None or queue_id is None or not out_ms.isdigit():
+            return
+        state, time_ms = self._state, int(out_ms)
+        if state.was_delivered(state.floor(time_ms), number):
+            return
+        deleted = find_property(properties, _DELETE_KEY)
+        may_roll = time_ms - record.store_timestamp >= state.window_ms // 2
+        if self._is_unset and time_ms <= self._now_ms:
+            self._early.append((time_ms, number))
+        elif self._is_unset and may_roll:
+            self._early.append((record.store_timestamp, number))
+        self.waiting += 1 if deleted is None else -1
+        if key is None:
+            return
+        message = _Message(topic, queue_id, key, out_ms)
+        rolls = find_property(properties, b"TIMER_ROLL_TIMES") or b"0"
+        stage = int(rolls) if rolls.isdigit() else 0
+        earlier = self._stages.get((message, deleted is not None, stage - 1)) if stage else None
+        if earlier:
+            self._leave_out(earlier.pop(), is_marker=deleted is not None)
+        if may_roll or stage:
+            self._stages[message, deleted is not None, stage].append(number)
+        if self._is_unset and time_ms <= self._now_ms:
+            if deleted is None:
+                self._due[message].append(number)
+            else:
+                self._recalled.add(_Message(topic, b"", deleted.removeprefix(topic + b"+"), out_ms))
+
+    def _leave_out(self, number: int, *, is_marker: bool = False) -> None:
+        self.left_out.add(number)
+        self.waiting += 1 if is_marker else -1
+
+    def _look_for_delivered(self) -> Iterator[None]:
+        """Leave out what lies in its own queue already, of all whose time is over."""
+        queues: defaultdict[tuple[bytes, bytes], int] = defaultdict(lambda: self._now_ms)
+        for message, numbers in self._due.items():
+            if message._replace(queue_id=b"") in self._recalled:  # a marker is for its own topic
+                for number in set(numbers) - self.left_out:
+                    self._leave_out(number)
+            at = message.topic, message.queue_id
+            queues[at] = min(queues[at], int(message.out_ms))
+        for (topic, queue_id), from_ms in queues.items():
+            if queue_id.isdigit():
+                yield from self._look_into(topic, queue_id, from_ms)
+
+    def _look_into(self, topic: bytes, queue_id: bytes, from_ms: int) -> Iterator[None]:
+        name, number = topic.decode("utf-8", "replace"), int(queue_id)
+        offset = max(self._store.offset_by_time(name, number, from_ms), self._store.min_offset(name, number))
+        while entries := self._store.entries(name, number, offset, count_max=_CHUNK):
+            copies = self._state.copies([(at, size) for _, at, size, _ in entries])
+            for copy in copies:
+                properties = b"" if copy is None else record_properties(memoryview(copy))
+                if b"TIMER_DEQUEUE_MS\x01" in properties:
+                    key, out_ms = find_property(properties, _UNIQ_KEY), find_property(properties, _OUT_MS)
+                    waiting = self._due.get(_Message(topic, queue_id, key or b"", out_ms or b""))
+                    if waiting:
+                        delivered = waiting.pop()
+                        if delivered not in self.left_out:
+                            self._leave_out(delivered)
+            offset = entries[-1][0]
+            yield

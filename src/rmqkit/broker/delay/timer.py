@@ -1,0 +1,492 @@
+"""Messages for any second: kept in rmq_sys_wheel_timer until it comes (``TimerMessageStore``).
+
+A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic, its topic
+and queue in REAL_TOPIC and REAL_QID, its time in TIMER_OUT_MS. That queue is followed, each message put on the wheel
+(`timer_enqueue`); when its second is over, the slot's messages are put where they belong, in the order in which they
+came (`timer_dequeue`). How far both are: `timer_state`.
+
+==============================  ===================================================================================
+broker                          its timer
+==============================  ===================================================================================
+master                          does both; after a start what was not on the wheel comes first, so that order and
+                                markers hold for what became due meanwhile
+slave                           puts on the wheel what its master has on its, and delivers nothing
+slave that acts for its master  does both; what is due goes to other brokers' masters. Without enableRemoteEscape it
+                                goes on as a slave, and what is due waits for the master
+==============================  ===================================================================================
+
+The state is written every ``timerFlushIntervalMs``, behind the records it stands for: a crash repeats deliveries and
+loses none. A broker that nobody sends timed messages to writes nothing. What is refused is tried again after 500 ms.
+Where the wall clock is set back the seconds come again (the reference delivers what is for them at once).
+Loop only. Source: behaviour.md §3.4, §9.3, §10.5; store.md §18.2 to §18.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+
+from rmqkit.broker.delay.delivery import Dequeue, OnDelivered
+from rmqkit.broker.delay.enqueue import INTEGER, Enqueue, Late
+from rmqkit.broker.delay.levels import TIMER_NAMES, Elsewhere
+from rmqkit.broker.delay.survey import Survey
+from rmqkit.broker.delay.timer_state import Broken, Refused, TimerState
+from rmqkit.broker.pull.long_polling import Held, LongPolling
+from rmqkit.clock import Clock
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, encode_timer_checkpoint
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import in_stored_order
+from rmqkit.remoting.tasks import Tasks
+from rmqkit.store.message_store import MessageStore, PutMessage
+from rmqkit.store.settings import StoreSettings
+
+__all__ = ["NOT_ENABLED", "Timer", "asks_for_time", "put_aside"]
+
+NOT_ENABLED = ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+
+_I32_MAX = (1 << 31) - 1
+_FILL_MS_MAX = 1.5
+_DELIVER_MS_MAX = 4.0
+_SET_BACK_MS = 5000
+_TO_TELL_MAX = 1000
+_RETRY_MS = 500
+_BROKEN_MS = 10_000
+_WAIT_MS = 86_400_000.0
+_QUIET_MS = 60_000
+_DROP_MS = 30_000
+
+_log = logging.getLogger(__name__)
+
+
+def asks_for_time(properties: dict[str, str]) -> bool:
+    """Whether a message wants to be kept until a time, and is not kept already."""
+    return property_names.TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_NAMES)
+
+
+def put_aside(timer: Timer | None, message: PutMessage, properties: dict[str, str]) -> tuple[int, str] | None:
+    """Have the timer keep a message that asks for it; why it is refused, if it is."""
+    if message.topic == TIMER_TOPIC or not asks_for_time(properties):
+        return None
+    return NOT_ENABLED if timer is None else timer.defer(message, properties)
+
+
+class Timer:
+    """Keeps timed messages and delivers them.
+
+    Args:
+        flushes: whether a message can only be read after a flush round (SYNC_FLUSH).
+        on_delivered: told of every message that was put where it belongs, and where it is.
+        copied_offset: says how far the log is at a slave, -1 while there is none. A slave is not told of a delivery
+            that it may not have: as master it would leave the message out.
+
+    Attributes:
+        state: how far it is, and what it counts.
+        is_follower: whether it goes on as its master does.
+        rates: messages put on the wheel and delivered in a second, lately.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        settings: StoreSettings,
+        long_polling: LongPolling,
+        clock: Clock,
+        *,
+        flushes: bool,
+        on_delivered: OnDelivered | None = None,
+        copied_offset: Callable[[], int] = lambda: -1,
+    ) -> None:
+        self._copied_offset = copied_offset
+        self._copied_before = -1
+        self._to_tell: deque[tuple[int, TimerCheckpoint]] = deque()
+        self._store = store
+        self._settings = settings
+        self._long_polling = long_polling
+        self._clock = clock
+        self._flushes = flushes
+        self.state = TimerState(store, settings, clock)
+        self._dequeue = Dequeue(self.state, store, clock, on_delivered=on_delivered)
+        self._enqueue = Enqueue(self.state, store, settings, self._dequeue.deliver_at_once)
+        self._backlog_end = self._begun_ms = 0
+        self._survey: Survey | None = None
+        self._is_held = False
+        self._is_running = False
+        self.is_follower = False
+        self._elsewhere: Elsewhere | None = None
+        self._away = Tasks()
+        self._is_away = False
+        self._handle: asyncio.TimerHandle | None = None
+        self._wake_ms = 0.0
+        self._refusal = ""
+        self._flushed_ms = self._dropped_ms = 0.0
+        self._sampled: tuple[float, list[int]] = (clock.monotonic_ms(), [0, 0])
+        self.rates = [0.0, 0.0]
+
+    # ---- taking messages
+
+    def defer(self, message: PutMessage, properties: dict[str, str]) -> tuple[int, str] | None:
+        """Turn a message into the one that is kept until its time, or leave it as it is when that is over; code and
+        remark when it cannot be kept. Source: behaviour.md §3.4, §3.5."""
+        now_ms, delay_ms_max = self._clock.now_ms(), self._settings.timer_delay_seconds_max * 1000
+        at_ms = _asked_ms(properties, now_ms)
+        is_marker = property_names.TIMER_DELETE_KEY in properties
+        if at_ms is None or at_ms - now_ms > delay_ms_max or (is_marker and at_ms <= now_ms):
+            return ResponseCode.MESSAGE_ILLEGAL, (
+                f"timer message illegal, the delay time should not be bigger than the max delay {delay_ms_max}ms; "
+                "or if set del msg, the delay time should be bigger than the current time"
+            )
+        if at_ms <= now_ms:
+            return None
+        out_ms = self._out_ms(at_ms)
+        if self._is_full(out_ms):
+            most = self._settings.timer_slot_count_max
+            return ResponseCode.SYSTEM_ERROR, (
+                f"timer message is under flow control, max num limit is {2 * most} or the current value is greater "
+                f"than {most} and less than {2 * most}, trigger random flow control"
+            )
+        kept = message.properties if message.properties.endswith(b"\x02") else message.properties + b"\x02"
+        added = f"TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{message.queue_id}\x02"
+        message.properties = in_stored_order(kept + added.encode())
+        message.topic, message.queue_id = TIMER_TOPIC, 0
+        return None
+
+    def kept_until(self, asked: int, unit_ms: int) -> int | None:
+        """`defer` for a message that asks for a time, in ms since the epoch where ``unit_ms`` is 0: its TIMER_OUT_MS.
+        None when it is not simply kept."""
+        now_ms, settings = self._clock.now_ms(), self._settings
+        at_ms = now_ms + asked * unit_ms if unit_ms else asked
+        is_kept = 0 < at_ms - now_ms <= settings.timer_delay_seconds_max * 1000
+        return self._out_ms(at_ms) if is_kept and settings.timer_slot_count_max == _I32_MAX else None
+
+    def _out_ms(self, at_ms: int) -> int:
+        return (at_ms - 1) // self.state.precision_ms * self.state.precision_ms
+
+    def _is_full(self, time_ms: int) -> bool:
+        most = self._settings.timer_slot_count_max
+        slot = self.state.files.wheel.slot(time_ms) if most < _I32_MAX else None
+        if slot is None or slot.pending <= most:
+            return False
+        return slot.pending >= 2 * most or random.random() < (slot.pending - most) / (most + 0.1)
+
+    # ---- state
+
+    def load(self) -> None:
+        """Read the counts, before the store is opened. Raises StoreMismatch: they cannot be read."""
+        self.state.load()
+
+    def recover(self) -> None:
+        """Bring the files to where the store is, which was just opened and is closed when that fails.
+        Raises StoreMismatch: a file has not the length it should have.
+        Raises OSError: the disk refused."""
+        try:
+            self.state.recover()
+        except BaseException:
+            self.state.files.close()
+            self._store.close()
+            raise
+
+    def checkpoint(self) -> bytes:
+        """How far the timer has come, as slaves ask for it; of a master, at a time whose log a slave has."""
+        newest, to_tell = self.state.checkpoint(is_follower=self.is_follower), self._to_tell
+        copied = self._copied_before = max(self._copied_before, self._copied_offset())
+        if self.is_follower or self._elsewhere is not None or copied < 0:
+            to_tell.clear()
+            return encode_timer_checkpoint(newest)
+        if len(to_tell) < _TO_TELL_MAX:
+            to_tell.append((self._store.max_physical_offset, newest))
+        while len(to_tell) > 1 and to_tell[1][0] <= copied:
+            to_tell.popleft()
+        return encode_timer_checkpoint(to_tell[0][1])
+
+    def take_over(self, told: TimerCheckpoint) -> None:
+        """Go on to where the master is; not while this broker delivers itself."""
+        state = self.state
+        if not self.is_follower:
+            return
+        state.is_changed |= told != state.told and told.master_timer_queue_offset > 0
+        state.told, state.read_ms = told, told.last_read_time_ms
+        self._look_in(0)
+
+    def take_further(self, told: TimerCheckpoint) -> None:
+        """Leave out what a member of this group delivered meanwhile, unless its state is older than this one."""
+        own = self.state.told
+        if told.data_version.timestamp >= own.data_version.timestamp and told.last_read_time_ms:
+            self.state.told, self.state.is_told_by_another = told, True
+
+    def take_counts(self, copied: TimerMetrics) -> None:
+        """Put the master's counts in the place of the own ones; not while this broker delivers itself."""
+        if self.is_follower and copied.data_version != self.state.metrics.data_version:
+            self.state.metrics = copied
+
+    @property
+    def metrics(self) -> TimerMetrics:
+        """The messages that wait, by their topic."""
+        return self.state.metrics
+
+    @property
+    def pending(self) -> int:
+        """Messages on the wheel."""
+        return sum(max(0, one.count) for one in self.metrics.timing_count.values())
+
+    @property
+    def read_behind_ms(self) -> int:
+        """How late the oldest second is that was not delivered."""
+        return max(0, self.state.floor(self._clock.now_ms()) - self.state.read_ms)
+
+    @property
+    def offset_behind(self) -> int:
+        """Messages of the timer topic that are not on the wheel yet."""
+        return max(0, self._store.max_offset(TIMER_TOPIC, 0) - self.state.queue_offset)
+
+    @property
+    def enqueue_behind_ms(self) -> int:
+        """Age of the oldest of them."""
+        offset = self.state.queue_offset
+        stored_ms = self._store.store_time_at(TIMER_TOPIC, 0, offset) if self.offset_behind else 0
+        return max(0, self._clock.now_ms() - stored_ms) if stored_ms > 0 else 0
+
+    async def flush_round(self) -> None:
+        """Write the state whose records are on the disk; what is newer is left to the next round.
+        Raises OSError: the disk refused; the next round tries again."""
+        self._sample()
+        now_ms, files = self._clock.monotonic_ms(), self.state.files
+        if self.state.needs_survey:  # how far it is says nothing yet
+            return
+        if not files.has_taken and (self.state.is_changed or (self._is_used and now_ms > self._flushed_ms + _QUIET_MS)):
+            self._take()
+        if not files.has_taken:
+            return
+        if not self.state.is_durable:
+            self._store.request_flush()
+            return
+        await asyncio.to_thread(self.state.write)
+        if now_ms > self._dropped_ms + _DROP_MS:
+            self._dropped_ms = now_ms
+            self.state.drop_expired()
+
+    def persist(self) -> None:
+        """Write the state of a store that was closed in order, and close the files."""
+        if self._store.failure is None:
+            if self.state.files.has_taken:
+                self.state.write()
+            if self._is_used and not self.state.needs_survey:
+                self._take()
+                self.state.write()
+        self.state.files.close()
+
+    @property
+    def _is_used(self) -> bool:
+        return self.state.queue_offset > 0
+
+    def _take(self) -> None:
+        self.state.take(is_follower=self.is_follower)
+        self._flushed_ms = self._clock.monotonic_ms()
+
+    def _sample(self) -> None:
+        now_ms, (before_ms, before) = self._clock.monotonic_ms(), self._sampled
+        if now_ms > before_ms:
+            done = [self.state.enqueued.total(), self.state.dequeued.total()]
+            seconds = (now_ms - before_ms) / 1000
+            self.rates = [(new - old) / seconds for new, old in zip(done, before, strict=True)]
+            self._sampled = now_ms, done
+
+    # ---- the rounds
+
+    def start(self, elsewhere: Elsewhere | None = None) -> None:
+        """Put on the wheel and deliver from now on, what became due before first; into the own log, or elsewhere."""
+        self._elsewhere, self.is_follower = elsewhere, False
+        self._enqueue.late = Late.PUT if elsewhere is None else Late.NEXT
+        self.state.place()
+        if elsewhere is not None:  # what is delivered from now on the master has to know of
+            self.state.files.checkpoint.data_version.advance(self._clock.now_ms())
+        self._dequeue.begin()
+        self._run()
+
+    def follow(self) -> None:
+        """Put on the wheel what the master has on its from now on, and deliver nothing."""
+        self._elsewhere, self.is_follower = None, True
+        self._enqueue.late = Late.KEPT
+        self.state.needs_survey &= not self.state.is_unset  # its master says what was delivered
+        self._run()
+
+    def _run(self) -> None:
+        self._is_running = True
+        self._backlog_end, self._begun_ms = self.state.clamp(), 0
+        self._look_in(0)
+
+    def stop(self) -> None:
+        self._is_running = False
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = None
+
+    async def stop_elsewhere(self) -> None:
+        """Follow the master again, when what is on its way has arrived: the state says then what was delivered."""
+        self.stop()
+        await self._away.finish()
+        self.state.told = self.state.checkpoint(is_follower=False)
+        self.follow()
+
+    def _look_in(self, wait_ms: float) -> None:
+        """Have a round after a while, or sooner when one is to come sooner."""
+        at_ms = self._clock.monotonic_ms() + wait_ms
+        if not self._is_running or self._is_away or (self._handle is not None and self._wake_ms <= at_ms):
+            return
+        if self._handle is not None:
+            self._handle.cancel()
+        self._wake_ms = at_ms
+        self._handle = asyncio.get_running_loop().call_later(wait_ms / 1000, self._round)
+
+    def _round(self) -> None:
+        """Put messages on the wheel and deliver those that are due, for a few ms."""
+        self._handle = None
+        state, now_ms = self.state, self._clock.now_ms()
+        wait_ms = float(state.precision_ms - now_ms % state.precision_ms)
+        try:
+            if state.needs_survey and self._has_to_survey():
+                self._look_in(0)
+                return
+            with self._store.together():
+                has_more = self._begin_second(state.floor(now_ms))
+                has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
+                self._end_seconds()
+                if not self.is_follower and self._elsewhere is None:
+                    has_more |= self._dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX)
+            wait_ms = 0.0 if has_more else min(wait_ms, 1000.0)
+            if self._elsewhere is None:
+                self._refusal = ""
+        except Refused as refused:
+            wait_ms = self._refused(refused)
+        except Broken as broken:
+            wait_ms = self._begin_anew(broken)
+        except Exception:  # noqa: BLE001 - the outer edge of the timer's work: told, and tried again later
+            _log.exception("timed messages cannot be dealt with from queue offset %d on", state.queue_offset)
+            wait_ms = _BROKEN_MS
+        if self._flushes and state.is_changed:
+            self._store.request_flush()
+        if self._elsewhere is not None and state.read_ms < state.write_ms:
+            self._is_away = True
+            self._away.start(self._round_elsewhere(self._elsewhere, wait_ms), "timed messages")
+        else:
+            self._look_in(wait_ms)
+
+    def _has_to_survey(self) -> bool:
+        """Go on with the survey of a topic that is read again; whether there is more of it."""
+        state = self.state
+        if self._survey is None:
+            self._survey = Survey(state, self._store, self._clock, is_unset=state.is_unset)
+        if self._survey.run(self._clock.monotonic_ms() + _FILL_MS_MAX):
+            return True
+        state.end_survey(self._survey.left_out, self._survey.oldest_ms)
+        if not self.is_follower:
+            _log.warning(
+                "timer topic: %d messages wait, %d records of it are left out: they were delivered, recalled, or are "
+                "earlier stages of a long wait",
+                self._survey.waiting,
+                len(self._survey.left_out),
+            )
+        self._survey = None
+        return False
+
+    def _begin_anew(self, broken: Broken) -> float:
+        """Make timer log and wheel anew when no thread writes them; how long until the next round."""
+        if self.state.files.has_taken:
+            return _RETRY_MS
+        self.state.begin_anew(broken, delivered=self._dequeue.delivered)
+        self._dequeue.begin()
+        self._backlog_end, self._begun_ms = self.state.clamp(), 0
+        return 0.0
+
+    def _begin_second(self, now_ms: int) -> bool:
+        """Note what came before a second began: it belongs on the wheel before the seconds before are over. Markers
+        would be dropped else, and messages overtake others, when a round is late.
+        Whether what came before an earlier second is not there yet."""
+        if now_ms < self.state.write_ms - _SET_BACK_MS and not self.is_follower:
+            self._step_back(now_ms)
+        end = self._store.max_offset(TIMER_TOPIC, 0)
+        is_behind = self.state.queue_offset < min(self._backlog_end, end) and not self.is_follower
+        if not is_behind:
+            self._begun_ms, self._backlog_end = max(now_ms, self._begun_ms), end
+        return is_behind
+
+    def _step_back(self, now_ms: int) -> None:
+        """Go on where the wall clock was set back to: what comes for those seconds is not late, what was delivered in
+        them is left out."""
+        state = self.state
+        _log.warning("the clock was set back from %d to %d: timed messages wait again", state.write_ms, now_ms)
+        state.write_ms = self._begun_ms = now_ms
+        if now_ms < state.read_ms:
+            state.told, state.read_ms, state.is_changed = state.checkpoint(is_follower=False), now_ms, True
+            state.is_told_by_another = False
+            self._dequeue.begin()
+
+    def _end_seconds(self) -> None:
+        """Have the seconds before the one that has begun delivered when what came before it is on the wheel."""
+        if self.is_follower or self.state.queue_offset >= self._backlog_end:
+            self.state.write_ms = max(self.state.write_ms, self._begun_ms)
+
+    async def _round_elsewhere(self, put: Elsewhere, wait_ms: float) -> None:
+        try:
+            if await self._dequeue.run_elsewhere(self._clock.monotonic_ms() + _DELIVER_MS_MAX, put):
+                wait_ms = 0.0
+            self._refusal = ""
+        except Refused as refused:
+            wait_ms = self._refused(refused)
+        except Broken as broken:
+            wait_ms = self._begin_anew(broken)
+        except Exception:  # noqa: BLE001 - as in a round
+            _log.exception("timed messages cannot be put at other brokers")
+            wait_ms = _BROKEN_MS
+        self._is_away = False
+        self._look_in(wait_ms)
+
+    def _refused(self, why: Refused) -> float:
+        """Tell why messages wait, once while it lasts; how long until the next try."""
+        if str(why) != self._refusal:
+            self._refusal = str(why)
+            _log.warning("timed messages wait: %s", why)
+        return _RETRY_MS
+
+    def _fill(self, until_ms: float) -> bool:
+        """Put the next messages of the timer topic on the wheel; whether there may be more."""
+        end_offset = self.state.told.master_timer_queue_offset if self.is_follower else None
+        while self._clock.monotonic_ms() < until_ms:
+            if not self._enqueue.run(end_offset):
+                return self._wait_for_more(end_offset)
+        return True
+
+    def _wait_for_more(self, end_offset: int | None) -> bool:
+        state = self.state
+        low, high = self._store.min_offset(TIMER_TOPIC, 0), self._store.max_offset(TIMER_TOPIC, 0)
+        if state.queue_offset < low:  # deleted in time, as the disk was full
+            state.queue_offset = low
+        if end_offset is not None and state.queue_offset >= end_offset:
+            return False  # until the master tells of more
+        if state.queue_offset < high:
+            return True
+        if not self._is_held:
+            self._is_held = True
+            until_ms = self._clock.monotonic_ms() + _WAIT_MS
+            held = Held(None, state.queue_offset, None, until_ms, self._arrived)
+            self._long_polling.hold(TIMER_TOPIC, 0, held)
+        return False
+
+    def _arrived(self) -> None:
+        self._is_held = False
+        self._look_in(0)
+
+
+def _asked_ms(properties: dict[str, str], now_ms: int) -> int | None:
+    """When a message is to be delivered; None when it does not say a number."""
+    for name, unit_ms in zip(TIMER_NAMES, (1000, 1, 0), strict=True):
+        text = properties.get(name)
+        if text is not None:
+            if not INTEGER.fullmatch(text.encode()):
+                return None
+            return now_ms + int(text) * unit_ms if unit_ms else int(text)
+    return None

@@ -1,0 +1,314 @@
+"""How far the timer has come, and what waits, by topic: what its parts share and what is written of it.
+
+==================  =====================================================================================
+queue offset        of the next message of the timer topic to put on the wheel
+read time           the next second to deliver
+write time          the one that has begun; messages for earlier ones are due when they come
+told                a checkpoint: messages before its queue offset and read time were delivered, here before the start
+                    or by another broker of this name
+==================  =====================================================================================
+
+A slave is told by its master, every few seconds (GET_TIMER_CHECK_POINT), and puts on its own wheel what that has on
+its: not more, as what is due on the way there is delivered by the master at once. A master that comes back is told by
+the one that acted for it, and leaves out what that delivered. Written as `TimerFiles` says, ``config/timermetrics``
+beside it. Loop only, but for `write`. Source: store.md §18.5; behaviour.md §9.3, §10.1, §10.5.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rmqkit.clock import Clock
+from rmqkit.errors import RecordCorrupt, StoreMismatch
+from rmqkit.metrics.values import Histogram, histogram
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, TimingCount
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import Record, decode_record
+from rmqkit.store.json_files import JsonFile
+from rmqkit.store.message_store import MessageStore
+from rmqkit.store.settings import StoreSettings
+from rmqkit.store.timer.check import Waiting
+from rmqkit.store.timer.files import TimerFiles
+from rmqkit.store.timer.log import Unit
+
+__all__ = ["Broken", "Refused", "TimerState"]
+
+_READ_BACK_SLOTS_MAX = 7 * 86_400 - 60
+_SPAN_BYTES_MAX = 1 << 20
+_REAL_TOPIC = property_names.REAL_TOPIC.encode()
+
+_log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """The store or the disk takes nothing now."""
+
+
+class Broken(Exception):
+    """Timer log or wheel are damaged: they have to be made anew from the timer topic."""
+
+
+class TimerState:
+    """The positions and counts of one timer, with its files.
+
+    Attributes:
+        queue_offset, read_ms, write_ms, told: see above.
+        is_told_by_another: whether ``told`` is what another broker delivered, of what is counted here as waiting.
+        left_out: queue offsets of the timer topic that are not delivered (`rmqkit.broker.delay.survey`).
+        needs_survey: whether the topic is read again, and a survey has to say first what to leave out of it.
+        metrics: the messages that wait, by their topic.
+        is_changed: whether there is something to write.
+        enqueued, dequeued: messages put on the wheel and delivered since the start, by topic.
+        is_measured: whether anybody asks for ``delay_seconds``.
+        delay_seconds: how far ahead messages were when their producer made them, by topic.
+    """
+
+    def __init__(self, store: MessageStore, settings: StoreSettings, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.window_ms = settings.timer_roll_window_slots * settings.timer_precision_ms
+        self._metrics_file = JsonFile(store.root / "config" / "timermetrics")
+        self._written_counter = 0
+        self._taken_end = 0
+        self._taken_metrics = TimerMetrics()
+        self.precision_ms = settings.timer_precision_ms
+        self.files = TimerFiles(
+            store.root, log_file_bytes=settings.timer_log_file_bytes, precision_ms=settings.timer_precision_ms
+        )
+        self.metrics = TimerMetrics()
+        self.told = TimerCheckpoint()
+        self.queue_offset = self.read_ms = self.write_ms = 0
+        self.is_changed = self.is_told_by_another = self.needs_survey = False
+        self.left_out: set[int] = set()
+        self._done_before = TimerCheckpoint()
+        self._broken_ms = -1
+        self.enqueued: Counter[str] = Counter()
+        self.dequeued: Counter[str] = Counter()
+        self.is_measured = False
+        self.delay_seconds: dict[str, Histogram] = {}
+
+    def load(self) -> None:
+        """Read the counts, before the store is opened."""
+        try:
+            self.metrics = self._metrics_file.load(TimerMetrics) or TimerMetrics()
+        except StoreMismatch as error:
+            _log.warning("%s; the messages that wait are counted anew", error)
+            self.metrics = TimerMetrics()
+        self._written_counter = self.metrics.data_version.counter
+
+    def recover(self) -> None:
+        """Bring the files to where the store is, which was just opened. What is wrong with them is made good.
+        Raises StoreMismatch: a file has not the length it should have. Raises OSError: the disk refused."""
+        files = self.files
+        files.load()
+        total = sum(one.count for one in self.metrics.timing_count.values())
+        self.queue_offset = files.recover(self._number_of, total=total)
+        known = self.told = files.checkpoint
+        self.read_ms = known.last_read_time_ms
+        dealt_with = max(known.last_timer_queue_offset, known.master_timer_queue_offset)
+        if self.queue_offset < dealt_with:  # also of a start that was killed before it was there
+            self._done_before = known
+        self.needs_survey = self.queue_offset < dealt_with or (self.is_unset and self.offset_end > 0)
+        if files.is_lost:
+            self.metrics.timing_count.clear()
+        elif files.waiting is not None and files.waiting.total != total:
+            self._count_anew(files.waiting)
+        if files.fault and not files.is_lost:
+            pending = 0 if files.waiting is None else files.waiting.total
+            _log.warning("timer wheel: %s: made anew from the timer log, %d messages wait", files.fault, pending)
+            self.is_changed = True
+        self.place()
+
+    @property
+    def is_unset(self) -> bool:
+        """Whether nothing says up to which time messages were delivered."""
+        return self.files.checkpoint.last_read_time_ms <= 0
+
+    @property
+    def offset_end(self) -> int:
+        """One past the last message of the timer topic."""
+        return self._store.max_offset(TIMER_TOPIC, 0)
+
+    def _count_anew(self, waiting: Waiting) -> None:
+        """Count what waits by the timer log; a topic's name is only in its records."""
+        names = {java_hash(topic): topic for topic in self.metrics.timing_count}
+        counts: Counter[str] = Counter()
+        for hashed, count in waiting.counts.items():
+            topic = names.get(hashed)
+            if topic is None:
+                record = self.record(waiting.samples[hashed].physical_offset, waiting.samples[hashed].size)
+                found = None if record is None else find_property(record.properties, _REAL_TOPIC)
+                topic = None if found is None else found.decode("utf-8", "replace")
+            if topic is not None:
+                counts[topic] = count
+        for known in self.metrics.timing_count.values():
+            known.count = 0
+        self.count(counts)
+
+    def begin_anew(self, why: Broken, *, delivered: Iterable[int]) -> None:
+        """Forget log and wheel, and have the timer topic read from its start.
+        ``delivered``: positions of the units of the second under delivery that were.
+        Raises OSError: the disk refused."""
+        log = self.files.log
+        for position in delivered:
+            unit = log.unit(position)
+            number = None if unit is None else self._number_of(unit)
+            if number is not None:
+                self.left_out.add(number)
+        known, self._broken_ms = self.checkpoint(is_follower=False), self.read_ms
+        _log.warning("timer log and wheel: %s: reading the timer topic from its start", why)
+        self.files.begin_anew(known)
+        self._done_before = self.files.checkpoint
+        self.metrics.timing_count.clear()
+        self.queue_offset, self.is_changed, self.needs_survey = 0, True, True
+        self.place()
+
+    def end_survey(self, left_out: set[int], oldest_ms: int | None) -> None:
+        """Read the topic without what a survey found. ``oldest_ms``: where to begin when no checkpoint says so."""
+        self.left_out |= left_out
+        self.needs_survey = False
+        if self.is_unset:
+            now_ms = self._clock.now_ms()
+            self.read_ms = self.floor(now_ms if oldest_ms is None else min(oldest_ms, now_ms))
+            self.place()
+
+    def may_begin_anew(self, time_ms: int) -> bool:
+        """Whether that was not tried for a second yet."""
+        return time_ms != self._broken_ms
+
+    def place(self) -> None:
+        """Begin to deliver where it ended; the write time stays behind until the backlog is on the wheel."""
+        now_ms, read_ms = self.floor(self._clock.now_ms()), self.read_ms
+        if read_ms <= 0 and not self.files.log.end:
+            read_ms = now_ms
+        self.read_ms = max(read_ms, now_ms - _READ_BACK_SLOTS_MAX * self.precision_ms)
+        self.write_ms = self.read_ms if now_ms - self.read_ms < self.window_ms else now_ms
+
+    def clamp(self) -> int:
+        """Bring the queue offset into the timer topic's queue; returns the end of the queue."""
+        low, high = self._store.min_offset(TIMER_TOPIC, 0), self._store.max_offset(TIMER_TOPIC, 0)
+        self.queue_offset = min(max(self.queue_offset, low), high)
+        return high
+
+    def floor(self, ms: int) -> int:
+        return ms - ms % self.precision_ms
+
+    def was_delivered(self, time_ms: int, queue_offset: int) -> bool:
+        """Whether a message of the timer topic is dealt with, by what was told."""
+        told, before = self.told, self._done_before
+        return (time_ms < told.last_read_time_ms and queue_offset < told.master_timer_queue_offset) or (
+            time_ms < before.last_read_time_ms and queue_offset < before.master_timer_queue_offset
+        )
+
+    def count(self, topics: Counter[str], weight: int = 1) -> None:
+        """Count messages of topics as waiting, or with -1 as not any more."""
+        if not topics:
+            return
+        now_ms = self._clock.now_ms()
+        for topic, count in topics.items():
+            known = self.metrics.timing_count.setdefault(topic, TimingCount())
+            known.count += weight * count
+            known.time_stamp = now_ms
+        self.metrics.data_version.advance(now_ms)
+
+    def count_gone(self, hashes: Counter[int]) -> None:
+        """Count messages that are left out as not waiting any more, by the hashes of their topics: more is not left of
+        a record that was deleted in time. (The reference counts its whole timer log anew once a day.)"""
+        waiting = {java_hash(topic): topic for topic, one in self.metrics.timing_count.items() if one.count > 0}
+        self.count(Counter({waiting[one]: count for one, count in hashes.items() if one in waiting}), -1)
+
+    def drop_expired(self) -> None:
+        """Delete the files of the timer log that nobody needs. Raises OSError: the disk refused."""
+        self.files.log.drop_before(max(0, self._store.min_physical_offset), self.read_ms - self.window_ms)
+
+    def measure(self, topic: str, seconds: int) -> None:
+        """Note how far ahead a message is."""
+        known = self.delay_seconds.get(topic)
+        if known is None:
+            known = self.delay_seconds[topic] = histogram("rocketmq_delay_message_latency")
+        known.observe(seconds)
+
+    def copies(self, places: Sequence[tuple[int, int]]) -> list[bytes | memoryview | None]:
+        """Copies of records by physical offset and size; None for one that is gone. Read in one piece where little else
+        lies between them."""
+        start, end, wanted = min(places)[0], sum(max(places)), sum([size for _, size in places])
+        stored = None
+        if len(places) > 1 and 0 < end - start <= min(4 * wanted, _SPAN_BYTES_MAX):
+            stored = self._store.copy_record(start, end - start)
+        if stored is None:
+            return [self._store.copy_record(at, size) for at, size in places]
+        view = memoryview(stored)
+        return [view[at - start : at - start + size] for at, size in places]
+
+    def record(self, physical_offset: int, size: int) -> Record | None:
+        """A record of the timer topic; None when it is gone, or another one lies there."""
+        return self.decoded(self._store.copy_record(physical_offset, size), physical_offset)
+
+    def decoded(self, stored: bytes | memoryview | None, physical_offset: int) -> Record | None:
+        """`record` for a copy."""
+        try:
+            record = None if stored is None else decode_record(stored)
+        except RecordCorrupt as error:
+            _log.error("timed message at %d is skipped: %s", physical_offset, error)
+            return None
+        return record if record is not None and record.topic == TIMER_TOPIC else None
+
+    def _number_of(self, unit: Unit) -> int | None:
+        """The number of a unit's message in the timer topic, as `TimerFiles.recover` asks for it."""
+        if unit.physical_offset < self._store.min_physical_offset:
+            return -1
+        record = self.record(unit.physical_offset, unit.size)
+        return None if record is None else record.queue_offset
+
+    # ---- what is told and written
+
+    def checkpoint(self, *, is_follower: bool) -> TimerCheckpoint:
+        """How far the timer has come. A follower says of its master what that said."""
+        known, before = self.files.checkpoint, self._done_before
+        if not is_follower and self.queue_offset < before.master_timer_queue_offset:  # what was is read again
+            return msgspec.structs.replace(
+                known,
+                last_read_time_ms=before.last_read_time_ms,
+                last_timer_queue_offset=self.queue_offset,
+                master_timer_queue_offset=before.master_timer_queue_offset,
+                data_version=msgspec.structs.replace(known.data_version),
+            )
+        queue_offset = self.told.master_timer_queue_offset if is_follower else self.queue_offset
+        return TimerCheckpoint(
+            last_read_time_ms=self.read_ms,
+            last_timer_log_flush_position=known.last_timer_log_flush_position,
+            last_timer_queue_offset=min(self.queue_offset, queue_offset),
+            master_timer_queue_offset=queue_offset,
+            data_version=msgspec.structs.replace((self.told if is_follower else known).data_version),
+        )
+
+    def take(self, *, is_follower: bool) -> None:
+        """Set aside the state for `write`."""
+        checkpoint = self.checkpoint(is_follower=is_follower)
+        if not is_follower:
+            checkpoint.data_version.advance(self._clock.now_ms())
+        self.files.take(checkpoint)
+        self._taken_end = self._store.max_physical_offset
+        counts = {topic: msgspec.structs.replace(one) for topic, one in self.metrics.timing_count.items()}
+        self._taken_metrics = TimerMetrics(msgspec.structs.replace(self.metrics.data_version), counts)
+        self.is_changed = False
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the records are on the disk that the state set aside stands for."""
+        return self._store.durable_offset >= self._taken_end
+
+    def write(self) -> None:
+        """Write what was set aside; any thread. Raises OSError: the disk refused; the next call tries it again."""
+        self.files.write()
+        metrics = self._taken_metrics
+        if metrics.data_version.counter != self._written_counter:
+            self._metrics_file.save(metrics)
+            self._written_counter = metrics.data_version.counter

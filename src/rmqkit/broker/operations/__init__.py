@@ -1,0 +1,1 @@
+"""What tools ask of a broker (AdminBrokerProcessor, ClientManageProcessor)."""

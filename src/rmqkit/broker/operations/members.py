@@ -1,0 +1,55 @@
+"""Between the brokers of one name, and from name servers to them: codes 905 and 906 (``AdminBrokerProcessor``).
+
+====  ===========================  ===================================================================================
+code  request                      answer
+====  ===========================  ===================================================================================
+905   the lowest id changed        none; who is there is looked up, whatever the notice says
+906   empty                        of a master, where its log is followed; a slave has nothing to say
+906   with a master's addresses    a slave that may act for the master stops doing so and follows it
+====  ===========================  ===================================================================================
+
+Source: behaviour.md §1.8, §10.5; remoting.md §4.4.
+"""
+
+from __future__ import annotations
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.context import Parts
+from rmqkit.broker.replication.acting_master import ActingMaster, OnMaster
+from rmqkit.broker.settings import BrokerRole
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, decode_header_leniently, reply
+from rmqkit.protocol.headers.brokers import HaInfo
+from rmqkit.remoting.connection import Connection
+
+__all__ = ["MemberHandlers"]
+
+
+class MemberHandlers(Handlers):
+    """``ha_address``: where the broker's own log is followed; ``acting``: None unless it may act as master."""
+
+    def __init__(
+        self, parts: Parts, *, ha_address: str, acting: ActingMaster | None, on_master: OnMaster | None
+    ) -> None:
+        super().__init__(parts)
+        self._ha_address = ha_address
+        self._acting = acting
+        self._on_master = on_master
+
+    @answers(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE)
+    def lowest_id_changed(self, connection: Connection, command: Command) -> Command:
+        if self._acting is not None:
+            self._acting.look()
+        return reply(command)
+
+    @answers(RequestCode.EXCHANGE_BROKER_HA_INFO)
+    async def ha_info(self, connection: Connection, command: Command) -> Command:
+        """Says where this master's log is followed, or follows the master that says so."""
+        told = decode_header_leniently(command, HaInfo)
+        if self._settings.broker_role is not BrokerRole.SLAVE:
+            is_asked = told.master_ha_address is None
+            return reply(command, header=HaInfo(self._ha_address, 0, self._address) if is_asked else HaInfo())
+        if told.master_address and told.master_ha_address and self._acting is not None and self._on_master is not None:
+            await self._acting.give_way()
+            self._on_master(told.master_address, told.master_ha_address)
+        return reply(command)

@@ -1,0 +1,180 @@
+"""GET_BROKER_RUNTIME_INFO (28): what ``mqadmin clusterList`` and ``brokerStatus`` show. Every value is a text.
+
+Requests are handled as they come, no thread pool's queue stands before them: a queue's size is the requests whose
+answers wait, for disk and slaves or for messages (``CAPACITIES``: how many may), and no request waits at its head. No
+lock keeps a put from the page cache, and what is dispatched is not buffered (`ALWAYS`).
+Source: remoting.md §6.6.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.context import Parts
+from rmqkit.broker.durability import WAITING_MAX
+from rmqkit.broker.pull.long_polling import HELD_MAX
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol.bodies.namesrv import KVTable
+from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, version_name
+from rmqkit.protocol.command import Command, reply
+from rmqkit.protocol.names import SCHEDULE_TOPIC
+from rmqkit.protocol.record import decode_record
+from rmqkit.remoting.connection import Connection
+from rmqkit.store.log.commit_log import log_directories
+from rmqkit.store.message_store import MessageStore
+from rmqkit.store.retention import used_percent
+
+__all__ = ["ALWAYS", "RuntimeInfoHandlers", "bytes_text", "disk_ratio", "earliest_store_time", "run_time_text"]
+
+CAPACITIES = {"pull": HELD_MAX, "litePull": HELD_MAX, "send": WAITING_MAX, "query": WAITING_MAX, "ack": WAITING_MAX}
+
+ALWAYS = {
+    **{f"{pool}ThreadPoolQueueCapacity": str(count) for pool, count in CAPACITIES.items()},
+    **{f"{pool}ThreadPoolQueueSize": "0" for pool in CAPACITIES},
+    **{f"{pool}ThreadPoolQueueHeadWaitTimeMills": "0" for pool in CAPACITIES},
+    "EndTransactionThreadPoolQueueCapacity": str(WAITING_MAX),
+    **dict.fromkeys(("EndTransactionQueueSize", "pageCacheLockTimeMills", "dispatchMaxBuffer"), "0"),
+    "remainTransientStoreBufferNumbs": str((1 << 31) - 1),
+}
+"""What is so unless another value is known."""
+
+_MORNINGS = ("YesterdayMorning", "TodayMorning", "TodayNow")
+_RATES = {"putTps": "puts", "getFoundTps": "found", "getMissTps": "missed", "getTransferredTps": "BROKER_GET_NUMS"}
+
+
+class RuntimeInfoHandlers(Handlers):
+    """Answers with the broker's state of the moment."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._log_directories = log_directories(self._store.root, parts.store_settings)[0]
+        self._boot_ms = self._clock.now_ms()
+
+    @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
+    def runtime_info(self, connection: Connection, command: Command) -> Command:
+        table = (
+            ALWAYS | self._process() | self._counted() | self._puts() | self._delayed() | self._log() | self._disks()
+        )
+        return reply(command, body=msgspec.json.encode(KVTable(dict(sorted(table.items())))))
+
+    def _process(self) -> dict[str, str]:
+        return {
+            "brokerVersionDesc": version_name(CURRENT_VERSION),
+            "brokerVersion": str(CURRENT_VERSION),
+            "brokerActive": "true" if self._store.is_writable else "false",
+            "bootTimestamp": str(self._boot_ms),
+            "runtime": run_time_text(max(0, self._clock.now_ms() - self._boot_ms)),
+        }
+
+    def _counted(self) -> dict[str, str]:
+        """Messages that came and went; totals are since the start and without the broker's own topics."""
+        statistics, told = self._statistics, dict[str, str]()
+        for way in ("Put", "Get"):
+            days = statistics.days(f"BROKER_{way.upper()}_NUMS_WITHOUT_SYSTEM_TOPIC")
+            told |= {f"msg{way}Total{when}": str(total) for when, total in zip(_MORNINGS, days, strict=True)}
+        rates = {key: statistics.rates(name) for key, name in _RATES.items()}
+        asked = [sum(both) for both in zip(rates["getFoundTps"], rates["getMissTps"], strict=True)]
+        told["getTotalTps"] = _rates_text(asked)
+        return told | {key: _rates_text(several) for key, several in rates.items()}
+
+    def _puts(self) -> dict[str, str]:
+        """Records that were put since the start, the broker's own among them, and how long it took."""
+        statistics, settings = self._statistics, self._settings
+        times, count, size = statistics.put_times, statistics.put_count, statistics.put_bytes
+        waiting = 0 if self._durability is None else self._durability.waiting_count
+        return {
+            "putMessageTimesTotal": str(count),
+            "putMessageSizeTotal": str(size),
+            "putMessageAverageSize": str(round(size / count, 2) if count else 0.0),
+            "putMessageFailedTimes": str(statistics.puts_failed),
+            "putMessageEntireTimeMax": str(times.longest_ms),
+            "putMessageDistributeTime": str(times),
+            "putLatency99": f"{times.percentile(0.99):.2f}",
+            "putLatency999": f"{times.percentile(0.999):.2f}",
+            "getMessageEntireTimeMax": str(int(statistics.get_ms_max)),
+            "startAcceptSendRequestTimeStamp": str(settings.accept_sends_from_ms),
+            "sendThreadPoolQueueSize": str(waiting),
+        }
+
+    def _delayed(self) -> dict[str, str]:
+        timer, levels = self._timer, self._schedule.offsets().offset_table
+        ends = {level: self._store.max_offset(SCHEDULE_TOPIC, level - 1) for level in levels}
+        return {
+            **{f"scheduleMessageOffset_{level}": f"{offset},{ends[level]}" for level, offset in levels.items()},
+            "timerReadBehind": str(0 if timer is None else timer.read_behind_ms // 1000),
+            "timerOffsetBehind": str(0 if timer is None else timer.offset_behind),
+            "timerCongestNum": str(0 if timer is None else timer.pending),
+            "timerEnqueueTps": str(0.0 if timer is None else round(timer.rates[0], 3)),
+            "timerDequeueTps": str(0.0 if timer is None else round(timer.rates[1], 3)),
+        }
+
+    def _log(self) -> dict[str, str]:
+        store, pool = self._store, self._store.transient_pool
+        uncommitted = 0 if pool is None else max(0, store.max_physical_offset - pool.committed_offset)
+        buffers = (
+            {}
+            if pool is None
+            else {
+                "remainTransientStoreBufferNumbs": str(pool.free_count),
+                "remainHowManyDataToCommit": bytes_text(uncommitted),
+            }
+        )
+        return buffers | {
+            "commitLogMinOffset": str(store.min_physical_offset),
+            "commitLogMaxOffset": str(store.max_physical_offset),
+            "dispatchBehindBytes": str(max(0, store.max_physical_offset - store.dispatched_offset)),
+            "remainHowManyDataToFlush": bytes_text(max(0, store.max_physical_offset - store.durable_offset)),
+            "earliestMessageTimeStamp": str(earliest_store_time(store)),
+        }
+
+    def _disks(self) -> dict[str, str]:
+        first = self._log_directories[0]  # which a slave that was sent nothing yet does not have
+        disk = os.statvfs(first if first.exists() else self._store.root)
+        total, free = disk.f_blocks * disk.f_frsize, disk.f_bfree * disk.f_frsize
+        ratios = {path: disk_ratio(path) for path in self._log_directories}
+        return {
+            "commitLogDirCapacity": f"Total : {bytes_text(total)}, Free : {bytes_text(free)}.",
+            "commitLogDiskRatio": str(min(ratios.values())),
+            "consumeQueueDiskRatio": str(disk_ratio(self._store.root)),
+            **{f"commitLogDiskRatio_{path}": str(ratio) for path, ratio in ratios.items()},
+        }
+
+
+def _rates_text(rates: Iterable[float]) -> str:
+    return " ".join(str(round(rate, 3)) for rate in rates)
+
+
+def earliest_store_time(store: MessageStore) -> int:
+    """When the oldest message was stored, -1 without one."""
+    offset = store.min_physical_offset
+    record = store.record_at(offset) if offset >= 0 else None
+    try:
+        return -1 if record is None else decode_record(record).store_timestamp
+    except RecordCorrupt:
+        return -1
+
+
+def disk_ratio(path: Path) -> float:
+    """The used part of a disk, rounded up to percent."""
+    return used_percent(path) / 100
+
+
+def bytes_text(count: int) -> str:
+    """Bytes in the largest unit that leaves at least 1: ``0 B``, ``1.5 KiB``, ``252.0 GiB``."""
+    if count < 1024:
+        return f"{count} B"
+    exponent = min(6, (count.bit_length() - 1) // 10)
+    return f"{count / 1024**exponent:.1f} {'KMGTPE'[exponent - 1]}iB"
+
+
+def run_time_text(ms: float) -> str:
+    """How long the broker runs: ``[ 0 days, 0 hours, 7 minutes, 11 seconds ]``."""
+    minutes, seconds = divmod(int(ms // 1000), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

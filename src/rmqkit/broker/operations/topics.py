@@ -1,0 +1,187 @@
+"""Topics and what is left of them: codes 17, 18, 21, 215, 305, 306, 316, 329, 351 (``AdminBrokerProcessor``).
+
+A change is on the disk, and on its way to the name servers, when it is answered. What is expired goes by itself in
+time; the cleaning codes do it now and are always answered with success, unless the disk refuses.
+Source: remoting.md §4.3.7, §4.4; behaviour.md §5.5, §9.9; store.md §9.2.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.tables.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.bodies.groups import TopicConfigList
+from rmqkit.protocol.bodies.namesrv import TopicList
+from rmqkit.protocol.bodies.topics import TopicConfig, TopicQueueMappingDetail
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_fields, decode_header, decode_header_leniently, reply
+from rmqkit.protocol.headers.topics import CreateTopicRequest, TopicConfigsResponse, TopicRequest
+from rmqkit.protocol.names import is_light, retry_topic, topic_fault
+from rmqkit.remoting.bodies import decode_aside, decode_body
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Slice
+
+__all__ = ["TopicHandlers"]
+
+_NO_COMPACTION = (
+    "cleanup.policy=COMPACTION is not supported: messages are deleted by their age, not by their keys; "
+    "create the topic without it"
+)
+_FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+
+
+class TopicHandlers(Handlers):
+    """Creates, changes, deletes and shows topics; deletes what nobody needs any more."""
+
+    @answers(RequestCode.UPDATE_AND_CREATE_TOPIC, admins_only=True)
+    async def create(self, connection: Connection, command: Command) -> Command:
+        return await self._create(command)
+
+    async def _create(self, command: Command, detail: TopicQueueMappingDetail | None = None) -> Command:
+        header = decode_header_leniently(command, CreateTopicRequest, drops_unreadable=False)
+        if header.topic_filter_type not in _FILTER_TYPES:
+            remark = f"topicFilterType = [{header.topic_filter_type}] value invalid"
+            return reply(command, ResponseCode.SYSTEM_ERROR, remark)
+        wanted = TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=header.order,
+        )
+        try:
+            wanted.attributes = parse_changes(header.attributes or "")
+        except ValueError as error:
+            return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+        return await self._put(command, [wanted], detail)
+
+    @answers(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, admins_only=True)
+    async def create_static(self, connection: Connection, command: Command) -> Command:
+        """A topic whose queues are numbered over several brokers; the body says which of them are here."""
+        static, detail = self._topics.static, await decode_aside(command, TopicQueueMappingDetail)
+        fault = static.fault(detail, force=decode_fields(command).get("force") == "true")
+        if fault:
+            return reply(command, ResponseCode.SYSTEM_ERROR, fault)
+        return await self._create(command, detail)
+
+    @answers(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, admins_only=True)
+    async def create_several(self, connection: Connection, command: Command) -> Command:
+        """Create or change several topics: all, or none when one of them is refused."""
+        return await self._put(command, decode_body(command, TopicConfigList).topic_config_list)
+
+    @answers(RequestCode.DELETE_TOPIC_IN_BROKER, admins_only=True)
+    def delete(self, connection: Connection, command: Command) -> Command:
+        """Delete a topic, its queues, its groups' offsets and their POP retry topics; an unknown one is fine."""
+        topic = decode_header_leniently(command, TopicRequest, missing={"topic": ""}).topic
+        fault = topic_fault(topic) if not topic.strip() else self._conflict(topic)
+        if fault is not None:
+            return reply(command, ResponseCode.INVALID_PARAMETER, fault)
+        groups = self._offsets.groups(topic) if self._settings.deletes_retry_topics else ()
+        retries = [retry_topic(f"{group}{mark}{topic}") for group in groups for mark in "_+"]
+        for name in (topic, *filter(self._topics.get, retries)):
+            self._topics.remove(name)
+            self._offsets.remove_topic(name)
+            self._store.delete_topic(name)
+            self._statistics.forget(topic=name)
+        return reply(command)
+
+    @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
+    def all_topics(self, connection: Connection, command: Command) -> Command:
+        """Every topic, with the version of the table; slaves copy it."""
+        table = self._topics.snapshot()
+        table.mapping_data_version = self._topics.static.data_version
+        table.topic_queue_mapping_info_map = {}
+        table.topic_queue_mapping_detail_map = self._topics.static.details
+        header = TopicConfigsResponse(len(table.topic_config_table))
+        return reply(command, header=header, body=msgspec.json.encode(table))
+
+    @answers(RequestCode.GET_TOPIC_CONFIG)
+    def topic(self, connection: Connection, command: Command) -> Command:
+        name = decode_header(command, TopicRequest).topic
+        config = self._topics.get(name)
+        if config is None:
+            return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
+        detail = self._topics.static.details.get(name)
+        if detail is None or decode_fields(command).get("lo") != "true":
+            return reply(command, body=msgspec.json.encode(config))
+        return reply(command, body=fastjson.dumps({**msgspec.to_builtins(config), "mappingDetail": detail}))
+
+    @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+    def system_topics(self, connection: Connection, command: Command) -> Command:
+        """The names of the topics that are the broker's own."""
+        return reply(command, body=msgspec.json.encode(TopicList(topic_list=self._topics.system_topics)))
+
+    @answers(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, admins_only=True)
+    def expired_queue_files(self, connection: Connection, command: Command) -> Command:
+        """Delete queue files that point below the start of the log only."""
+        self._store.retention_round()
+        return reply(command)
+
+    @answers(RequestCode.DELETE_EXPIRED_COMMITLOG, admins_only=True)
+    def expired_log_files(self, connection: Connection, command: Command) -> Command:
+        """Delete log files that are old enough, at any hour."""
+        self._store.request_retention()
+        return reply(command)
+
+    @answers(RequestCode.CLEAN_UNUSED_TOPIC, admins_only=True)
+    def unused_topics(self, connection: Connection, command: Command) -> Command:
+        """Delete the queues and offsets of topics that are not in the table, and offsets that groups left behind."""
+        known = self._store.topics | self._offsets.all_topics
+        unknown = [topic for topic in known if self._topics.get(topic) is None and not is_light(topic)]
+        unused = [topic for topic in unknown if not self._topics.is_system(topic)]
+        self._store.delete_topic(*unused)
+        for topic in unused:
+            self._offsets.remove_topic(topic)
+        for topic in self._offsets.all_topics:
+            for group in self._offsets.groups(topic):
+                if not self._topics.is_system(topic) and self._is_abandoned(topic, group):
+                    self._offsets.remove(group, topic)
+        return reply(command)
+
+    async def _put(
+        self, command: Command, wanted: list[TopicConfig], detail: TopicQueueMappingDetail | None = None
+    ) -> Command:
+        """Create or change what differs; the attributes of what is wanted are signed changes.
+        ``detail``: the queues of the topic that is wanted, if it is a static one."""
+        changed, now = [], Slice()
+        for config in wanted:
+            await now.pause_if_over()
+            known = self._topics.get(config.topic_name)
+            changes = config.attributes or {}
+            fault = topic_fault(config.topic_name) or self._conflict(config.topic_name)
+            if fault is None and changes.get("+message.type") == "MIXED" and not self._settings.mixed_topics:
+                fault = "MIXED message type is not supported."
+            if fault is None and known is None and changes.get("+cleanup.policy") == "COMPACTION":
+                fault = _NO_COMPACTION
+            if fault is None and detail is not None and detail.topic != config.topic_name:
+                fault = f"the mapping of topic {detail.topic} was given to topic {config.topic_name}"
+            if fault is not None:
+                return reply(command, ResponseCode.INVALID_PARAMETER, fault)
+            current = (known.attributes or {}) if known is not None else {}
+            try:
+                config.attributes = alter(current, changes, TOPIC_ATTRIBUTES, is_new=known is None)
+            except ValueError as error:
+                return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+            if config != known or detail is not None:
+                changed.append(config)
+        if detail is not None:
+            self._topics.static.put(detail)  # first: the topic is told with it
+        if changed:
+            await self._topics.put_shared(*changed)
+            await self._told()
+        return reply(command)
+
+    def _is_abandoned(self, topic: str, group: str) -> bool:
+        """Whether a group is not online for a topic and what came next for it was deleted, on every queue."""
+        online = self._clients.consumers(group)
+        if online is not None and topic in online.subscriptions:
+            return False
+        lows = {queue_id: self._store.min_offset(topic, queue_id) for queue_id in self._offsets.queues(group, topic)}
+        return bool(lows) and all(offset < lows[q] for q, offset in self._offsets.queues(group, topic).items())
+
+    def _conflict(self, topic: str) -> str | None:
+        return f"The topic[{topic}] is conflict with system topic." if self._topics.is_system(topic) else None

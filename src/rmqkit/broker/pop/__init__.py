@@ -1,0 +1,1 @@
+"""POP: pops, acks, check points and what is revived (PopMessageProcessor, PopBufferMergeService, PopReviveService)."""

@@ -1,0 +1,456 @@
+"""Who has which popped message: check points and acks (``PopBufferMergeService``, the reading part of
+``PopReviveService``).
+
+A pop stores one *check point* per queue in the revive topic before its messages leave; acks that come together store
+one record per pop behind it, all with one write. What is pending is in memory, too, so nothing is read while the broker
+runs: the log is read when it starts, from the group CID_RMQ_SYS_REVIVE_GROUP's offset on, which is that of the last
+record before everything that is pending.
+
+============================  =======================================================================================
+other than the reference      why
+============================  =======================================================================================
+records go to the revive      a timer is not needed to know what is due; Apache's broker reads such a store: it waits
+topic at once, not through    for the time in the check point
+the timer wheel
+``enablePopBufferMerge``      delays acks alone, a moment: after a kill -9 these messages come again. A check point
+                              is always stored
+acks of nothing pending       are not stored
+============================  =======================================================================================
+
+What a crash may lose under ASYNC_FLUSH is what the operating system loses. Loop only.
+Source: behaviour.md §4.7, §4.9, §4.12.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
+
+import msgspec
+
+from rmqkit.broker.pop.counts import ACK, CHECK_POINT, PopCounts
+from rmqkit.broker.pop.in_flight import AckKey, DueTimes, Mark, Pending, Place
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.clock import Clock
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol.bodies.pop import CheckPoint, StoredAck
+from rmqkit.protocol.hashing import encoded_tags_code
+from rmqkit.protocol.properties import TIMER_DELIVER_MS, encode_properties, find_property
+from rmqkit.protocol.record import decode_record
+from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
+
+__all__ = ["REVIVE_GROUP", "PopLog", "revive_topic"]
+
+REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
+_CHECK_POINT, _ACK, _ACKS = "ck", "ack", "bAck"
+_READ_COUNT = 32
+_NEVER_MS = 1 << 63
+_OK = PutStatus.OK  # asking an enumeration for a member costs a call
+
+_TAGS_CODES = {tag: encoded_tags_code(tag.encode()) for tag in (_CHECK_POINT, _ACK, _ACKS)}
+_read_check_point = msgspec.json.Decoder(CheckPoint).decode
+_read_ack = msgspec.json.Decoder(StoredAck).decode
+_write = msgspec.json.Encoder().encode
+_PROPERTIES = {
+    # Apache's broker looks at the time by the newest of these: without any it never finds that something is due.
+    tag: encode_properties({TIMER_DELIVER_MS: "%d", "UNIQ_KEY": "%s", "TAGS": tag}).decode()
+    for tag in (_CHECK_POINT, _ACK, _ACKS)
+}
+
+_log = logging.getLogger(__name__)
+
+
+def revive_topic(cluster_name: str) -> str:
+    """Where a cluster's brokers keep check points and acks."""
+    return f"rmq_sys_REVIVE_LOG_{cluster_name}"
+
+
+class PopLog:
+    """The check points that are pending, and the revive topic.
+
+    Attributes:
+        in_flight: unacknowledged messages by topic, group and queue id.
+        counts: what metrics tell.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        settings: BrokerSettings,
+        clock: Clock,
+        store_host: bytes,
+    ) -> None:
+        self._store = store
+        self._groups = groups
+        self._offsets = offsets
+        self._settings = settings
+        self._clock = clock
+        self._store_host = store_host
+        self._topic = revive_topic(settings.cluster_name)
+        self._read: dict[int, int] = {}
+        self._queues: dict[int, dict[int, Pending]] = {}
+        self._table: dict[AckKey, Pending] = {}
+        self._due = DueTimes(clock)
+        self._unwritten: dict[Pending, None] = {}
+        self._offsets_at_ms = _NEVER_MS
+        self._turn: Iterator[int] = itertools.repeat(0)
+        self.in_flight: dict[Place, int] = {}
+        self.counts = PopCounts()
+
+    def __len__(self) -> int:
+        """Check points that are pending."""
+        return len(self._table)
+
+    @property
+    def pending(self) -> dict[AckKey, set[int]]:
+        """The offsets that are not acknowledged, by what acks name a pop by."""
+        return {key: set(one.left) for key, one in self._table.items()}
+
+    def load(self, queue_count: int, *, offsets_at_ms: int) -> None:
+        """Read what is pending out of an open store.
+        ``offsets_at_ms``: when the groups' offsets were written. What was popped since then (before a crash) is not
+        popped once more, but comes when its time is over."""
+        self._offsets_at_ms = offsets_at_ms
+        self._turn = itertools.cycle(range(queue_count))
+        for queue_id in range(queue_count):
+            committed = self._offsets.get(REVIVE_GROUP, self._topic, queue_id)
+            low = self._store.min_offset(self._topic, queue_id)
+            self._read[queue_id] = low if committed is None else max(low, committed + 1)
+            self._queues[queue_id] = {}
+        self.follow()
+        self._offsets_at_ms = _NEVER_MS
+
+    def has_queue(self, queue_id: int) -> bool:
+        """Whether the revive topic has a queue."""
+        return queue_id in self._queues
+
+    def next_queue(self) -> int:
+        """The revive queue of the next pop."""
+        return next(self._turn)
+
+    def add(
+        self, topic: str, group: str, queue_id: int, offsets: list[int], *, pop_time: int, invisible_ms: int, queue: int
+    ) -> PutResult:
+        """Store that messages were popped; they may leave when that is done. Arguments as of `mark`."""
+        mark = self.mark(topic, group, queue_id, offsets, pop_time=pop_time, invisible_ms=invisible_ms, queue=queue)
+        return self.store([mark], {})[0][0]
+
+    def mark(
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        offsets: list[int],
+        *,
+        pop_time: int,
+        invisible_ms: int,
+        queue: int,
+        before: int = -1,
+        after: int = -1,
+    ) -> Mark:
+        """Make a check point of messages that were popped, which counts from now on; the next thing is to `store` it.
+        ``queue``: of the revive topic. The caller sees to it that no other pop has the same key (`is_taken`).
+        ``before``, ``after``: the group's offset, which then goes on from the one to the other."""
+        start, name, due_ms = offsets[0], self._settings.broker_name, pop_time + invisible_ms
+        check_point = CheckPoint(
+            broker_name=name,
+            group=group,
+            diffs=[offset - start for offset in offsets],
+            invisible_time=invisible_ms,
+            count=len(offsets),
+            pop_time=pop_time,
+            queue_id=queue_id,
+            revive_time=due_ms,
+            start_offset=start,
+            topic=topic,
+        )
+        unique_key = f"{topic}@{queue_id}@{start}@{group}@{pop_time}@{name}@ck"
+        message = self._message(queue, _CHECK_POINT, unique_key, _write(check_point))
+        key, place = (topic, group, queue_id, start, pop_time), (topic, group, queue_id)
+        pending = Pending(key, place, set(offsets), due_ms, queue, -1)
+        self._count_in(pending)
+        return Mark(pending, message, before, after)
+
+    def store(
+        self, marks: list[Mark], acks: Mapping[AckKey, Iterable[int]]
+    ) -> tuple[list[PutResult], list[PutResult | None]]:
+        """Store check points, and behind them that messages of some pops are consumed, all with one write.
+        What was popped behind something whose check point is refused is refused, too: the group's offset stays before
+        both. One answer per check point, and one per pop, as `ack` gives it."""
+        merges = self._settings.pop_buffer_merge
+        left = [self._left(key, offsets) for key, offsets in acks.items()]
+        messages = [mark.message for mark in marks]
+        if not merges:
+            messages += [self._ack_message(pending, offsets) for pending, offsets in left if pending is not None]
+        run = self._put_run(messages) if len(messages) > 1 else None
+        puts: list[PutResult] = []
+        refused: dict[Place, PutResult] = {}
+        for number, mark in enumerate(marks):
+            put = run[number] if run is not None else refused.get(mark.pending.place) or self._put(mark.message)
+            puts.append(put)
+            self._marked(mark, put)
+            if put.status is not _OK:
+                refused[mark.pending.place] = put
+        following = iter(run[len(marks) :]) if run is not None else map(self._put, messages[len(marks) :])
+        results: list[PutResult | None] = []
+        for pending, offsets in left:
+            ended = None
+            if pending is not None and merges:
+                self._put_off(pending, offsets)
+            elif pending is not None:
+                ended = next(following)
+                self._count_acks(pending, len(offsets), ended.status)
+                if ended.status is _OK:
+                    self._done(pending, offsets)
+            results.append(ended)
+        return puts, results
+
+    def withdraw(self, marks: Iterable[Mark]) -> None:
+        """Forget check points that were not stored: their messages are not given away."""
+        for pending in [mark.pending for mark in marks]:
+            if pending.revive_offset < 0 and self._table.get(pending.key) is pending:
+                self._count_out(pending, len(pending.left))
+
+    def is_taken(self, topic: str, group: str, queue_id: int, start_offset: int, pop_time: int) -> bool:
+        """Whether a pending pop has these marks: two would be one to acks."""
+        return (topic, group, queue_id, start_offset, pop_time) in self._table
+
+    def ack(self, acks: Mapping[AckKey, Iterable[int]]) -> list[PutResult | None]:
+        """Messages of some pops are consumed, one answer per pop: None when there is nothing to store, or not yet
+        (``enablePopBufferMerge``)."""
+        return self.store([], acks)[1]
+
+    @property
+    def buffered(self) -> tuple[int, int]:
+        """Check points with acks that were put off, and those acks."""
+        return len(self._unwritten), sum(len(pending.unwritten) for pending in self._unwritten)
+
+    @property
+    def late(self) -> dict[int, tuple[int, int]]:
+        """Check points whose time is over, by revive queue: how many, and by how many ms the oldest."""
+        late = dict.fromkeys(self._queues, (0, 0))
+        for pending, late_ms in self._due.late():
+            count, ms = late[pending.revive_queue_id]
+            late[pending.revive_queue_id] = count + 1, max(ms, late_ms)
+        return late
+
+    def revived(self, pending: Pending, offsets: list[int]) -> None:
+        """Messages have come again, or are gone. Without a record they come once more after a restart."""
+        self._put(self._ack_message(pending, offsets))
+        self._done(pending, offsets)
+
+    def due(self) -> Iterator[Pending]:
+        """The check points whose time has come, each until all of it is `revived` or it is postponed."""
+        return self._due.due()
+
+    def postpone(self, pending: Pending, ms: int) -> None:
+        """Try it again later."""
+        self._due.postpone(pending, ms)
+
+    def follow(self) -> None:
+        """Take in what others have put into the revive topic, or what was there at the start.
+        Not while acks are to be written: check points of ours that memory is done with would count again."""
+        if self._unwritten:
+            return
+        for queue_id, position in self._read.items():
+            while position < self._store.max_offset(self._topic, queue_id):
+                found = self._store.get(self._topic, queue_id, position, count_max=_READ_COUNT)
+                for raw in found.records:
+                    self._read_one(queue_id, raw)
+                if found.next_begin_offset <= position:
+                    break
+                self._read[queue_id] = position = found.next_begin_offset
+
+    def write_acks(self) -> None:
+        """Store the acks that were put off; those that the store refuses wait on."""
+        started_ms = self._clock.monotonic_ms()
+        several = list(self._unwritten)
+        puts = self._put_all([self._ack_message(pending, pending.unwritten) for pending in several])
+        for pending, put in zip(several, puts, strict=True):
+            if put.status is _OK:
+                del self._unwritten[pending]
+                pending.unwritten = []
+        self.counts.scan_ms.observe(self._clock.monotonic_ms() - started_ms)
+
+    def commit(self) -> None:
+        """Move the revive group's offsets up to what is pending."""
+        unwritten = {queue: min(those) for queue, those in _by_queue(self._unwritten).items()}
+        for queue_id, waiting in self._queues.items():
+            end = min(next(iter(waiting), self._read[queue_id]), unwritten.get(queue_id, self._read[queue_id]))
+            if end and self._offsets.get(REVIVE_GROUP, self._topic, queue_id) != end - 1:
+                self._offsets.commit(REVIVE_GROUP, self._topic, queue_id, end - 1)
+
+    # -- inside
+
+    def _left(self, key: AckKey, offsets: Iterable[int]) -> tuple[Pending | None, list[int]]:
+        """What of acknowledged messages was pending, and in which pop; None without any."""
+        pending = self._table.get(key)
+        if pending is None or pending.revive_offset < 0:
+            return None, []
+        left = sorted(pending.left.intersection(offsets))
+        return (pending, left) if left else (None, left)
+
+    def _marked(self, mark: Mark, put: PutResult) -> None:
+        """Take note of what became of a check point."""
+        pending = mark.pending
+        topic, group, queue_id = pending.place
+        self.counts.has_put(topic, group, CHECK_POINT, put.status)
+        if put.status is not _OK:
+            return self._count_out(pending, len(pending.left))
+        pending.revive_offset = put.queue_offset
+        self._wait_for(pending)
+        if mark.after != mark.before and self._offsets.get(group, topic, queue_id) == mark.before:  # not set meanwhile
+            self._offsets.commit(group, topic, queue_id, mark.after)
+        return None
+
+    def _put_off(self, pending: Pending, offsets: list[int]) -> None:
+        self._done(pending, offsets)
+        self._count_acks(pending, len(offsets), _OK)
+        pending.unwritten += offsets
+        self._unwritten[pending] = None
+
+    def _count_acks(self, pending: Pending, count: int, status: PutStatus) -> None:
+        topic, group, *_ = pending.key
+        self.counts.has_put(topic, group, ACK, status, count)
+        if status is _OK:
+            self.counts.done[topic, group, ACK, str(pending.revive_queue_id)] += count
+
+    def _ack_message(self, pending: Pending, offsets: list[int]) -> PutMessage:
+        topic, group, queue_id, start, pop_time = pending.key
+        name, is_one = self._settings.broker_name, len(offsets) == 1
+        body = StoredAck(
+            ack_offset=offsets[0] if is_one else -1,
+            broker_name=name,
+            group=group,
+            pop_time=pop_time,
+            queue_id=queue_id,
+            start_offset=start,
+            topic=topic,
+        )
+        if not is_one:
+            body.ack_offsets = offsets
+        key = f"{topic}@{queue_id}@{body.ack_offset}@{group}@{pop_time}@{name}@ack"
+        return self._message(pending.revive_queue_id, _ACK if is_one else _ACKS, key, _write(body))
+
+    def _message(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> PutMessage:
+        now_ms, host = self._clock.now_ms(), self._store_host
+        if "\x01" in unique_key or "\x02" in unique_key:
+            raise ValueError(f"{unique_key!r} contains the separator 0x01 or 0x02: rename topic, group or broker")
+        properties = (_PROPERTIES[tag] % (now_ms, unique_key)).encode("utf-8", "replace")
+        code = _TAGS_CODES[tag]
+        return PutMessage(self._topic, queue_id, body, properties, 0, 0, now_ms, host, host, tags_code=code)
+
+    def _put(self, message: PutMessage) -> PutResult:
+        put = self._store.put(message)
+        if put.status is _OK:
+            self._know(message.queue_id, put.queue_offset)
+        return put
+
+    def _put_all(self, messages: list[PutMessage]) -> list[PutResult]:
+        """Put messages with one write, or where the store does not take them together one by one."""
+        run = self._put_run(messages) if len(messages) > 1 else None
+        return [self._put(message) for message in messages] if run is None else run
+
+    def _put_run(self, messages: list[PutMessage]) -> list[PutResult] | None:
+        """Put messages with one write; None, with nothing done, where the store does not take them together."""
+        run = self._store.put_run(messages)
+        if run is None:
+            return None
+        read, results = self._read, list[PutResult]()
+        for one in run:
+            queue_offset = one.queue_offset
+            if read.get(one.queue_id) == queue_offset:  # as `_know`
+                read[one.queue_id] = queue_offset + 1
+            results.append(PutResult(_OK, one.physical_offset, one.physical_offset + one.size, queue_offset))
+        return results
+
+    def _know(self, queue_id: int, queue_offset: int) -> None:
+        """Need not read a record that was put here."""
+        if queue_offset == self._read.get(queue_id):
+            self._read[queue_id] += 1
+
+    def _read_one(self, queue_id: int, raw: memoryview) -> None:
+        try:
+            record = decode_record(raw)
+            tag = find_property(record.properties, b"TAGS")
+            if tag == _CHECK_POINT.encode():
+                check_point = _read_check_point(record.body)
+                if check_point.pop_time > self._offsets_at_ms:
+                    self._take_group(check_point)
+                self._take(check_point, check_point.offsets_left, queue_id, record.queue_offset)
+            elif tag in (_ACK.encode(), _ACKS.encode()):
+                self._take_ack(_read_ack(record.body))
+        except (RecordCorrupt, msgspec.DecodeError) as error:
+            _log.warning("revive queue %d holds what is neither check point nor ack: %s", queue_id, error)
+
+    def _take_group(self, popped: CheckPoint) -> None:
+        """Have the group, which may be so new that it is not on the disk, go on behind a pop that its written offset
+        does not know of."""
+        self._groups.get(popped.group)
+        end = popped.start_offset + max(popped.diffs or [popped.count - 1]) + 1
+        committed = self._offsets.get(popped.group, popped.topic, popped.queue_id)
+        if committed is None or committed < end:
+            self._offsets.commit(popped.group, popped.topic, popped.queue_id, end)
+
+    def _take(self, popped: CheckPoint, left: set[int], revive_queue_id: int, revive_offset: int) -> None:
+        """Have a check point pending that was read."""
+        topic, group, queue_id, pop_time = popped.topic, popped.group, popped.queue_id, popped.pop_time
+        key, due_ms = (topic, group, queue_id, popped.start_offset, pop_time), pop_time + popped.invisible_time
+        if left and key not in self._table:
+            pending = Pending(key, (topic, group, queue_id), left, due_ms, revive_queue_id, revive_offset)
+            self._count_in(pending)
+            self._wait_for(pending)
+
+    def _count_in(self, pending: Pending) -> None:
+        place = pending.place
+        self._table[pending.key] = pending
+        self.in_flight[place] = self.in_flight.get(place, 0) + len(pending.left)
+
+    def _count_out(self, pending: Pending, count: int) -> None:
+        """Messages are not in flight any more; the last ones of their pop."""
+        in_flight, place = self.in_flight, pending.place
+        in_flight[place] -= count
+        if in_flight[place] <= 0:
+            del in_flight[place]
+        del self._table[pending.key]
+
+    def _wait_for(self, pending: Pending) -> None:
+        """Have a stored check point come when its time is over."""
+        waiting, revive_offset = self._queues[pending.revive_queue_id], pending.revive_offset
+        is_late = waiting and next(reversed(waiting)) > revive_offset
+        waiting[revive_offset] = pending
+        if is_late:  # somebody else's, read after an own one: `commit` counts on the order
+            self._queues[pending.revive_queue_id] = dict(sorted(waiting.items()))
+        self._due.enter(pending)
+
+    def _take_ack(self, ack: StoredAck) -> None:
+        pending = self._table.get((ack.topic, ack.group, ack.queue_id, ack.start_offset, ack.pop_time))
+        if pending is not None:
+            offsets = ack.ack_offsets if ack.ack_offset < 0 and ack.ack_offsets else [ack.ack_offset]
+            self._done(pending, pending.left.intersection(offsets))
+
+    def _done(self, pending: Pending, offsets: Iterable[int]) -> None:
+        left = pending.left
+        before = len(left)
+        left.difference_update(offsets)
+        if left:
+            self.in_flight[pending.place] -= before - len(left)
+            return
+        self._count_out(pending, before)
+        topic, group, _ = pending.place
+        del self._queues[pending.revive_queue_id][pending.revive_offset]
+        self.counts.done[topic, group, CHECK_POINT, str(pending.revive_queue_id)] += 1
+        self._due.leave(pending)
+
+
+def _by_queue(several: Iterable[Pending]) -> dict[int, list[int]]:
+    """Revive offsets by revive queue."""
+    in_order = sorted(several, key=attrgetter("revive_queue_id"))
+    groups = itertools.groupby(in_order, key=attrgetter("revive_queue_id"))
+    return {queue: [one.revive_offset for one in those] for queue, those in groups}

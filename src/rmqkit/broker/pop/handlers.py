@@ -1,0 +1,270 @@
+"""POP_MESSAGE, PEEK_MESSAGE, NOTIFICATION, POLLING_INFO (``PopMessageProcessor`` and its like).
+
+A pop takes messages of one queue or of all of a topic, and of the group's retry topics of it (`pop_read`); their check
+points are in the log before they leave (SYNC_FLUSH: on the disk). A pop that finds nothing waits. Records are slices of
+the log; those of retry topics are written anew with the topic they came from and their handle (POP_CK).
+Source: behaviour.md §4.6, §4.8, §4.14; remoting.md §4.6.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.context import Parts
+from rmqkit.broker.durability import Outcome
+from rmqkit.broker.pop.polling import HeldPop, PopPolling
+from rmqkit.broker.pop.read import PopRead
+from rmqkit.broker.pop.service import Pops
+from rmqkit.broker.send.checks import CODES, NOT_ENOUGH_REPLICAS, Refusal
+from rmqkit.broker.tables.filters import PullFilter, inline_filter
+from rmqkit.protocol.bodies.topics import Permission
+from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header_leniently, reply
+from rmqkit.protocol.headers.pop import (
+    NotificationRequest,
+    NotificationResponse,
+    PeekMessageRequest,
+    PollingInfoRequest,
+    PollingInfoResponse,
+    PopMessageRequest,
+    PopMessageResponse,
+)
+from rmqkit.protocol.pop_answers import found_frame
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.store.message_store import Arrival, PutResult, PutStatus
+
+__all__ = ["NO_REMARK", "PopAnswers", "PopHandlers"]
+
+_COUNT_MAX = 32
+_READ = int(Permission.READ)  # an operation with the member itself costs two calls, asking for it one
+_OK = PutStatus.OK
+_LATE_MS = 500
+_COPIED_BYTES_MAX = 4096
+NO_REMARK = "not set any response code"
+"""What the reference answers where it sets no remark of its own."""
+_NOTHING = "NO_MESSAGE_IN_QUEUE"
+
+_POPPING, _PEEKING = "pop message", "peeking message"
+"""What the reference says is forbidden, whichever of these requests it was."""
+
+
+class PopAnswers(Handlers):
+    """What handlers of POP share."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        assert parts.pops is not None, "a master pops"
+        self._pops: Pops = parts.pops
+        self._parts = parts
+        self._is_plain = parts.durability is None and parts.counts is None
+        """Whether no answer waits or is measured."""
+
+    @property
+    def _busy(self) -> Refusal | None:
+        """Why nothing may be put that has to wait until it is safe."""
+        durability = self._durability
+        if durability is None or not (durability.is_full or durability.lacks_replicas):
+            return None
+        return NOT_ENOUGH_REPLICAS if durability.lacks_replicas else (ResponseCode.SYSTEM_BUSY, OVERLOADED)
+
+    def _is_safe(self, end_offset: int) -> bool:
+        """Whether an answer for the log up to an offset need not wait; 0: nothing was put."""
+        return not end_offset or self._durability is None or self._durability.has(end_offset)
+
+    def _when_safe(self, end_offset: int, answer: Callable[[Refusal | None], None], *, answers: int = 1) -> None:
+        """Answer as soon as the log is safe up to an offset, or with what kept it from being so in time: what was
+        popped then comes when its time is over, and an ack is to be sent again."""
+        durability = self._durability
+        if durability is None or self._is_safe(end_offset):
+            return answer(None)
+
+        def release(outcome: Outcome, reason: str) -> None:
+            answer(None if outcome is Outcome.DURABLE else (CODES[outcome], reason))
+
+        return durability.hold(end_offset, release, answers=answers)
+
+
+class PopHandlers(PopAnswers):
+    """Hands out messages that are hidden from the group until they are acknowledged or their time is over."""
+
+    @answers(RequestCode.POP_MESSAGE)
+    def pop(self, connection: Connection, command: Command) -> Command | None:
+        """Messages; None while they are waited for, or their check point is on its way to the disk."""
+        header = decode_header_leniently(command, PopMessageRequest, drops_unreadable=False)
+        refusal = self._refusal(connection, header, _POPPING) or self._busy
+        if refusal is None and header.max_msg_nums > _COUNT_MAX:
+            remark = f"the broker[{self._identity.ip}] pop message's num is greater than {_COUNT_MAX}"
+            refusal = ResponseCode.INVALID_PARAMETER, remark
+        if refusal is not None:
+            return reply(command, *refusal, header=PopMessageResponse())
+        try:
+            wanted = inline_filter(header.exp or "*", header.exp_type)
+        except ValueError:
+            remark = "parse the consumer's subscription failed"
+            return reply(command, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark, header=PopMessageResponse())
+        self._clients.compensate(header.consumer_group, header.topic, header.exp, header.exp_type)
+        return self._pop(connection, command, header, wanted, may_hold=True)
+
+    @answers(RequestCode.PEEK_MESSAGE)
+    def peek(self, connection: Connection, command: Command) -> Command:
+        """Messages that may be popped; they stay where they are."""
+        header = decode_header_leniently(command, PeekMessageRequest, drops_unreadable=False)
+        refusal = self._place_refusal(connection, header, _PEEKING)
+        if refusal is not None:
+            return reply(command, *refusal, header=PopMessageResponse())
+        read = PopRead(self._parts, header, count=min(header.max_msg_nums, _COUNT_MAX))
+        read.peek()
+        code = ResponseCode.SUCCESS if read.records else ResponseCode.PULL_NOT_FOUND
+        answer = PopMessageResponse(rest_num=read.rest)
+        return reply(command, code, "FOUND" if read.records else _NOTHING, header=answer, body=read.records)
+
+    @answers(RequestCode.NOTIFICATION)
+    def notification(self, connection: Connection, command: Command) -> Command | None:
+        """Whether there is something to pop, when there is or the time is over."""
+        header = decode_header_leniently(command, NotificationRequest, drops_unreadable=False)
+        refusal = self._refusal(connection, header, _PEEKING)
+        if refusal is not None:
+            return reply(command, *refusal, header=NotificationResponse())
+        return self._notify(connection, command, header, may_hold=True)
+
+    @answers(RequestCode.POLLING_INFO)
+    def polling_info(self, connection: Connection, command: Command) -> Command:
+        """How many pops wait for a queue."""
+        header = decode_header_leniently(command, PollingInfoRequest, drops_unreadable=False)
+        refusal = self._place_refusal(connection, header, _PEEKING)
+        if refusal is not None:
+            return reply(command, *refusal, header=PollingInfoResponse())
+        count = self._pops.waiting.count(header.topic, header.consumer_group, header.queue_id)
+        return reply(command, remark=NO_REMARK, header=PollingInfoResponse(count))
+
+    # -- inside
+
+    def _refusal(
+        self, connection: Connection, header: PopMessageRequest | NotificationRequest, what: str
+    ) -> Refusal | None:
+        """The checks in the reference's order."""
+        now_ms = self._clock.now_ms()
+        header.born_time = header.born_time or now_ms
+        if now_ms - header.born_time - header.poll_time > _LATE_MS:
+            return ResponseCode.POLLING_TIMEOUT, f"the broker[{self._identity.ip}] {what} is timeout too much"
+        return self._place_refusal(connection, header, what)
+
+    def _place_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
+        """The checks of topic and group, which may change while a request waits."""
+        return self._topic_refusal(connection, header, what) or self._group_refusal(header.consumer_group)
+
+    def _topic_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
+        if not self._settings.broker_permission & _READ:
+            return ResponseCode.NO_PERMISSION, f"the broker[{self._identity.ip}] {what} is forbidden"
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            return ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {FAQ}"
+        if not topic.perm & _READ:
+            return ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] {_PEEKING} is forbidden"
+        if header.queue_id >= topic.read_queue_nums:
+            remark = (
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{connection.peer}]"
+            )
+            return ResponseCode.INVALID_PARAMETER, remark
+        return None
+
+    def _group_refusal(self, name: str) -> Refusal | None:
+        group = self._groups.get(name)
+        if group is None:
+            return ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist, {FAQ}"
+        if not group.consume_enable:
+            return ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}"
+        return None
+
+    def _pop(
+        self, connection: Connection, command: Command, header: PopMessageRequest, wanted: PullFilter, *, may_hold: bool
+    ) -> Command | None:
+        topic, group = header.topic, header.consumer_group
+        read = PopRead(self._parts, header, count=header.max_msg_nums, wanted=wanted)
+        read.pop(header)
+        if read.records:
+            if read.rest:
+                self._pops.waiting.wake(topic, group, header.queue_id)
+            if not read.marks:
+                return reply(command, remark="FOUND", header=read.answer(header), body=read.records)
+            answer = partial(self._answer_popped, connection, command, header, read)
+            self._pops.turn.pop(connection, read.marks, answer)
+            return None
+        if not may_hold or header.poll_time <= 0:
+            return reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=read.answer(header))
+
+        def retry(may_hold: bool) -> None:
+            refusal = self._place_refusal(connection, header, _POPPING)
+            if refusal is not None:
+                answer: Command | None = reply(command, *refusal, header=PopMessageResponse())
+            else:
+                answer = self._pop(connection, command, header, wanted, may_hold=may_hold)
+            if answer is not None:
+                connection.send(answer)
+
+        if self._hold(self._pops.waiting, connection, header, retry, wanted, read.blocked_until):
+            return None
+        return reply(command, ResponseCode.POLLING_FULL, _NOTHING, header=read.answer(header))
+
+    def _answer_popped(
+        self, connection: Connection, command: Command, header: PopMessageRequest, read: PopRead, put: PutResult
+    ) -> None:
+        """Answer a pop whose check points were stored, or not."""
+        if command.is_one_way:
+            return None
+        if put.status is not _OK:
+            refusal = ResponseCode.SYSTEM_ERROR, put.reason or put.status.value
+            connection.send(reply(command, *refusal, header=PopMessageResponse()))
+            return None
+        answer, records = read.answer(header), read.records
+        if self._is_plain and len(records) == 1 and len(records[0]) <= _COPIED_BYTES_MAX:
+            return connection.send_frame(found_frame(command.opaque, answer, records[0]))
+        found = reply(command, remark="FOUND", header=answer, body=records)
+        return self._when_safe(
+            put.end_offset, lambda late: connection.send(found if late is None else reply(command, *late))
+        )
+
+    def _notify(
+        self, connection: Connection, command: Command, header: NotificationRequest, *, may_hold: bool
+    ) -> Command | None:
+        read = PopRead(self._parts, header, count=1)
+        has_message = read.has_message(bool(header.order), header.attempt_id)
+        if has_message or not may_hold or header.poll_time <= 0:
+            return reply(command, remark=NO_REMARK, header=NotificationResponse(has_message))
+
+        def retry(may_hold: bool) -> None:
+            refusal = self._place_refusal(connection, header, _PEEKING)
+            if refusal is not None:
+                answer: Command | None = reply(command, *refusal, header=NotificationResponse())
+            else:
+                answer = self._notify(connection, command, header, may_hold=may_hold)
+            if answer is not None:
+                connection.send(answer)
+
+        if self._hold(self._pops.asking, connection, header, retry, PullFilter(), read.blocked_until):
+            return None
+        return reply(command, remark=NO_REMARK, header=NotificationResponse(has_msg=False, polling_full=True))
+
+    def _hold(
+        self,
+        polling: PopPolling,
+        connection: Connection,
+        header: PopMessageRequest | NotificationRequest,
+        retry: Callable[[bool], None],
+        wanted: PullFilter,
+        look_at_ms: int | None,
+    ) -> bool:
+        def wants(arrival: Arrival) -> bool:
+            is_tagged = wanted.codes is None or arrival.tags_code in wanted.codes
+            return is_tagged and (wanted.wants is None or wanted.wants(arrival))
+
+        until_ms = header.born_time + header.poll_time
+        return polling.hold(
+            HeldPop(
+                connection, header.topic, header.consumer_group, header.queue_id, until_ms, retry, wants, look_at_ms
+            )
+        )

@@ -1,0 +1,152 @@
+"""Which messages of a queue a group has popped in order (``ConsumerOrderInfoManager``), ``consumerOrderInfo.json``.
+
+While one message of the last pop is neither acknowledged nor visible again, the queue is blocked for its group; the
+same attempt (``attemptId``) gets the same messages once more. What is popped next begins at the first message that is
+not acknowledged, and tells how often each was delivered before. The file is written every few seconds and at stop:
+after a crash the messages since then come again, in order. Loop only. Source: behaviour.md §4.14; store.md §9.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from rmqkit.broker.tables.lazy_table import LazyTable
+from rmqkit.clock import Clock
+
+__all__ = ["OrderTable"]
+
+_KEPT_MS = 86_400_000
+_QUEUE_LEVEL = "QUEUE"
+
+
+class OrderInfo(Struct, kw_only=True, omit_defaults=True):
+    """What was popped of one queue; times in ms.
+
+    Attributes:
+        offsets: of the messages; the first, then each as its distance from the first.
+        acked_bits: bit i is set when message i is acknowledged.
+        visible_at: when messages are visible again whose time was changed, by offset.
+        tries: how often messages were delivered before, by offset; 0 is left out.
+    """
+
+    attempt_id: str | None = field(default=None, name="a")
+    acked_bits: int = field(default=0, name="cm")
+    invisible_time: int | None = field(default=None, name="i")
+    popped_at: int = field(default=0, name="l")
+    offsets: list[int] = field(default_factory=list, name="o")
+    tries: dict[int, int] | None = field(default=None, name="oc")
+    visible_at: dict[int, int] | None = field(default=None, name="ot")
+    pop_time: int = field(default=0, name="popTime")
+
+    @property
+    def queue_offsets(self) -> list[int]:
+        return [self.offsets[0] + diff for diff in (0, *self.offsets[1:])] if self.offsets else []
+
+    @property
+    def offsets_left(self) -> list[int]:
+        return [offset for i, offset in enumerate(self.queue_offsets) if not self.acked_bits >> i & 1]
+
+    def visible_from(self, now_ms: int) -> int | None:
+        """When nothing hidden is left that blocks the queue; None: nothing does."""
+        hidden_until = self.pop_time + (self.invisible_time or 0)
+        times = [(self.visible_at or {}).get(offset, hidden_until) for offset in self.offsets_left]
+        return max((time for time in times if time > now_ms), default=None)
+
+
+class OrderFile(Struct, rename="camel"):
+    """``consumerOrderInfo.json``: ``topic@group`` → queue id → what was popped."""
+
+    ordered_consumption_level: str = _QUEUE_LEVEL
+    table: dict[str, dict[int, OrderInfo]] = field(default_factory=dict)
+
+
+class OrderTable(LazyTable):
+    """Ordered pops by topic, group and queue."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        super().__init__(folder / "consumerOrderInfo.json")
+        self._clock = clock
+        self._table: dict[str, dict[int, OrderInfo]] = {}
+
+    def load(self) -> None:
+        stored = self._file.load(OrderFile)
+        self._table = stored.table if stored is not None else {}
+
+    def snapshot(self) -> OrderFile:
+        """A copy of what is not older than a day."""
+        self._is_dirty = False
+        oldest_ms = self._clock.now_ms() - _KEPT_MS
+        for key, queues in list(self._table.items()):
+            self._table[key] = {queue_id: info for queue_id, info in queues.items() if info.popped_at >= oldest_ms}
+            if not self._table[key]:
+                del self._table[key]
+        return OrderFile(_QUEUE_LEVEL, {key: dict(queues) for key, queues in self._table.items()})
+
+    def blocked_until(self, topic: str, group: str, queue_id: int, attempt_id: str | None = None) -> int | None:
+        """When a blocked queue may be free, ms since the epoch; None when it is free for this attempt."""
+        info = self._get(topic, group, queue_id)
+        if info is None or (attempt_id is not None and attempt_id == info.attempt_id):
+            return None
+        return info.visible_from(self._clock.now_ms())
+
+    def popped(
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        offsets: list[int],
+        *,
+        attempt_id: str | None,
+        pop_time: int,
+        invisible_ms: int,
+    ) -> dict[int, int]:
+        """Note a pop; how often each of its messages was delivered before, 0 left out."""
+        before = self._get(topic, group, queue_id)
+        tries: dict[int, int] = {}
+        if before is not None and attempt_id is not None and attempt_id == before.attempt_id:
+            tries = dict(before.tries or {})
+        elif before is not None:
+            known = before.tries or {}
+            tries = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in before.queue_offsets}
+        info = OrderInfo(
+            attempt_id=attempt_id,
+            invisible_time=invisible_ms,
+            popped_at=self._clock.now_ms(),
+            offsets=[offsets[0], *(offset - offsets[0] for offset in offsets[1:])],
+            tries=tries or None,
+            pop_time=pop_time,
+        )
+        self._table.setdefault(f"{topic}@{group}", {})[queue_id] = info
+        self._is_dirty = True
+        return tries
+
+    def ack(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int, *, committed: int) -> int | None:
+        """A message is consumed: the offset to commit, the first that is not acknowledged.
+        None for a handle of another pop, and for a message behind the ``committed`` offset of the group whose pop a
+        crash forgot: others before it may not be acknowledged. Raises ValueError: the pop did not have this message."""
+        info = self._get(topic, group, queue_id)
+        if info is None:
+            return offset + 1 if offset == committed else None
+        if info.pop_time != pop_time:
+            return None
+        offsets = info.queue_offsets
+        info.acked_bits |= 1 << offsets.index(offset)
+        self._is_dirty = True
+        return next(iter(info.offsets_left), offsets[-1] + 1)
+
+    def change(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int, visible_at_ms: int) -> None:
+        """Have a message visible again at another time; a handle of another pop changes nothing."""
+        info = self._get(topic, group, queue_id)
+        if info is not None and info.pop_time == pop_time and offset in info.queue_offsets:
+            info.visible_at = {**(info.visible_at or {}), offset: visible_at_ms}
+            self._is_dirty = True
+
+    def forget(self, topic: str, group: str, queue_id: int) -> None:
+        """The group was moved on the queue."""
+        self._table.get(f"{topic}@{group}", {}).pop(queue_id, None)
+        self._is_dirty = True
+
+    def _get(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
+        return self._table.get(f"{topic}@{group}", {}).get(queue_id)

@@ -1,0 +1,378 @@
+"""One pop's way through the queues of a topic and of the group's retry topics of it (``popMsgFromQueue``).
+
+==========================  ==========================================================================================
+which queues                the one that is named, or all from a random one on; one pop in five tries the retry topics
+                            before, the others after these; a pop in order does without them
+which queue first           any, then downwards (``priorityOrderAsc`` false: upwards); of a topic with
+                            ``message.type=PRIORITY`` always the last (the first), and retries after them, in so many
+                            percent of the pops as the group's ``priority.factor`` says
+where it begins             the group's committed offset; a group that is new there: the start of the queue, or with
+                            ``initMode`` 1 its end, unless the whole queue still is in memory
+what it leaves behind       a check point for each queue and the offset behind what was read; in order: what was popped,
+                            and the offset of its first message
+an offset that is illegal   is corrected, and read from again once
+==========================  ==========================================================================================
+
+Source: behaviour.md §4.8, §4.14.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from rmqkit.broker.context import Parts
+from rmqkit.broker.pop.in_flight import Mark
+from rmqkit.broker.send.priority import is_by_priority
+from rmqkit.broker.tables.filters import EVERYTHING, PullFilter
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.bodies.topics import Permission
+from rmqkit.protocol.command import Body
+from rmqkit.protocol.headers.pop import PollingInfoRequest, PopMessageRequest, PopMessageResponse
+from rmqkit.protocol.names import pop_retry_topic
+from rmqkit.protocol.pop import (
+    NORMAL_TOPIC,
+    RETRY_TOPIC_V1,
+    RETRY_TOPIC_V2,
+    OrderKey,
+    PopHandle,
+    PopQueue,
+    encode_message_offsets,
+    encode_order_counts,
+    encode_pop_handle,
+    encode_start_offsets,
+)
+from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.record import decode_record, encode_record
+from rmqkit.store.message_store import GetResult, GetStatus
+
+__all__ = ["ORDER_REVIVE_QUEUE", "PopRead"]
+
+ORDER_REVIVE_QUEUE = 999
+"""Stands for the revive queue in handles of what was popped in order: it has no check point."""
+
+_VERSIONS = ((RETRY_TOPIC_V2, "+"), (RETRY_TOPIC_V1, "_"))
+_MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
+_FROM_END = 1
+_QUEUE_OFFSET = slice(20, 28)
+_READ = int(Permission.READ)  # an operation with the member itself costs two calls
+
+
+class PopRead:
+    """What a pop finds.
+
+    Attributes:
+        records: stored records, or such that were written anew.
+        rest: messages that the queues have beyond these.
+        marks: check points to be stored before the records leave.
+        blocked_until: when a queue that is blocked for a pop in order is free, ms since the epoch.
+    """
+
+    def __init__(
+        self, parts: Parts, header: PollingInfoRequest, *, count: int, wanted: PullFilter = EVERYTHING
+    ) -> None:
+        assert parts.pops is not None, "a master pops"
+        self._parts = parts
+        self._pops = parts.pops
+        self._store = parts.store
+        self._offsets = parts.offsets
+        self._group = header.consumer_group
+        self._topic = header.topic
+        self._queue_id = header.queue_id
+        self._count = count
+        self._wanted = wanted
+        self._starts: dict[PopQueue, int] = {}
+        self._found: dict[PopQueue, list[int]] = {}
+        self._tries: dict[OrderKey, int] = {}
+        self._pop_time = parts.clock.now_ms()
+        self._revive_queue = 0
+        self._is_by_priority = False
+        self.records: list[Body] = []
+        self.rest = 0
+        self.marks: list[Mark] = []
+        self.blocked_until: int | None = None
+
+    def pop(self, header: PopMessageRequest) -> None:
+        """Take messages."""
+        self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pops.log.next_queue()
+        chance, settings = random.random() * 100, self._parts.settings
+        topic, group = self._parts.topics.get(self._topic), self._parts.groups.get(self._group)
+        self._is_by_priority = not header.order and is_by_priority(topic, group, chance)
+        percent = settings.pop_retry_percent_by_priority if self._is_by_priority else settings.pop_retry_percent
+        is_retry_first = chance < percent
+        try:
+            for name, mark, queue_ids in self._topics(with_retries=not header.order, retries_first=is_retry_first):
+                for number, queue_id in enumerate(queue_ids):
+                    if header.order:
+                        self._pop_in_order(header, name, queue_id)
+                    elif len(self.records) < self._count:
+                        self._pop_queue(header, name, mark, queue_id)
+                    else:
+                        self._add_rests(header, name, queue_ids[number:])
+                        break
+        except BaseException:
+            self._pops.log.withdraw(self.marks)
+            raise
+
+    def peek(self) -> None:
+        """Look at messages without a trace."""
+        for topic, _, queue_ids in self._topics(with_retries=True, retries_first=random.randrange(5) == 0):
+            for queue_id in queue_ids:
+                offset = self._offset(topic, queue_id)
+                if len(self.records) < self._count:
+                    found = self._get(topic, queue_id, offset)
+                    self.records += found.records
+                    offset = found.next_begin_offset
+                self._add_rest(topic, queue_id, offset)
+
+    def has_message(self, in_order: bool, attempt_id: str | None) -> bool:
+        """Whether there is a message that is not blocked; filters are not asked."""
+        for topic, _, queue_ids in self._topics(with_retries=not in_order, retries_first=False):
+            for queue_id in queue_ids:
+                if in_order and self._is_blocked(topic, queue_id, attempt_id):
+                    continue
+                if self._store.max_offset(topic, queue_id) > self._offset(topic, queue_id):
+                    return True
+        return False
+
+    def answer(self, header: PopMessageRequest) -> PopMessageResponse:
+        """The answer's header."""
+        return PopMessageResponse(
+            pop_time=self._pop_time,
+            invisible_time=header.invisible_time,
+            revive_qid=self._revive_queue,
+            rest_num=self.rest,
+            start_offset_info=encode_start_offsets(self._starts),
+            msg_offset_info=encode_message_offsets(self._found),
+            order_count_info=encode_order_counts(self._tries) if header.order else None,
+        )
+
+    # -- inside
+
+    def _topics(self, *, with_retries: bool, retries_first: bool) -> list[tuple[str, str, Sequence[int]]]:
+        """Topics, their marks in handles, and their queue ids in the order in which they are asked."""
+        own = (self._topic, NORMAL_TOPIC, self._own_queues())
+        if not with_retries:
+            return [own]
+        retries = self._retries()
+        return [*retries, own] if retries_first else [own, *retries]
+
+    def _own_queues(self) -> Sequence[int]:
+        if self._queue_id >= 0:
+            return (self._queue_id,)
+        config = self._parts.topics.get(self._topic)
+        return self._in_turn(0 if config is None else config.read_queue_nums)
+
+    def _in_turn(self, count: int) -> Sequence[int]:
+        """The ids of all queues, in the order in which they are asked."""
+        first = 0 if self._is_by_priority else int(random.random() * count)
+        ids = [*range(first, count), *range(first)]
+        return ids[::-1] if self._parts.settings.higher_queues_first else ids
+
+    def _retries(self) -> list[tuple[str, str, Sequence[int]]]:
+        retries: list[tuple[str, str, Sequence[int]]] = []
+        for mark, separator in _VERSIONS if self._parts.settings.retry_topic_v2 else _VERSIONS[1:]:
+            topic = pop_retry_topic(self._group, self._topic, separator)
+            config = self._parts.topics.get(topic)
+            if config is not None and config.perm & _READ:
+                retries.append((topic, mark, self._in_turn(config.read_queue_nums)))
+        return retries
+
+    def _pop_queue(self, header: PopMessageRequest, topic: str, mark: str, queue_id: int) -> None:
+        group, log = self._group, self._pops.log
+        offset = before = self._start(header, topic, queue_id)
+        if self._is_too_full(topic, queue_id):
+            return self._add_rest(topic, queue_id, offset)
+        found = self._get(topic, queue_id, offset)
+        if found.status in _MOVED:
+            before = self._move(topic, queue_id, before, found.next_begin_offset)
+            found = self._get(topic, queue_id, found.next_begin_offset)
+        following = found.next_begin_offset
+        if found.records:
+            offsets = _offsets_of(found, offset)
+            while log.is_taken(topic, group, queue_id, offsets[0], self._pop_time):
+                if self.marks:  # one answer has one pop time
+                    return self._add_rest(topic, queue_id, offset)
+                self._pop_time += 1  # of a queue that was set back in this millisecond
+            self.marks.append(
+                log.mark(
+                    topic,
+                    group,
+                    queue_id,
+                    offsets,
+                    pop_time=self._pop_time,
+                    invisible_ms=header.invisible_time,
+                    queue=self._revive_queue,
+                    before=before,
+                    after=following,
+                )
+            )
+            self._take(header, PopQueue(mark, queue_id), topic, found, offsets)
+        elif following != offset:
+            self._move(topic, queue_id, before, following)
+        self.rest += max(0, found.max_offset - following)
+        return None
+
+    def _pop_in_order(self, header: PopMessageRequest, topic: str, queue_id: int) -> None:
+        offset = self._start(header, topic, queue_id)
+        if self._is_blocked(topic, queue_id, header.attempt_id) or len(self.records) >= self._count:
+            return
+        found = self._get(topic, queue_id, offset)
+        if found.status in _MOVED:
+            self._offsets.commit(self._group, topic, queue_id, found.next_begin_offset)
+            found = self._get(topic, queue_id, found.next_begin_offset)
+        if not found.records:
+            if found.next_begin_offset != offset:
+                self._offsets.commit(self._group, topic, queue_id, found.next_begin_offset)
+            return
+        offsets, queue = _offsets_of(found, offset), PopQueue(NORMAL_TOPIC, queue_id)
+        tries = self._pops.orders.popped(
+            topic,
+            self._group,
+            queue_id,
+            offsets,
+            attempt_id=header.attempt_id,
+            pop_time=self._pop_time,
+            invisible_ms=header.invisible_time,
+        )
+        self._tries |= {OrderKey(NORMAL_TOPIC, queue_id, one): count for one, count in tries.items()}
+        self._tries[OrderKey(NORMAL_TOPIC, queue_id)] = min(tries.get(one, 0) for one in offsets)
+        self._offsets.commit(self._group, topic, queue_id, offsets[0])
+        self._take(header, queue, topic, found, offsets)
+        self._add_rest(topic, queue_id, found.next_begin_offset)
+
+    def _take(
+        self, header: PopMessageRequest, queue: PopQueue, topic: str, found: GetResult, offsets: list[int]
+    ) -> None:
+        self._starts[queue] = offsets[0]
+        self._found[queue] = offsets
+        settings = self._parts.settings
+        self._parts.statistics.given(topic, self._group, queue.queue_id, len(found.records), found.size, 0.0)
+        if not header.order:
+            self._parts.statistics.popped(topic, self._group, "CK")
+        if queue.retry == NORMAL_TOPIC or settings.pops_keep_retry_topic:
+            self.records += found.records
+            return
+        handle = PopHandle(
+            check_point_offset=offsets[0],
+            pop_time=self._pop_time,
+            invisible_time=header.invisible_time,
+            revive_queue_id=self._revive_queue,
+            retry=queue.retry,
+            broker_name=settings.broker_name,
+            queue_id=queue.queue_id,
+        )
+        self.records += [
+            self._rewritten(raw, replace(handle, queue_offset=offset))
+            for raw, offset in zip(found.records, offsets, strict=True)
+        ]
+
+    def _rewritten(self, raw: memoryview, handle: PopHandle) -> bytes:
+        """A record of a retry topic, with the topic it came from and its handle."""
+        record = decode_record(raw)
+        mark = encode_properties({property_names.POP_CHECK_POINT: encode_pop_handle(handle)})
+        ending = b"" if not record.properties or record.properties.endswith(b"\x02") else b"\x02"
+        return encode_record(
+            topic=self._topic.encode(),
+            queue_id=record.queue_id,
+            flag=record.flag,
+            queue_offset=record.queue_offset,
+            physical_offset=record.physical_offset,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            store_timestamp=record.store_timestamp,
+            store_host=record.store_host,
+            reconsume_times=record.reconsume_times,
+            prepared_transaction_offset=record.prepared_transaction_offset,
+            body=record.body,
+            properties=record.properties + ending + mark,
+            crc=record.body_crc,
+        )
+
+    def _is_blocked(self, topic: str, queue_id: int, attempt_id: str | None) -> bool:
+        until = self._pops.orders.blocked_until(topic, self._group, queue_id, attempt_id)
+        if until is not None:
+            self.blocked_until = until if self.blocked_until is None else min(until, self.blocked_until)
+        return until is not None
+
+    def _is_too_full(self, topic: str, queue_id: int) -> bool:
+        settings, log = self._parts.settings, self._pops.log
+        if len(log) >= settings.pop_check_points_max:
+            return True
+        place = topic, self._group, queue_id
+        return settings.pop_in_flight_limited and log.in_flight.get(place, 0) >= settings.pop_in_flight_max
+
+    def _start(self, header: PopMessageRequest, topic: str, queue_id: int) -> int:
+        """Where a pop begins; from now on that is the group's offset."""
+        offsets, group, turn = self._offsets, self._group, self._pops.turn
+        if offsets.take_reset(group, topic, queue_id) is not None:
+            self._pops.orders.forget(topic, group, queue_id)
+            turn.ends.pop((topic, group, queue_id), None)
+        end = turn.ends.get((topic, group, queue_id))
+        if end is not None:
+            return end
+        offset = offsets.get(group, topic, queue_id)
+        if offset is None:
+            offset = self._beginning(topic, queue_id, from_end=header.init_mode == _FROM_END)
+            offsets.commit(group, topic, queue_id, offset)
+        return offset
+
+    def _offset(self, topic: str, queue_id: int) -> int:
+        """Where a pop would begin."""
+        offset = self._pops.turn.ends.get((topic, self._group, queue_id))
+        if offset is None:
+            offset = self._offsets.get(self._group, topic, queue_id)
+        return self._beginning(topic, queue_id, from_end=False) if offset is None else offset
+
+    def _beginning(self, topic: str, queue_id: int, *, from_end: bool) -> int:
+        """Where a group begins that is new."""
+        low = self._store.min_offset(topic, queue_id)
+        if not from_end or topic != self._topic:
+            return low
+        if low <= 0 and self._store.is_in_memory(topic, queue_id, 0):
+            return 0
+        return max(0, self._store.max_offset(topic, queue_id) - 1)
+
+    def _move(self, topic: str, queue_id: int, before: int, offset: int) -> int:
+        """Move the group on without a check point, unless one of this turn is to be stored first; its offset then."""
+        if (topic, self._group, queue_id) in self._pops.turn.ends:
+            return before
+        self._offsets.commit(self._group, topic, queue_id, offset)
+        return offset
+
+    def _get(self, topic: str, queue_id: int, offset: int) -> GetResult:
+        wanted = self._wanted if topic == self._topic else EVERYTHING
+        return self._store.get(
+            topic,
+            queue_id,
+            offset,
+            count_max=self._count - len(self.records),
+            codes=wanted.codes,
+            accept=wanted.accept,
+            accept_entry=wanted.accept_entry,
+        )
+
+    def _add_rest(self, topic: str, queue_id: int, offset: int) -> None:
+        self.rest += max(0, self._store.max_offset(topic, queue_id) - offset)
+
+    def _add_rests(self, header: PopMessageRequest, topic: str, queue_ids: Sequence[int]) -> None:
+        """Count what queues have that are not asked any more; a group that is new there begins here, too."""
+        group, ends, committed = self._group, self._pops.turn.ends, self._offsets.queues(self._group, topic)
+        for queue_id, high in zip(queue_ids, self._store.max_offsets(topic, queue_ids), strict=True):
+            offset = committed.get(queue_id, -1)
+            if ends:
+                offset = ends.get((topic, group, queue_id), offset)
+            if offset < 0:
+                offset = self._start(header, topic, queue_id)
+            if high > offset:
+                self.rest += high - offset
+
+
+def _offsets_of(found: GetResult, offset: int) -> list[int]:
+    """The offsets of what was read from an offset on; mostly one behind the other."""
+    if found.next_begin_offset - offset == len(found.records):
+        return list(range(offset, found.next_begin_offset))
+    return [int.from_bytes(record[_QUEUE_OFFSET], "big") for record in found.records]

@@ -1,0 +1,115 @@
+"""What is not acknowledged in time comes again (``PopReviveService``).
+
+A message whose invisible time is over is put into the group's retry topic of its topic, counted once more; one that was
+popped from a retry topic goes back to the same. Check points of deleted topics and groups are dropped, as are messages
+that the log does not have any more. What the store refuses is tried again after `_AGAIN_MS`. A crash between a message
+and the record that it has come again leads to another delivery. How often a message comes is not limited here, as at
+the reference: consumers give it up. Loop only. Source: behaviour.md §4.12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rmqkit.broker.copies import copy_of
+from rmqkit.broker.pop.check_points import PopLog
+from rmqkit.broker.pop.in_flight import Pending
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import Record, decode_record
+from rmqkit.store.message_store import MessageStore, PutStatus
+
+__all__ = ["Revive"]
+
+_AGAIN_MS = 10_000
+_RUN = 32
+
+_log = logging.getLogger(__name__)
+
+
+class Revive:
+    """Puts messages into retry topics when they are due."""
+
+    def __init__(
+        self,
+        log: PopLog,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        settings: BrokerSettings,
+        store_host: bytes,
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._settings = settings
+        self._store_host = store_host
+
+    async def round(self) -> None:
+        """Have what is due come again; to be called a few times a second."""
+        self._log.write_acks()
+        self._log.follow()
+        for number, pending in enumerate(self._log.due(), 1):
+            try:
+                self._revive(pending)
+            except Exception:  # noqa: BLE001 - the outer edge of a check point: a fault of one must not hold up others
+                _log.exception("messages of %s that %s popped cannot come again", pending.topic, pending.group)
+                self._log.postpone(pending, _AGAIN_MS)
+            if number % _RUN == 0:
+                await asyncio.sleep(0)
+        self._log.commit()
+
+    # -- inside
+
+    def _revive(self, pending: Pending) -> None:
+        is_wanted = self._topics.get(pending.topic) is not None and pending.group in self._groups
+        done: list[int] = []
+        for offset in sorted(pending.left):
+            record = self._record(pending, offset) if is_wanted else None
+            if record is not None and not self._put(pending, record):
+                self._log.postpone(pending, _AGAIN_MS)
+                break
+            done.append(offset)
+        if done:
+            self._log.revived(pending, done)
+
+    def _record(self, pending: Pending, offset: int) -> Record | None:
+        found = self._store.get(pending.topic, pending.queue_id, offset, count_max=1)
+        try:
+            record = decode_record(found.records[0]) if found.records else None
+        except RecordCorrupt as error:
+            _log.error("popped message %s[%d]@%d cannot be read: %s", pending.topic, pending.queue_id, offset, error)
+            return None
+        return record if record is not None and record.queue_offset == offset else None
+
+    def _put(self, pending: Pending, record: Record) -> bool:
+        topic = pending.topic
+        if not topic.startswith(RETRY_PREFIX):
+            topic = pop_retry_topic(pending.group, topic, "+" if self._settings.retry_topic_v2 else "_")
+        self._topics.ensure(topic, 1)
+        if self._offsets.get(pending.group, topic, 0) is None:
+            self._offsets.commit(pending.group, topic, 0, 0)
+        changes: dict[str, str | None] = {"ORIGIN_GROUP": pending.group}
+        if find_property(record.properties, property_names.FIRST_POP_TIME.encode()) is None:
+            changes[property_names.FIRST_POP_TIME] = str(pending.pop_time)
+        message = copy_of(
+            record,
+            topic=topic,
+            queue_id=0,
+            changes=changes,
+            reconsume_times=record.reconsume_times + 1,
+            store_host=self._store_host,
+        )
+        status = self._store.put(message).status
+        self._log.counts.revived[pending.topic, pending.group, status.value] += 1
+        return status is PutStatus.OK

@@ -1,0 +1,1 @@
+"""Messages that go out by pull and query (PullMessageProcessor, PullRequestHoldService, QueryMessageProcessor)."""

@@ -1,0 +1,270 @@
+"""PULL_MESSAGE and LITE_PULL_MESSAGE (``PullMessageProcessor``).
+
+The checks come in the reference's order with its codes and remarks; what is found leaves as slices of the log, neither
+copied nor decoded. A pull that finds nothing new is held when it asks for that; when it is woken it is checked and read
+once more like a new one, and answered whatever comes of it.
+Source: behaviour.md §4.1–§4.4; remoting.md §4.3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.operations.static_topics import by_global_number
+from rmqkit.broker.pull.long_polling import Held
+from rmqkit.broker.settings import BrokerRole
+from rmqkit.broker.tables.clients import CONSUME_ACTIVELY
+from rmqkit.broker.tables.filters import PullFilter, inline_filter
+from rmqkit.errors import HeaderError
+from rmqkit.filter.subscription import is_tag_type
+from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
+from rmqkit.protocol.bodies.topics import Permission, TopicConfig
+from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
+from rmqkit.protocol.headers.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
+from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.store.message_store import GetResult, GetStatus
+
+__all__ = ["PullHandlers"]
+
+REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
+
+_CODES: Mapping[GetStatus, ResponseCode] = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+"""Store status → response code; the two "nothing in the queue" statuses depend on the offset (`_code_of`)."""
+
+_READ, _COMMIT = Permission.READ.value, PullFlag.COMMIT_OFFSET.value
+_SUSPEND, _SUBSCRIPTION = PullFlag.SUSPEND.value, PullFlag.SUBSCRIPTION.value
+"""As plain numbers: ``&`` of an enumeration's members is a call of a microsecond, and every pull had five."""
+
+_MAY_MISS = {"commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
+_NO_GROUP_INFO = f"the consumer's group info not exist{FAQ}"
+
+
+class _Refused(Exception):
+    """A check failed; becomes the reply."""
+
+    def __init__(self, code: ResponseCode, remark: str, forbidden: ForbiddenType | None = None) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.remark = remark
+        self.forbidden = forbidden
+
+
+class PullHandlers(Handlers):
+    """Hands out messages."""
+
+    @answers(RequestCode.PULL_MESSAGE)
+    @answers(RequestCode.LITE_PULL_MESSAGE)
+    @by_global_number
+    def pull(self, connection: Connection, command: Command) -> Command | None:
+        """Read, and hold the request when nothing is there and it says so."""
+        try:
+            header = decode_header(command, PullMessageRequest)
+        except HeaderError:
+            header = decode_header_leniently(command, PullMessageRequest, missing=_MAY_MISS, drops_unreadable=False)
+        return self._pull(connection, command, header, may_hold=True)
+
+    # -- inside
+
+    @property
+    def _is_slave(self) -> bool:
+        return self._settings.broker_role is BrokerRole.SLAVE
+
+    def _pull(
+        self, connection: Connection, command: Command, header: PullMessageRequest, *, may_hold: bool
+    ) -> Command | None:
+        if self._is_slave and not (self._settings.slave_read and self._may_serve()):
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        try:
+            config = self._check_group(command.code, group)
+            topic_config = self._check_queue(connection, header, self._topics.get(topic))
+            wanted = self._wanted(connection, header, config)
+        except _Refused as refused:
+            why = None if refused.forbidden is None else {"forbiddenType": str(refused.forbidden.value)}
+            return reply(command, refused.code, refused.remark, fields=why)
+        reset_to = self._offsets.take_reset(group, topic, queue_id)
+        if reset_to is not None:
+            return self._moved(command, header, reset_to)
+        found = self._store.get(
+            topic,
+            queue_id,
+            header.queue_offset,
+            count_max=header.max_msg_nums,
+            codes=wanted.codes,
+            accept=wanted.accept,
+            accept_entry=wanted.accept_entry,
+        )
+        self._offsets.pulled(group, topic, queue_id, found.next_begin_offset)
+        if found.records:
+            ms = self._clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
+            self._statistics.given(topic, group, queue_id, len(found.records), found.size, ms)
+        else:
+            self._statistics.pulls_missed += 1
+        if may_hold:
+            if header.sys_flag & _COMMIT:
+                self._offsets.commit(group, topic, queue_id, header.commit_offset)
+            if header.sys_flag & _SUSPEND and _code_of(found, header) == ResponseCode.PULL_NOT_FOUND:
+                return self._hold(connection, command, header, wanted)
+        return self._answer(command, header, found, topic_config, config)
+
+    def _hold(
+        self, connection: Connection, command: Command, header: PullMessageRequest, wanted: PullFilter
+    ) -> Command | None:
+        if self._long_polling.is_full:
+            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        wait_ms = header.suspend_timeout_millis if self._settings.long_polling else self._settings.short_polling_ms
+
+        def retry() -> None:
+            answer = self._pull(connection, command, header, may_hold=False)
+            if answer is not None:
+                connection.send(answer)
+
+        until_ms = self._clock.monotonic_ms() + wait_ms
+        held = Held(connection, header.queue_offset, wanted.codes, until_ms, retry, wanted.wants, header.consumer_group)
+        self._long_polling.hold(header.topic, header.queue_id, held)
+        return None
+
+    def _answer(
+        self,
+        command: Command,
+        header: PullMessageRequest,
+        found: GetResult,
+        topic: TopicConfig,
+        group: SubscriptionGroupConfig,
+    ) -> Command:
+        code, following, broker_id = _code_of(found, header), found.next_begin_offset, 0
+        if self._settings.slave_read:
+            broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
+        if self._is_slave and code == ResponseCode.PULL_OFFSET_MOVED and not self._settings.offset_check_in_slave:
+            # A slave that lags behind does not move consumers: they ask again, or somebody else.
+            code, following = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
+        answer = PullMessageResponse(
+            suggest_which_broker_id=broker_id,
+            next_begin_offset=following,
+            min_offset=found.min_offset,
+            max_offset=found.max_offset,
+            topic_sys_flag=topic.topic_sys_flag,
+            group_sys_flag=group.group_sys_flag,
+            offset_delta=self._offset_delta(header.topic),
+        )
+        return reply(command, code, found.status.name, header=answer, body=[*found.records])
+
+    def _moved(self, command: Command, header: PullMessageRequest, offset: int) -> Command:
+        """The answer that carries out a reset; what the client had to commit is void."""
+        low = self._store.min_offset(header.topic, header.queue_id)
+        high = self._store.max_offset(header.topic, header.queue_id)
+        answer = PullMessageResponse(0, offset, low, high, offset_delta=self._offset_delta(header.topic))
+        return reply(command, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", header=answer)
+
+    def _offset_delta(self, topic: str) -> int | None:
+        """What a client adds to offsets of a static topic: nothing, as its queues were never elsewhere."""
+        return 0 if topic in self._topics.static.local else None
+
+    def _check_group(self, code: int, name: str) -> SubscriptionGroupConfig:
+        settings = self._settings
+        if not settings.broker_permission & _READ:
+            remark = f"the broker[{self._identity.ip}] pulling message is forbidden"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROKER)
+        if code == RequestCode.LITE_PULL_MESSAGE and not settings.lite_pull:
+            remark = f"the broker[{self._identity.ip}] for lite pull consumer is forbidden"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROKER)
+        group = self._groups.get(name)
+        if group is None:
+            remark = f"subscription group [{name}] does not exist, {FAQ}"
+            raise _Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+        if not group.consume_enable:
+            remark = f"subscription group no permission, {name}"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.GROUP)
+        return group
+
+    def _check_queue(
+        self, connection: Connection, header: PullMessageRequest, topic: TopicConfig | None
+    ) -> TopicConfig:
+        if topic is None:
+            remark = f"topic[{header.topic}] not exist, apply first please! {FAQ}"
+            raise _Refused(ResponseCode.TOPIC_NOT_EXIST, remark)
+        if not topic.perm & _READ:
+            remark = f"the topic[{header.topic}] pulling message is forbidden"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.TOPIC)
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            remark = (
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{connection.peer}]"
+            )
+            raise _Refused(ResponseCode.INVALID_PARAMETER, remark)
+        return topic
+
+    def _wanted(self, connection: Connection, header: PullMessageRequest, group: SubscriptionGroupConfig) -> PullFilter:
+        if header.sys_flag & _SUBSCRIPTION:
+            wanted = self._inline(header)
+        else:
+            wanted = self._registered(header, group)
+        settings = self._settings
+        if settings.reject_pull_consumers:
+            online = self._clients.consumers(header.consumer_group)
+            if online is None or online.consume_type == CONSUME_ACTIVELY or connection not in online.members:
+                raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, _NO_GROUP_INFO)
+        if settings.filter_retries and header.topic.startswith(RETRY_PREFIX) and wanted.accept is None:
+            return self._filters.retry_filter(header.topic.removeprefix(RETRY_PREFIX), wanted.codes)
+        return wanted
+
+    def _inline(self, header: PullMessageRequest) -> PullFilter:
+        self._check_type(header.expression_type)
+        try:
+            wanted = inline_filter(header.subscription, header.expression_type)
+        except ValueError:
+            remark = "parse the consumer's subscription failed"
+            raise _Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark) from None
+        self._clients.compensate(header.consumer_group, header.topic, header.subscription, header.expression_type)
+        return wanted
+
+    def _registered(self, header: PullMessageRequest, group: SubscriptionGroupConfig) -> PullFilter:
+        name, topic = header.consumer_group, header.topic
+        online = self._clients.consumers(name)
+        if online is None:
+            raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, _NO_GROUP_INFO)
+        if online.is_broadcasting and not group.consume_broadcast_enable:
+            remark = f"the consumer group[{name}] can not consume by broadcast way"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROADCAST)
+        if self._groups.is_read_forbidden(name, topic):
+            remark = f"the consumer group[{name}] is forbidden for topic[{topic}]"
+            raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.SUBSCRIPTION)
+        subscribed = online.subscriptions.get(topic)
+        if subscribed is None:
+            raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{FAQ}")
+        if subscribed.data.sub_version < header.sub_version:
+            raise _Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        if subscribed.tags is not None:
+            return subscribed.tags
+        registered = self._filters.get(topic, name)
+        if registered is None:
+            remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
+            raise _Refused(ResponseCode.FILTER_DATA_NOT_EXIST, remark)
+        if registered.data.client_version < header.sub_version:
+            raise _Refused(ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest")
+        self._check_type(subscribed.data.expression_type)
+        return registered.pull_filter
+
+    def _check_type(self, expression_type: str | None) -> None:
+        if not is_tag_type(expression_type) and not self._settings.property_filter:
+            remark = f"The broker does not support consumer to filter message by {expression_type}"
+            raise _Refused(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def _code_of(found: GetResult, header: PullMessageRequest) -> ResponseCode:
+    code = _CODES.get(found.status)
+    if code is not None:
+        return code
+    return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND

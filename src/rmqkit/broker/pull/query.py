@@ -1,0 +1,140 @@
+"""Looking messages and queue entries up, and trying a subscription: codes 12, 33, 46, 321 (``QueryMessageProcessor``).
+
+The index of QUERY_MESSAGE knows hashes; the store compares topic and key of each record. A unique key finds at most
+ ``defaultQueryMaxNum``, a tag (``indexType`` T, 5.4) is indexed as ``T#tag``. Records leave as slices of the log.
+Source: remoting.md §4.3.6; behaviour.md §2.6, §8.16; store.md §7.5.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+
+import msgspec
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.context import Parts
+from rmqkit.broker.pull.handler import REJECTED
+from rmqkit.broker.tables.filters import EVERYTHING, inline_filter
+from rmqkit.filter.subscription import is_tag_type
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.bodies.clients import CheckClientBody
+from rmqkit.protocol.bodies.queues import ConsumeQueueEntry, QueryConsumeQueueBody
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
+from rmqkit.protocol.headers.clients import ViewMessageRequest
+from rmqkit.protocol.headers.queries import QueryConsumeQueueRequest, QueryMessageRequest, QueryMessageResponse
+from rmqkit.remoting.bodies import decode_body
+from rmqkit.remoting.connection import Connection
+from rmqkit.store.queues.queue_ext import ExtUnit
+
+__all__ = ["QueryHandlers"]
+
+_ANSWER_BYTES_MAX = 15 << 20
+"""A client reads frames of 16 MiB: records beyond that would cost it all of them."""
+
+
+_ENTRIES_MAX = 10_000
+"""Queue entries that one answer shows."""
+
+
+class QueryHandlers(Handlers):
+    """Finds messages by position and by key."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._has_units = parts.store_settings.enable_consume_queue_ext
+
+    @answers(RequestCode.QUERY_MESSAGE)
+    def query(self, connection: Connection, command: Command) -> Command:
+        """The records that may have a key, in the order of the log."""
+        if not self._may_serve():
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
+        header = decode_header_leniently(
+            command, QueryMessageRequest, missing={"topic": "", "key": ""}, drops_unreadable=False
+        )
+        if header.max_num < 0 and not header.is_unique_key:
+            return reply(command, ResponseCode.SYSTEM_ERROR, f"maxNum must not be negative: {header.max_num}")
+        count_max = self._settings.unique_key_query_count_max if header.is_unique_key else header.max_num
+        key = f"T#{header.key}" if header.index_type == "T" else header.key
+        found = self._store.query(header.topic, key, count_max, header.begin_timestamp, header.end_timestamp)
+        records: list[memoryview] = []
+        left = _ANSWER_BYTES_MAX
+        for physical_offset in found.physical_offsets:
+            record = self._store.record_at(physical_offset)
+            if record is not None and (len(record) <= left or not records):
+                records.append(record)
+                left -= len(record)
+        if not records:
+            remark = "can not find message, maybe time range not correct"
+            return reply(command, ResponseCode.QUERY_NOT_FOUND, remark, header=QueryMessageResponse(0, 0))
+        answer = QueryMessageResponse(found.last_update_timestamp, found.last_update_offset)
+        return reply(command, header=answer, body=[*records])
+
+    @answers(RequestCode.VIEW_MESSAGE_BY_ID)
+    def view(self, connection: Connection, command: Command) -> Command:
+        """The record at a physical offset, which is a part of an offset message id."""
+        if not self._may_serve():
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
+        offset = decode_header(command, ViewMessageRequest).offset
+        record = self._store.record_at(offset) if offset >= 0 else None
+        if record is None:
+            return reply(command, ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+        return reply(command, body=[record])
+
+    @answers(RequestCode.QUERY_CONSUME_QUEUE)
+    def queue_entries(self, connection: Connection, command: Command) -> Command:
+        """Entries of a queue from an offset on, within one of its files.
+        What a group's filter says to an entry is told of entries with an extension unit only, as at the reference."""
+        header = decode_header_leniently(command, QueryConsumeQueueRequest)
+        topic, queue_id, group = header.topic, header.queue_id, header.consumer_group
+        if topic is None:
+            return reply(command, ResponseCode.SYSTEM_ERROR, "QUERY_CONSUME_QUEUE needs a topic")
+        low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        if not high:
+            return reply(command, ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
+        if not low <= header.index < high:
+            return reply(command, remark=f"Index {header.index} of {queue_id}@{topic} is not exist!")
+        body = QueryConsumeQueueBody(max_queue_index=high, min_queue_index=low)
+        subscribed = self._clients.subscription(group, topic) if group is not None else None
+        registered = self._filters.get(topic, group) if group is not None else None
+        if subscribed is not None:
+            body.subscription_data = subscribed
+            body.filter_data = msgspec.json.encode(registered and registered.data).decode()
+        elif group is not None:
+            body.filter_data = f"{group}@{topic} is not online!"
+        count = min(max(0, header.count), _ENTRIES_MAX)
+        verdicts: list[bool] = []
+        if subscribed is not None and self._has_units:
+            wanted = EVERYTHING if registered is None else registered.pull_filter
+            if is_tag_type(subscribed.expression_type):
+                wanted = inline_filter(subscribed.sub_string, subscribed.expression_type)
+
+            def judge(code: int | None, unit: ExtUnit | None) -> bool:
+                by_code = wanted.codes is None or code in wanted.codes
+                by_unit = wanted.accept_entry is None or wanted.accept_entry(code, unit)
+                verdicts.append(unit is not None and by_code and by_unit)
+                return False
+
+            self._store.get(topic, queue_id, header.index, count_max=count, accept_entry=judge)
+        entries = self._store.entries(topic, queue_id, header.index, count_max=count) if count else []
+        for (_, at, size, code), verdict in zip(entries, chain(verdicts, repeat(False)), strict=False):
+            body.queue_data.append(
+                ConsumeQueueEntry(physic_offset=at, physic_size=size, tags_code=code or 0, eval=verdict)
+            )
+        return reply(command, body=fastjson.dumps(body))
+
+    @answers(RequestCode.CHECK_CLIENT_CONFIG)
+    def check_subscription(self, connection: Connection, command: Command) -> Command:
+        """Whether a subscription would be taken; consumers ask before they start with SQL92."""
+        body = decode_body(command, CheckClientBody) if command.payload else CheckClientBody()
+        wanted = body.subscription_data
+        if wanted is None or is_tag_type(wanted.expression_type):
+            return reply(command)
+        if not self._settings.property_filter:
+            remark = f"The broker does not support consumer to filter message by {wanted.expression_type}"
+            return reply(command, ResponseCode.SYSTEM_ERROR, remark)
+        try:
+            inline_filter(wanted.sub_string, wanted.expression_type)
+        except ValueError as error:
+            return reply(command, ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error))
+        return reply(command)

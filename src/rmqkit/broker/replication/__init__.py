@@ -1,0 +1,1 @@
+"""A broker as master, slave or acting master of its group (HAService, SlaveSynchronize, EscapeBridge)."""

@@ -1,0 +1,188 @@
+"""A slave that goes on for its master while that is gone (slave-acting-master, ``enableSlaveActingMaster``).
+
+Of the brokers of one name the living one with the lowest id acts for a master that is gone. It takes no messages: what
+becomes due in its log is put at other brokers (`escape`), and only with ``enableRemoteEscape``. Without, everything due
+waits for the master. Offsets, locks and pulls are served as by any slave that may be read from.
+
+====================  ==========================================================================================
+what is seen          then
+====================  ==========================================================================================
+lowest id is ours     delivery of delayed and timed messages and check-back begin, from where the master was when copied
+somebody lower is     they end when what is on its way has arrived; a returning master may ask for that by itself,
+there again           to take over the offsets (`pre_online`), and has 30 s to register then
+master came           its tables and log are followed; held pulls are answered, for their clients to go to it
+master went           its tables are not copied any more
+====================  ==========================================================================================
+
+Who is there is asked of all name servers every second, and when one of them sends a notice. The group is believed
+masterless when none of them knows a master and the replication link to it is down, too: a name server that has just
+started knows nobody. What the master delivers of delayed messages is asked every 5 s rather than with the other tables
+every minute: what it delivered since is what is delivered twice.
+
+A slave whose master is there holds pulls that find nothing. The reference answers PULL_RETRY_IMMEDIATELY: a client
+whose route is older than the master's return then asks it in circles. Loop only. Source: behaviour.md §1.8, §10.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from rmqkit.broker.context import Parts
+from rmqkit.broker.delay.levels import Elsewhere
+from rmqkit.broker.registration import Registration
+from rmqkit.broker.transaction.check_back import CheckBack
+from rmqkit.protocol.bodies.queues import DelayOffsets
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import decode_header_leniently, request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.headers.brokers import HaInfo
+from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.remoting.tasks import Tasks, keep_doing, repeat
+
+__all__ = ["MASTER_ID", "ActingMaster", "OnMaster"]
+
+MASTER_ID = 0
+OnMaster = Callable[[str | None, str | None], object]
+"""Takes where the master and its HA port are, or that there is none."""
+
+_LOOK_MS = 1000.0
+_COPY_MS = 5000.0
+_TIMEOUT_MS = 3000
+_GIVEN_WAY_MS = 30_000.0
+
+_log = logging.getLogger(__name__)
+
+
+class ActingMaster:
+    """Watches a slave's group and acts for a master that is gone.
+
+    Args:
+        elsewhere: puts what is due at other brokers; None keeps it for the master.
+        holds_back: whether it must not act all the same: its link to a master is up, or its log has parted from it.
+        on_master: told of a master that came or went.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        registration: Registration,
+        client: RemotingClient,
+        *,
+        elsewhere: Elsewhere | None,
+        holds_back: Callable[[], bool],
+        on_master: OnMaster,
+    ) -> None:
+        self._parts = parts
+        self._registration = registration
+        self._client = client
+        self._elsewhere = elsewhere
+        self._holds_back = holds_back
+        self._on_master = on_master
+        self._master: str | None = None
+        self._given_way_until_ms = 0.0
+        self._copied_ms = 0.0
+        self._check_back: CheckBack | None = None
+        self._checks_end = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._watch = Tasks()
+        self._services = Tasks()
+        self._stopping = asyncio.Lock()
+        self.is_acting = False
+
+    def start(self) -> None:
+        """Look who is there from now on."""
+        self._watch.start(keep_doing(self._round, wake=self._wake, name="members of the group"), "members")
+
+    async def close(self) -> None:
+        await self._watch.close()
+        await self._stop_acting()
+
+    def look(self) -> None:
+        """Look who is there soon: a name server says that the lowest id changed."""
+        self._wake.set()
+
+    async def give_way(self) -> None:
+        """Stop acting for a master that is about to come back; when this returns its offsets do not move any more."""
+        self._given_way_until_ms = self._parts.clock.monotonic_ms() + _GIVEN_WAY_MS
+        await self._stop_acting()
+
+    async def see(self, members: Mapping[int, str]) -> None:
+        """Take in who is there, by id; nobody is no news."""
+        if not members:
+            return
+        if members[min(members)] != self._parts.address or self._holds_back():
+            await self._stop_acting()
+        elif not (self.is_acting or self._has_given_way or self._stopping.locked()):
+            self._start_acting()
+        if members.get(MASTER_ID) != self._master:
+            await self._master_changed(members.get(MASTER_ID))
+
+    # -- inside
+
+    @property
+    def _has_given_way(self) -> bool:
+        return self._parts.clock.monotonic_ms() < self._given_way_until_ms
+
+    async def _round(self) -> float:
+        await self.see(await self._registration.members())
+        if self._elsewhere is not None and self._master is not None:
+            await self._copy_delays(self._master)
+        return _LOOK_MS
+
+    async def _copy_delays(self, master: str) -> None:
+        now_ms = self._parts.clock.monotonic_ms()
+        if now_ms - self._copied_ms >= _COPY_MS:
+            self._copied_ms = now_ms
+            answer = await self._client.call(master, request(RequestCode.GET_ALL_DELAY_OFFSET), _TIMEOUT_MS)
+            self._parts.schedule.take_over(decode_as(expect_success(answer, master).payload, DelayOffsets))
+
+    async def _master_changed(self, master: str | None) -> None:
+        """Raises RemotingError: the new master does not answer yet; to be tried again."""
+        if master is None:
+            _log.warning("the master %s is gone", self._master)
+            self._on_master(None, None)
+        else:
+            ha_address = await self._ha_address_of(master)
+            self._on_master(master, ha_address)
+            self._parts.long_polling.wake_all()
+            _log.info("the master is %s, its log is at %s", master, ha_address)
+        self._master = master
+
+    async def _ha_address_of(self, master: str) -> str | None:
+        """Where a master is followed; None when it does not say: its registration will."""
+        answer = await self._client.call(master, request(RequestCode.EXCHANGE_BROKER_HA_INFO), _TIMEOUT_MS)
+        return decode_header_leniently(answer, HaInfo).master_ha_address
+
+    def _start_acting(self) -> None:
+        parts, self.is_acting = self._parts, True
+        parts.offsets.advance_version()
+        if self._elsewhere is None:
+            _log.warning("acting as master: what is due waits for the master, as enableRemoteEscape is false")
+            return
+        _log.warning("acting as master: what is due is put at other brokers")
+        parts.schedule.start(self._elsewhere)
+        if parts.timer is not None:
+            parts.timer.start(self._elsewhere)
+        self._check_back, self._checks_end = CheckBack(parts, self._elsewhere), asyncio.Event()
+        seconds = parts.settings.transaction_check_interval_ms / 1000
+        checking = repeat(
+            self._check_back.round, name="half messages", seconds=seconds, end=self._checks_end, first_seconds=0
+        )
+        self._services.start(checking, "half messages")
+
+    async def _stop_acting(self) -> None:
+        """Returns when nothing is on its way any more, whoever stopped it; may be cancelled, and called again then."""
+        async with self._stopping:
+            if self.is_acting:
+                _log.warning("not acting as master any more")
+            self.is_acting = False
+            if self._check_back is not None:
+                self._check_back.stop()
+                self._checks_end.set()
+                await self._parts.schedule.stop_elsewhere()
+                if self._parts.timer is not None:
+                    await self._parts.timer.stop_elsewhere()
+                self._check_back = None
+            await self._services.finish()

@@ -1,0 +1,159 @@
+"""Messages that an acting master has to put and has no log for go to other brokers' masters (``EscapeBridge``).
+
+A broker that acts as master is a slave: its log is its master's. What becomes due there is sent like a producer's
+message to a queue of the same topic on another broker; its consumers read that queue, too.
+
+====================  ==========================================================================================
+message               what is sent
+====================  ==========================================================================================
+delayed, now due      to its real topic, without DELAY, REAL_TOPIC, REAL_QID: it would be put aside once more
+half                  to its real topic as a half message (TRAN_MSG): the other broker asks its producer from now on
+retried               as delayed; its tries were counted here, the other broker takes it whatever the count
+====================  ==========================================================================================
+
+Only SUCCESS counts, so the copy is as durable as the other broker promises; after any other answer, or none, the caller
+tries again: twice is possible, never is not. The stored body goes as it is, compressed or not; the sender's own address
+stands for the born host. Loop only. Source: behaviour.md §9.1 (7), §10.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rmqkit.broker.copies import with_changes
+from rmqkit.broker.registration import Registration
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.transaction.half import real_place
+from rmqkit.clock import Clock
+from rmqkit.errors import NoRoute, RmqError
+from rmqkit.protocol import names
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.bodies.topics import Permission, TopicRoute
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import request
+from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
+from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.store.message_store import PutMessage
+
+__all__ = ["Escape"]
+
+_TIMEOUT_MS = 3000
+_ROUTE_MS_MAX = 30_000.0
+_NO_ROUTE_MS_MAX = 1000.0
+_OF_THIS_BROKER = (
+    property_names.CLUSTER,
+    property_names.MSG_REGION,
+    property_names.TRACE_ON,
+    property_names.PROPERTY_CRC,
+    property_names.REAL_TOPIC,
+    property_names.REAL_QUEUE_ID,
+    property_names.TRANSACTION_PREPARED_QUEUE_OFFSET,
+    property_names.WAIT,
+)
+"""What is true of the log a message lies in, or would have its answer not wait for the disk."""
+
+_DUE = (property_names.DELAY, property_names.TRANSACTION_PREPARED)
+"""What would have a message that is due put aside again."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    address: str
+    broker_name: str
+    queue_id: int
+
+
+class Escape:
+    """Sends messages of one broker to other brokers' masters."""
+
+    def __init__(
+        self, settings: BrokerSettings, registration: Registration, client: RemotingClient, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._registration = registration
+        self._client = client
+        self._clock = clock
+        self._queues: dict[str, tuple[float, Iterator[_Queue]]] = {}
+        self._failures: dict[str, str] = {}
+        self._asking = asyncio.Lock()
+
+    async def put(self, message: PutMessage) -> bool:
+        """Send a message; whether another broker has stored it. A failure is told once for each topic."""
+        properties = decode_properties(message.properties)
+        is_half = message.topic == names.HALF_TOPIC
+        place = real_place(properties) if is_half else (message.topic, message.queue_id)
+        if place is None:
+            _log.error("a half message is passed over: it does not say for which topic it is: %s", properties)
+            return True
+        topic = place[0]
+        try:
+            await self._send(topic, self._header(message, topic, properties, is_half=is_half), message.body)
+        except RmqError as error:
+            if not isinstance(error, NoRoute):
+                self._queues.pop(topic, None)
+            if self._failures.get(topic) != str(error):
+                _log.warning("a message for topic %s is not put at another broker, to be tried again: %s", topic, error)
+                self._failures[topic] = str(error)
+            return False
+        self._failures.pop(topic, None)
+        return True
+
+    # -- inside
+
+    def _header(
+        self, message: PutMessage, topic: str, properties: dict[str, str], *, is_half: bool
+    ) -> SendMessageV2Request:
+        changes = dict.fromkeys(_OF_THIS_BROKER if is_half else (*_OF_THIS_BROKER, *_DUE))
+        return SendMessageV2Request(
+            producer_group=properties.get(property_names.PRODUCER_GROUP, f"escape_{self._settings.broker_name}"),
+            topic=topic,
+            default_topic=names.AUTO_CREATE_TOPIC,
+            default_topic_queue_nums=self._settings.default_topic_queue_count,
+            queue_id=0,
+            sys_flag=message.sys_flag & (COMPRESSED | COMPRESSION_MASK),
+            born_timestamp=message.born_timestamp,
+            flag=message.flag,
+            properties=with_changes(message.properties, changes).decode("utf-8", "replace"),
+            reconsume_times=message.reconsume_times,
+            max_reconsume_times=message.reconsume_times,
+        )
+
+    async def _send(self, topic: str, header: SendMessageV2Request, body: bytes | memoryview) -> None:
+        """Raises NoRoute: no other broker's master takes the topic. Raises RemotingError, PeerRefused: it failed."""
+        queue = await self._queue(topic)
+        header.queue_id, header.bname = queue.queue_id, queue.broker_name
+        command = request(RequestCode.SEND_MESSAGE_V2, header, body)
+        expect_success(await self._client.call(queue.address, command, _TIMEOUT_MS), queue.address)
+
+    async def _queue(self, topic: str) -> _Queue:
+        """The next of the queues that other brokers' masters have of a topic."""
+        async with self._asking:
+            known = self._queues.get(topic)
+            now_ms = self._clock.monotonic_ms()
+            if known is None or known[0] <= now_ms:
+                routes = await self._registration.routes(topic)
+                queues = list(dict.fromkeys(queue for route in routes for queue in self._elsewhere(route)))
+                until_ms = now_ms + (_ROUTE_MS_MAX if queues else _NO_ROUTE_MS_MAX)
+                known = self._queues[topic] = (until_ms, itertools.cycle(queues))
+        queue = next(known[1], None)
+        if queue is None:
+            raise NoRoute(f"no other broker's master takes messages for topic {topic}: create it on another broker")
+        return queue
+
+    def _elsewhere(self, route: TopicRoute) -> Iterator[_Queue]:
+        masters = {broker.broker_name: broker.broker_addrs.get(0) for broker in route.broker_datas}
+        for queues in route.queue_datas:
+            address = masters.get(queues.broker_name)
+            if address is None or queues.broker_name == self._settings.broker_name:
+                continue
+            if queues.perm & Permission.WRITE:
+                for queue_id in range(queues.write_queue_nums):
+                    yield _Queue(address, queues.broker_name, queue_id)

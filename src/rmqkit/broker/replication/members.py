@@ -1,0 +1,208 @@
+"""Who may follow a master's log, and whose copies count: ``haAllowedAddresses`` and the members of the broker's group.
+
+The protocol of the HA port has no hand-shake and knows no users: an address is all there is to go by, and under TLS the
+certificate (`rmqkit.broker.replication.master`).
+
+==================  =========================================================================================
+``haAllowedAddresses``  who is sent the log
+==================  =========================================================================================
+``loopback``        this machine's programs
+``members``         brokers of the same name, at the addresses that the name servers tell
+``any``             everybody, as at Apache's brokers
+10.1.2.3, 10.1.0.0/16  an address, a network
+==================  =========================================================================================
+
+A copy counts when it is a member's, or when the list names the address itself (or says ``any``). Of one address so many
+copies count as members have it. Without name servers nobody knows the members: then all that are allowed count.
+A member is remembered while it follows, and for ten minutes after a name server told of it last, as its link may break
+together with its registration. The name servers are asked every 2 s while none is known, every 10 s then, and at once
+when an address comes that is not known. A name server believes who registers there: what it tells is worth as much as
+its own list.
+
+Loop only. Source: behaviour.md §10.3; remoting.md §9.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+
+from msgspec import Struct
+
+from rmqkit.clock import Clock
+from rmqkit.remoting.address import split_address
+from rmqkit.remoting.admission import AdminAddresses
+from rmqkit.remoting.connection import IpAddress
+from rmqkit.remoting.tasks import Tasks, keep_doing
+
+__all__ = ["AskMembers", "HaAddresses", "Members", "ip_of"]
+
+AskMembers = Callable[[], Awaitable[set[str] | None]]
+"""Asks the name servers for the addresses of the other brokers of this name; None: there is no news."""
+
+_MEMBERS = "members"
+_LOOPBACK = "loopback"
+_REMEMBERED_MS = 600_000.0
+_NOBODY_PAUSE_MS, _PAUSE_MS = 2000.0, 10_000.0
+_GAP_MS = 250.0
+_UNLIMITED = 1 << 30
+
+
+def ip_of(host: str) -> IpAddress | None:
+    """The address in a peer's name as sockets give it, or None for none; an IPv4 one in IPv6 as itself."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+class HaAddresses:
+    """The value of ``haAllowedAddresses``, made from its text.
+    Raises ValueError: a part is no address; the text names it."""
+
+    __slots__ = ("_allowed", "_named", "_text", "has_members")
+
+    def __init__(self, text: str = "loopback;members") -> None:
+        self._text = text.strip()
+        parts = [part.lower() for part in re.split(r"[\s,;]+", self._text) if part]
+        if not parts:
+            raise ValueError("must name members, loopback, any, or addresses and networks such as 10.1.0.0/16")
+        self.has_members = _MEMBERS in parts
+        try:
+            self._allowed = _addresses(part for part in parts if part != _MEMBERS)
+            self._named = _addresses(part for part in parts if part not in (_MEMBERS, _LOOPBACK))
+        except ValueError as error:
+            raise ValueError(str(error).replace("neither loopback", "neither members, loopback")) from None
+
+    def __str__(self) -> str:
+        return self._text
+
+    def include(self, address: IpAddress) -> bool:
+        """Whether an address may follow, whoever has it."""
+        return self._allowed is not None and self._allowed.include([address])
+
+    def name(self, address: IpAddress) -> bool:
+        """Whether the operator names an address, so that its copies count; ``loopback`` alone does not."""
+        return self._named is not None and self._named.include([address])
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody else than this machine is allowed, but for members."""
+        return self._allowed is None or self._allowed.is_local
+
+
+def _addresses(parts: Iterable[str]) -> AdminAddresses | None:
+    text = ";".join(parts)
+    return AdminAddresses(text) if text else None
+
+
+class _Member(Struct):
+    hosts: set[IpAddress]
+    told_ms: float
+
+
+class Members:
+    """The other brokers of this name, as name servers tell.
+
+    Args:
+        own: the addresses of this broker: a slave on the same machine may come from any of them.
+        ask: None where there are no name servers.
+        on_look: told after every look.
+        linked: where those are that follow now; they are not forgotten.
+
+    Attributes:
+        looks_begun, looks_ended: how often the name servers were asked.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        ask: AskMembers | None,
+        on_look: Callable[[], object],
+        *,
+        own: set[str],
+        linked: Callable[[], set[IpAddress | None]] = set,
+    ) -> None:
+        self._clock = clock
+        self._ask = ask
+        self._on_look = on_look
+        self._linked = linked
+        self._own = {address for host in ("127.0.0.1", "::1", *own) if (address := ip_of(host)) is not None}
+        self._known: dict[str, _Member] = {}
+        self._wake = asyncio.Event()
+        self._tasks = Tasks()
+        self.looks_begun = self.looks_ended = 0
+
+    @property
+    def are_told(self) -> bool:
+        """Whether there are name servers that tell of members."""
+        return self._ask is not None
+
+    @property
+    def is_any_known(self) -> bool:
+        """Whether there is another broker of this name."""
+        return bool(self._known)
+
+    def count_at(self, address: IpAddress) -> int:
+        """How many members have an address; without name servers any number may."""
+        if self._ask is None:
+            return _UNLIMITED
+        wanted = self._own if address in self._own else {address}
+        return sum(not wanted.isdisjoint(member.hosts) for member in self._known.values())
+
+    def start(self) -> None:
+        """Ask regularly from now on."""
+        if self._ask is not None:
+            self._tasks.start(
+                keep_doing(self._look, wake=self._wake, name="members of the group", gap_ms=_GAP_MS), "HA members"
+            )
+
+    def look_soon(self) -> None:
+        """Ask now, or when what is asked at the moment is answered."""
+        self._wake.set()
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def _look(self) -> float:
+        assert self._ask is not None, "there are name servers"
+        self.looks_begun += 1
+        try:
+            told = await self._ask()
+            now_ms = self._clock.monotonic_ms()
+            if told is not None:
+                for address in told:
+                    if hosts := await _resolved(address):
+                        self._known[address] = _Member(hosts, now_ms)
+                self._forget(now_ms)
+        finally:
+            self.looks_ended = self.looks_begun
+            self._on_look()
+        return _PAUSE_MS if self._known else _NOBODY_PAUSE_MS
+
+    def _forget(self, now_ms: float) -> None:
+        linked = self._linked()
+        if not self._own.isdisjoint(linked):
+            linked |= self._own
+        for address, member in list(self._known.items()):
+            if not member.hosts.isdisjoint(linked):
+                member.told_ms = now_ms
+            elif now_ms - member.told_ms > _REMEMBERED_MS:
+                del self._known[address]
+
+
+async def _resolved(address: str) -> set[IpAddress]:
+    """The addresses behind ``host:port``; none when nobody knows the name."""
+    try:
+        host, port = split_address(address)
+        if (literal := ip_of(host)) is not None:
+            return {literal}
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (ValueError, OSError):
+        return set()
+    return {literal for entry in found if (literal := ip_of(str(entry[4][0]))) is not None}

@@ -1,0 +1,171 @@
+"""The side of replication that a broker is on: its slaves are sent its log, or it follows its master.
+
+====================================  ===============================================================================
+a master                              listens for slaves, sends them everything that becomes readable
+a slave                               copies its master's log and tables, serves what it has while that is its master's
+one with ``enableSlaveActingMaster``  goes on for a master that is gone, and meets the others before it registers
+====================================  ===============================================================================
+
+Source: store.md §21; behaviour.md §10.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from rmqkit.broker.context import Parts
+from rmqkit.broker.operations.members import MemberHandlers
+from rmqkit.broker.registration import Registration
+from rmqkit.broker.replication.acting_master import MASTER_ID, ActingMaster
+from rmqkit.broker.replication.escape import Escape
+from rmqkit.broker.replication.handlers import ReplicationHandlers
+from rmqkit.broker.replication.master import HaMaster, waits_for_copies
+from rmqkit.broker.replication.pre_online import PreOnline
+from rmqkit.broker.replication.slave import HaSlave
+from rmqkit.broker.replication.tables import SlaveSync
+from rmqkit.broker.settings import BrokerRole, BrokerSettings
+from rmqkit.errors import SettingsError
+from rmqkit.protocol.bodies.replication import HaRuntimeInfo
+from rmqkit.protocol.record import pack_host
+from rmqkit.remoting.address import advertised_ip, split_addresses
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.tls import ClientTls, ServerTls, TlsMode
+
+__all__ = ["SlaveSide", "check_address", "check_role", "handlers_of", "meet_members", "warn_of_ha_port"]
+
+_log = logging.getLogger(__name__)
+
+
+def check_address(settings: BrokerSettings) -> None:
+    """Raises SettingsError: the address told to clients is a name; every record keeps it, and has room for numbers;
+    or a name server's address is none."""
+    try:
+        pack_host(settings.broker_ip1, 0)
+    except ValueError:
+        raise SettingsError(
+            f"brokerIP1={settings.broker_ip1} must be an IPv4 or IPv6 address, for example {advertised_ip('')}"
+        ) from None
+    if settings.namesrv_addr:
+        try:
+            split_addresses(settings.namesrv_addr)
+        except ValueError as error:
+            raise SettingsError(f"namesrvAddr={settings.namesrv_addr}: {error}") from None
+
+
+def check_role(settings: BrokerSettings) -> None:
+    """Make role and id agree, and warn where a role promises less than its name.
+    Raises SettingsError: a slave without an id of its own."""
+    if settings.broker_role is BrokerRole.SLAVE:
+        if settings.broker_id == MASTER_ID:
+            raise SettingsError("brokerRole=SLAVE with brokerId=0, which is the master's: give it brokerId=1 or higher")
+        if not (settings.namesrv_addr or settings.ha_master_address):
+            _log.warning("a slave finds its master by the name servers or haMasterAddress, and has neither")
+        return
+    settings.broker_id = MASTER_ID
+    if settings.broker_role is BrokerRole.SYNC_MASTER and not waits_for_copies(settings):
+        _log.warning("brokerRole=SYNC_MASTER with inSyncReplicas=1 waits for no slave: set inSyncReplicas=2")
+
+
+def warn_of_ha_port(settings: BrokerSettings, tls: ServerTls | None, *, has_users: bool) -> None:
+    """Say at a master's start what users and TLS of the main port do not protect."""
+    if settings.ha_tls and tls is not None and tls.asks_for_certificates:
+        return
+    if has_users:
+        _log.warning(
+            "authenticationEnabled does not hold at the HA port, which knows no users: haAllowedAddresses=%s get the "
+            "whole log%s; only haTlsEnable=true with tls.server.need.client.auth=require asks slaves who they are",
+            *(settings.ha_addresses, "" if settings.ha_tls else " in plain"),
+        )
+    elif tls is not None and tls.mode is TlsMode.ENFORCING and not settings.ha_tls:
+        _log.warning(
+            "tls.server.mode=enforcing does not hold at the HA port: haAllowedAddresses=%s get the log in plain; set "
+            "haTlsEnable=true if no slave is Apache's",
+            settings.ha_addresses,
+        )
+
+
+class SlaveSide:
+    """What a slave does to be one; `follow` starts it.
+
+    Attributes:
+        acting: goes on for a master that is gone, None unless configured.
+        is_registered: whether name servers were asked where the master is.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        client: RemotingClient,
+        store_root: Path,
+        *,
+        flushes: bool,
+        tls: ClientTls | None = None,
+    ) -> None:
+        self.tables = SlaveSync(
+            parts.topics, parts.groups, parts.offsets, parts.schedule, client, store_root, parts.timer
+        )
+        self.log = HaSlave(
+            parts.store,
+            parts.settings,
+            parts.clock,
+            client,
+            address=parts.address,
+            flushes=flushes,
+            prepare=self.tables.take_topics,
+            tls=tls,
+        )
+        self.acting: ActingMaster | None = None
+        self.is_registered = False
+        self._parts = parts
+        self._client = client
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether the log may be read from: it was compared with the master's, if there is one."""
+        return self.is_registered and self.log.may_serve
+
+    def follow(self, master: str | None, ha_address: str | None) -> None:
+        """Copy the tables of the master at an address, and its log from its HA port; None for a master that is gone,
+        whose log is waited for."""
+        self.tables.follow(master)
+        if ha_address or self._parts.settings.ha_master_address:
+            self.log.follow(ha_address or "", master)
+
+    def may_act(self, registration: Registration) -> None:
+        """Have it go on for a master that is gone, if it is configured to."""
+        settings = self._parts.settings
+        if settings.acts_as_master:
+            escape = Escape(settings, registration, self._client, self._parts.clock)
+            self.acting = ActingMaster(
+                self._parts,
+                registration,
+                self._client,
+                elsewhere=escape.put if settings.remote_escape else None,
+                holds_back=lambda: self.log.is_following or self.log.is_diverged,
+                on_master=self.follow,
+            )
+
+    def status(self) -> HaRuntimeInfo:
+        """What GET_BROKER_HA_STATUS answers."""
+        return HaRuntimeInfo(master=False, ha_client_runtime_info=self.log.status())
+
+    async def close(self) -> None:
+        await self.tables.close()
+        await self.log.close()
+
+
+def handlers_of(parts: Parts, side: HaMaster | SlaveSide, ha_address: str, *dispatches: Dispatch) -> None:
+    """Answer what is asked about replication from some ports."""
+    acting, on_master = (side.acting, side.follow) if isinstance(side, SlaveSide) else (None, None)
+    members = MemberHandlers(parts, ha_address=ha_address, acting=acting, on_master=on_master)
+    for handlers in (ReplicationHandlers(parts, side.status), members):
+        for dispatch in dispatches:
+            handlers.register(dispatch)
+
+
+async def meet_members(parts: Parts, registration: Registration, client: RemotingClient, ha_address: str) -> None:
+    """Take over what others of this name did meanwhile, before this broker registers, if it is configured to."""
+    if parts.settings.acts_as_master and not parts.settings.skip_pre_online:
+        await PreOnline(parts, registration, client, ha_address=ha_address).run()

@@ -1,0 +1,466 @@
+"""The slave's side of replication: its master's log, appended as it comes (``HAClient``, ``DefaultHAClient``).
+
+One link to the master's HA port, for as long as it lives::
+
+    connect -> topics copied -> histories compared -> log flushed -> first report: the log's end
+            -> frames appended, reported, dispatched; reports when nothing else was said -> closed -> pause -> connect
+
+========================  ==============================================================================
+what                      then
+========================  ==============================================================================
+frames                    appended untouched; one report for all of one read: the log's end, under
+                          SYNC_FLUSH what is on the disk, once it is
+heartbeat                 not answered; its offset is checked like a frame's
+nothing said for          the offset is reported again
+haSendHeartbeatInterval
+nothing heard for         the link is closed
+haHousekeepingInterval
+offset is not the log's   the link is closed, and made anew after a pause that doubles from 0.5 to 5 s
+end; bytes no frames;
+disk refuses              and nothing more is reported
+========================  ==============================================================================
+
+Before it follows, the slave compares its history with the master's (`histories`). Where they part it stops for good, as
+it does when what comes over the link is no continuation of its log; nothing is served then (`HaSlave.is_diverged`).
+A file ``diverged`` in the store says so to later starts, until the histories are found to be one: a log that has parted
+is not served because its master is gone.
+Without the master's main address (``haMasterAddress`` and no name server) the heads of records are all that is checked.
+Memory is bounded by the 4 MiB that a read may bring. A crash loses nothing that was reported under SYNC_FLUSH.
+Not handled here: the bytes of frames (`protocol.ha`), what is a log (`store.replication`), tables (`slave_sync`).
+Loop only, but for `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+from rmqkit.broker.replication.log_comparison import History
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.clock import Clock
+from rmqkit.errors import ConnectFailed, FrameError, LogDiverged, RmqError, SettingsError, StoreError
+from rmqkit.protocol.bodies.replication import HaClientInfo
+from rmqkit.protocol.ha import LINK_BUFFER_BYTES, Frame, encode_report, split_frames
+from rmqkit.remoting.address import split_address
+from rmqkit.remoting.client import CONNECT_TIMEOUT_MS, RemotingClient
+from rmqkit.remoting.tasks import Tasks, keep_doing
+from rmqkit.remoting.tls import ClientTls
+from rmqkit.store.json_files import write_durably
+from rmqkit.store.message_store import MessageStore
+
+__all__ = ["HaSlave"]
+
+_PAUSE_MS_MIN = 500.0
+_PAUSE_MS_MAX = 5000.0
+_FOR_GOOD_MS = 86_400_000.0
+_BULK_BYTES, _FEW_BYTES = 4 << 20, 64 << 10
+_TOPIC_SECONDS = 0.005
+"""Until the type of a new topic is asked for again (`SlaveSync.is_batch_topic`)."""
+
+_DISPATCH_SECONDS, _CATCH_UP_SECONDS = 0.001, 0.01
+"""After a read, so that its report is on its way first, and what comes meanwhile is dispatched together: of a slave
+that is behind up to `_BULK_BYTES`, as a run of 4 MiB costs a quarter less than four of 1 MiB."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Master:
+    """Where a master is. ``main_address``: its normal port, None when nobody told it."""
+
+    ha_address: str
+    main_address: str | None
+
+
+class HaSlave:
+    """Keeps the log of one slave a copy of its master's.
+
+    Args:
+        store: opened with ``is_replica``.
+        client: asks the master's main port.
+        address: the slave's own, for the log.
+        flushes: whether only what is on the disk is reported (SYNC_FLUSH); then `flushed` has to be called.
+        prepare: awaited for every link before it is used: what records need to be dispatched right; does not raise.
+        tls: what links are encrypted with under ``haTlsEnable``.
+    Raises SettingsError: ``haTlsEnable`` without it.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        settings: BrokerSettings,
+        clock: Clock,
+        client: RemotingClient,
+        *,
+        address: str,
+        flushes: bool,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._address = address
+        self._flushes = flushes
+        self._prepare = prepare
+        if settings.ha_tls and tls is None:
+            raise SettingsError("haTlsEnable=true at a slave needs tls.enable=true in the file that tls.config names")
+        self._tls = tls.context if settings.ha_tls and tls is not None else None
+        self._loop = asyncio.get_running_loop()
+        self._master: _Master | None = None
+        self._link: _Link | None = None
+        self._tasks = Tasks()
+        self._wake = asyncio.Event()
+        self._durable_moved = asyncio.Event()
+        self._buffer = memoryview(b"")
+        self._dispatch_handle: asyncio.Handle | None = None
+        self._pause_ms = _PAUSE_MS_MIN
+        self._told = ""
+        self._divergence: LogDiverged | None = None
+        self._mark = store.root / "diverged"
+        self._is_marked = self._mark.exists()
+        self._history = History(store, client, address)
+        self._was_compared = False
+
+    def follow(self, ha_address: str, master_address: str | None) -> None:
+        """Follow the master at these addresses from now on; cheap when they are the same as before.
+        ``haMasterAddress`` goes before ``ha_address``; an unknown ``master_address`` leaves the known one."""
+        known = self._master.main_address if self._master is not None else None
+        master = _Master(self._settings.ha_master_address or ha_address, master_address or known)
+        if self._master is not None and master.ha_address != self._master.ha_address and self._link is not None:
+            self._link.end(f"the master is at {master.ha_address} now")
+        if master != self._master:
+            self._master = master
+            self._pause_ms = _PAUSE_MS_MIN
+            self._wake.set()
+        if not len(self._tasks):
+            self._tasks.start(keep_doing(self._round, wake=self._wake, name="replication"), "replication")
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        if self._dispatch_handle is not None:
+            self._dispatch_handle.cancel()
+
+    @property
+    def is_diverged(self) -> bool:
+        """Whether the log holds what its master's does not: nothing may be served from it."""
+        return self._divergence is not None or self._history.ahead_from is not None
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether the log may be read from: it is its master's, as far as that is there to be asked."""
+        return not (self.is_diverged or self._is_marked) and (self._master is None or self._was_compared)
+
+    @property
+    def is_following(self) -> bool:
+        """Whether there is a link that the log grows by."""
+        return self._link is not None and self._link.has_begun
+
+    def status(self) -> HaClientInfo:
+        """What GET_BROKER_HA_STATUS tells of a slave."""
+        told = HaClientInfo(max_offset=self._store.max_physical_offset)
+        told.master_addr = None if self._master is None else self._master.ha_address
+        if self._link is not None:
+            passed_ms = self._clock.now_ms() - self._clock.monotonic_ms()
+            told.last_read_timestamp = int(self._link.read_ms + passed_ms)
+            told.last_write_timestamp = int(self._link.wrote_ms + passed_ms)
+            told.transferred_byte_in_second = self._link.rate()
+        return told
+
+    # ---- one link after the other
+
+    async def _round(self) -> float:
+        """One link, from connecting to its end; how long to pause then, in ms."""
+        if self._divergence is not None:
+            return _FOR_GOOD_MS
+        master = self._master
+        assert master is not None, "follow() came before"
+        ended: object
+        try:
+            ended = await self._follow(master)
+        except LogDiverged as error:
+            self._stop_for_good(error)
+            return _FOR_GOOD_MS
+        except (RmqError, OSError) as error:
+            ended = error
+            if self.is_diverged:
+                self._remember(error)
+        self._was_compared = True  # or could not be: then the master is gone
+        if str(ended) != self._told:
+            _log.warning("replication from %s: %s; trying again", master.ha_address, ended)
+            self._told = str(ended)
+        pause_ms, self._pause_ms = self._pause_ms, min(self._pause_ms * 2, _PAUSE_MS_MAX)
+        return pause_ms
+
+    async def _follow(self, master: _Master) -> object:
+        """Connect and append what comes until the link ends; returns why it ended, or raises that."""
+        self._dispatch()  # queues that the disk refused are tried again
+        if self._divergence is not None:
+            raise self._divergence
+        self._check_disk()
+        end = self._store.cut_torn_tail()
+        link = await self._connect(master.ha_address)
+        try:
+            if self._prepare is not None:
+                await self._prepare()
+            if master.main_address is not None:
+                await self._history.compare(master.main_address)
+                self._mark.unlink(missing_ok=True)
+                self._is_marked = False
+            self._was_compared = True
+            await self._flushed_to(end)
+            if self._master != master:
+                return "the master is another one by now"
+            self._link = link
+            link.begin(end)
+            _log.info("following %s from physical offset %d on", master.ha_address, end)
+            await self._watch(link)
+            if isinstance(link.ended, BaseException):
+                raise link.ended
+            return link.ended
+        finally:
+            self._link = None
+            link.abort()
+
+    async def _connect(self, address: str) -> _Link:
+        try:
+            host, port = split_address(address)
+        except ValueError as error:
+            raise ConnectFailed(address, str(error), "correct haMasterAddress") from None
+        self._buffer = self._buffer or memoryview(bytearray(LINK_BUFFER_BYTES))
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+                _, link = await self._loop.create_connection(
+                    lambda: _Link(self._take, self._clock, self._buffer), host, port, ssl=self._tls
+                )
+        except ssl.SSLError as error:
+            raise ConnectFailed(address, f"TLS failed: {error.reason or error}", "compare haTlsEnable there") from error
+        except (TimeoutError, OSError) as error:
+            number = error.errno or 0
+            raise ConnectFailed(address, os.strerror(number) if number > 0 else str(error) or "no answer") from error
+        return link
+
+    async def _watch(self, link: _Link) -> None:
+        """Report when nothing else was said for a while, part when nothing was heard for long; until the link ends."""
+        settings = self._settings
+        while not link.closed.done():
+            now_ms = self._clock.monotonic_ms()
+            silent_ms = now_ms - link.read_ms
+            if silent_ms >= settings.ha_silent_ms_max:
+                link.end(f"nothing came for {silent_ms:.0f} ms (haHousekeepingInterval {settings.ha_silent_ms_max})")
+                return
+            if now_ms - link.wrote_ms >= settings.ha_heartbeat_interval_ms:
+                link.report(self._reportable)
+            due_ms = min(link.wrote_ms + settings.ha_heartbeat_interval_ms, link.read_ms + settings.ha_silent_ms_max)
+            await asyncio.wait((link.closed,), timeout=max(1.0, due_ms - now_ms) / 1000)
+
+    # ---- what comes
+
+    @property
+    def _reportable(self) -> int:
+        return self._store.durable_offset if self._flushes else self._store.max_physical_offset
+
+    def _take(self, link: _Link, frames: list[Frame]) -> None:
+        """Append the frames of one read.
+        Raises StoreError, OSError: the link has to end."""
+        store = self._store
+        end = store.max_physical_offset
+        is_longer = False
+        for offset, data in frames:
+            if end and offset != end:
+                raise StoreError(f"the master goes on at {offset}, the own log ends at {end}: is it another master's?")
+            if data:
+                store.append_replicated(offset, data)
+                end = offset + len(data)
+                is_longer = True
+        self._check_disk()
+        if not is_longer:
+            return
+        self._pause_ms, self._told = _PAUSE_MS_MIN, ""
+        if self._flushes:
+            store.request_flush()
+            return
+        link.report(end)
+        behind_bytes = store.dispatch_behind_bytes
+        if behind_bytes >= _BULK_BYTES:
+            self._dispatch()
+        else:
+            self._dispatch_soon(_DISPATCH_SECONDS if behind_bytes < _FEW_BYTES else _CATCH_UP_SECONDS)
+
+    def flushed(self, durable_offset: int, error: OSError | None) -> None:
+        """Take the end of a flush round; called from the flush thread, once a round."""
+        try:
+            self._loop.call_soon_threadsafe(self._flushed, error)
+        except RuntimeError:
+            _log.debug("flush round ended after the event loop")
+
+    def _flushed(self, error: OSError | None) -> None:
+        self._durable_moved.set()
+        link = self._link
+        if error is not None:
+            if link is not None:
+                link.end(error)
+            return
+        if self._flushes and link is not None and self._store.durable_offset != link.reported:
+            link.report(self._store.durable_offset)
+        self._dispatch_soon(_DISPATCH_SECONDS)
+
+    async def _flushed_to(self, end: int) -> None:
+        """Wait until the log is on the disk up to its end, where that is what reports say.
+        Raises OSError: the disk refused."""
+        while self._flushes and self._store.durable_offset < end:
+            self._check_disk()
+            self._durable_moved.clear()
+            self._store.request_flush()
+            await self._durable_moved.wait()
+
+    def _check_disk(self) -> None:
+        """Raises OSError: the disk refused, and refuses still."""
+        failure = self._store.failure
+        if failure is not None and not isinstance(failure, BlockingIOError):
+            raise failure
+
+    def _dispatch_soon(self, seconds: float) -> None:
+        if self._dispatch_handle is None:
+            self._dispatch_handle = self._loop.call_later(seconds, self._dispatch)
+
+    def _dispatch(self) -> None:
+        """Make readable what came, a few milliseconds' work at a time: the link is read in between."""
+        if self._dispatch_handle is not None:
+            self._dispatch_handle.cancel()
+            self._dispatch_handle = None
+        try:
+            if self._store.dispatch():
+                self._dispatch_soon(0)
+            elif isinstance(self._store.failure, BlockingIOError):
+                self._dispatch_soon(_TOPIC_SECONDS)
+        except LogDiverged as error:
+            self._stop_for_good(error)
+        except OSError as error:  # what is no record cannot be cut off
+            if self._link is not None:
+                self._link.end(error)
+
+    def _stop_for_good(self, error: LogDiverged) -> None:
+        if self._divergence is None:
+            self._divergence = error
+            master = "its master" if self._master is None else self._master.ha_address
+            _log.error("the slave %s follows %s no more: %s", self._address, master, error)
+            self._remember(error)
+        if self._link is not None:
+            self._link.end(error)
+
+    def _remember(self, why: Exception) -> None:
+        """Leave a mark in the store: after a restart there may be no master to compare with."""
+        if not self._is_marked:
+            self._is_marked = True
+            try:
+                write_durably(self._mark, f"{why}\n".encode())
+            except OSError as error:
+                _log.error("%s cannot be written, a restart may serve this log: %s", self._mark, error)
+
+
+class _Link(asyncio.BufferedProtocol):
+    """One connection to a master's HA port, which says nothing before it is told where to begin.
+
+    Args:
+        take: gets the frames of one read; whatever it raises on purpose ends the link.
+        buffer: where reads go; one frame fits into it.
+
+    Attributes:
+        closed: done when the connection is.
+        ended: why, as a text, or the error; the first reason counts.
+        reported: the newest offset that was reported.
+        read_ms, wrote_ms: when something was last heard and said, monotonic.
+    """
+
+    def __init__(self, take: Callable[[_Link, list[Frame]], None], clock: Clock, buffer: memoryview) -> None:
+        self._take = take
+        self._clock = clock
+        self._buffer = buffer
+        self._filled = 0
+        self._transport: asyncio.Transport | None = None
+        self._may_write = True
+        self._window_ms = self.read_ms = self.wrote_ms = clock.monotonic_ms()
+        self._window_bytes = self._rate = 0
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: str | Exception = "the master closed the link"
+        self.reported = -1
+        self.has_begun = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+
+    def begin(self, end: int) -> None:
+        """Say where the own log ends, and take what follows."""
+        self.has_begun = True
+        self.read_ms = self._clock.monotonic_ms()
+        self.report(end)
+
+    def report(self, offset: int) -> None:
+        """Tell the master how far the log is here; not while it takes nothing."""
+        self.wrote_ms = self._clock.monotonic_ms()
+        if self._may_write and self._transport is not None:
+            self.reported = offset
+            self._transport.write(encode_report(offset))
+
+    def rate(self) -> int:
+        """Bytes that came per second, lately."""
+        passed_ms = self._clock.monotonic_ms() - self._window_ms
+        return self._rate if passed_ms < 2000 else int(self._window_bytes * 1000 / passed_ms)
+
+    def end(self, why: str | Exception) -> None:
+        """Close at once, for a reason."""
+        if not self.closed.done():
+            self.ended = why
+            self.abort()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # ---- called by the transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._transport is None:
+            return
+        self.read_ms = now_ms = self._clock.monotonic_ms()
+        self._window_bytes += nbytes
+        if now_ms - self._window_ms >= 1000:
+            self._rate = int(self._window_bytes * 1000 / (now_ms - self._window_ms))
+            self._window_ms, self._window_bytes = now_ms, 0
+        filled = self._filled + nbytes
+        try:
+            if not self.has_begun:
+                raise FrameError("the master speaks before it was told where to begin")
+            frames, taken = split_frames(self._buffer[:filled])
+            self._take(self, frames)
+        except (RmqError, OSError) as error:
+            self.end(error)
+            return
+        self._filled = filled - taken
+        if taken and self._filled:
+            self._buffer[: self._filled] = self._buffer[taken:filled]
+
+    def pause_writing(self) -> None:
+        self._may_write = False
+
+    def resume_writing(self) -> None:
+        self._may_write = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self.closed.done():
+            if exc is not None:
+                self.ended = f"the link broke: {exc}"
+            self.closed.set_result(None)

@@ -1,0 +1,284 @@
+"""What a slave copies from its master's tables (``SlaveSynchronize``); the messages themselves are `ha_slave`'s work.
+
+============================  ====  =====  ======================================================================
+table                         code  port   what the slave does with it
+============================  ====  =====  ======================================================================
+topics, also static ones        21  fast   replaces its own, if the versions differ
+consumer offsets                43  main   puts them over its own; what only the slave knows stays
+delay offsets                   45  main   replaces its own
+groups, what they may not read 201  main   replaces its own, if the versions differ
+request modes                  402  main   keeps them in their file
+waiting timed messages          61  fast   replaces its own counts, if the versions differ
+timer check point               60  fast   goes on to there (`Timer.take_over`); asked every 3 s
+============================  ====  =====  ======================================================================
+
+The *fast* port is the main one - 2; a master that does not listen there is asked on its main port. A round runs as soon
+as the master is known or another, and then every minute; the reference waits a minute with the first one.
+A step that fails is told once and the others go on. A record of a topic that the slave does not have waits until the
+master was asked for its topics, as its queue is of the topic's type (`SlaveSync.is_batch_topic`). 5.3 and later hand
+out topics and groups in pages where that is configured; the version of the table says whether pages belong together.
+Timer state is copied by a slave with a timer that does not act for its master. Loop only.
+Source: store.md §21.6; behaviour.md §10.1; remoting.md §4.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.delay.timer import Timer
+from rmqkit.broker.tables.groups import GroupTable, request_modes_file
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.errors import BodyError, ConnectFailed, RmqError
+from rmqkit.protocol.bodies.clients import SubscriptionGroupTable
+from rmqkit.protocol.bodies.pop import MessageRequestModes
+from rmqkit.protocol.bodies.queues import ConsumerOffsets, DelayOffsets
+from rmqkit.protocol.bodies.timer import TimerMetrics, decode_timer_checkpoint
+from rmqkit.protocol.bodies.topics import TopicConfigTable
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header_leniently, request
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.headers.groups import GroupConfigsRequest, GroupConfigsResponse
+from rmqkit.protocol.headers.topics import TopicConfigsRequest, TopicConfigsResponse
+from rmqkit.protocol.names import is_light
+from rmqkit.remoting.address import join_address, split_address
+from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.remoting.tasks import Tasks, keep_doing
+
+__all__ = ["SlaveSync", "fast_address"]
+
+_PERIOD_MS = 60_000.0
+_TIMER_PERIOD_MS = 3000.0
+_TIMEOUT_MS = 10_000
+_PAGE_ENTRIES_MAX = 2000
+_PAGES_MAX = 1000
+_ASK_AGAIN_SECONDS = 1.0
+_GONE_AFTER_TRIES, _QUEUES = 10, 16
+_FAST_PORT_BELOW = 2
+
+T = TypeVar("T", TopicConfigTable, SubscriptionGroupTable)
+_log = logging.getLogger(__name__)
+
+
+class SlaveSync:
+    """Keeps the tables of one slave like its master's.
+    ``store_root``: where the request modes are kept."""
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        schedule: Schedule,
+        client: RemotingClient,
+        store_root: Path,
+        timer: Timer | None = None,
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._schedule = schedule
+        self._timer = timer
+        self._client = client
+        self._modes_file = request_modes_file(store_root)
+        self._modes: MessageRequestModes | None = None
+        self._master: str | None = None
+        self._wake = asyncio.Event()
+        self._timer_wake = asyncio.Event()
+        self._tasks = Tasks()
+        self._failures: dict[str, RmqError] = {}
+        self._missing: set[str] = set()
+        self._asked_for: set[str] = set()
+
+    @property
+    def master(self) -> str | None:
+        """Whose tables are copied; None while there is no master."""
+        return self._master
+
+    def follow(self, master: str | None) -> None:
+        """Copy the tables of the broker at an address from now on, or nobody's; cheap when it is the same as before."""
+        if master != self._master:
+            self._master = master
+            self._wake.set()
+            self._timer_wake.set()
+        if not len(self._tasks):
+            self._tasks.start(keep_doing(self._round, wake=self._wake, name="slave sync"), "slave sync")
+            if self._timer is not None:
+                self._tasks.start(keep_doing(self._timer_round, wake=self._timer_wake, name="timer sync"), "timer sync")
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def _round(self) -> float:
+        for name, step in (
+            ("topics", self._take_topics),
+            ("consumer offsets", self._take_offsets),
+            ("delay offsets", self._take_delay_offsets),
+            ("groups", self._take_groups),
+            ("request modes", self._take_modes),
+            ("counts of timed messages", self._take_timer_metrics),
+        ):
+            await self._try(name, step)
+        self._asked_for.clear()
+        return _PERIOD_MS
+
+    async def _timer_round(self) -> float:
+        await self._try("timer check point", self._take_timer_checkpoint)
+        return _TIMER_PERIOD_MS
+
+    async def take_topics(self) -> None:
+        """Copy the topics now, so that their queues are made of the right type; a failure is told, not raised."""
+        await self._try("topics", self._take_topics)
+
+    def is_batch_topic(self, topic: str) -> bool:
+        """Whether a topic's queues are BatchConsumeQueues, for the slave's store when it makes one.
+        Raises BlockingIOError: the master is asked first; the same question is answered in a moment."""
+        config = self._topics.get(topic)
+        if config is None and self._master is not None and topic not in self._asked_for:
+            if not self._missing:
+                self._tasks.start(self._ask_for_missing(), "topics of new records")
+            self._missing.add(topic)
+            raise BlockingIOError(errno.EAGAIN, f"the master is asked about topic {topic}")
+        return config is not None and config.is_batch_queue
+
+    async def _ask_for_missing(self) -> None:
+        """Take the topics until the new ones are known, or the master cannot be reached for long: it died before it
+        told of them, and what it had acknowledged is to be read here, from queues as the reference makes them."""
+        in_vain = 0
+        try:
+            while not await self._try("topics", self._take_topics):
+                in_vain = in_vain + 1 if isinstance(self._failures["topics"], ConnectFailed) else 0
+                if in_vain >= _GONE_AFTER_TRIES:
+                    for topic in sorted(self._missing):
+                        _log.warning(
+                            "topic %s, which the master is gone without telling of, gets ordinary queues", topic
+                        )
+                        if not is_light(topic):
+                            self._topics.ensure(topic, _QUEUES, soon=True)
+                    break
+                await asyncio.sleep(_ASK_AGAIN_SECONDS)
+            self._asked_for |= self._missing  # one that the master does not have is as any other
+        finally:
+            self._missing.clear()
+
+    async def _try(self, name: str, step: Callable[[str], Awaitable[None]]) -> bool:
+        """Take a step, unless there is no master; False when it failed."""
+        if self._master is None:
+            return True
+        try:
+            await step(self._master)
+        except RmqError as error:
+            if str(self._failures.get(name)) != str(error):
+                _log.warning("%s of the master are not copied, to be tried again: %s", name, error)
+            self._failures[name] = error
+            return False
+        self._failures.pop(name, None)
+        return True
+
+    # ---- the steps
+
+    async def _take_topics(self, master: str) -> None:
+        async def page(first: int, version: str) -> tuple[TopicConfigTable, int | None]:
+            header = TopicConfigsRequest(first, version, _PAGE_ENTRIES_MAX)
+            answer = await self._ask_fast(master, lambda: request(RequestCode.GET_ALL_TOPIC_CONFIG, header))
+            total = decode_header_leniently(answer, TopicConfigsResponse).total_topic_num
+            return decode_as(answer.payload, TopicConfigTable), total
+
+        copied = await _whole(page, lambda table: table.topic_config_table)
+        if master == self._master and self._topics.take_over(copied):
+            _log.info("took over %d topics of %s", len(copied.topic_config_table), master)
+
+    async def _take_offsets(self, master: str) -> None:
+        answer = await self._ask(master, request(RequestCode.GET_ALL_CONSUMER_OFFSET))
+        copied = decode_as(answer.payload, ConsumerOffsets)
+        if master == self._master:
+            self._offsets.merge(copied)
+
+    async def _take_delay_offsets(self, master: str) -> None:
+        answer = await self._ask(master, request(RequestCode.GET_ALL_DELAY_OFFSET))
+        copied = decode_as(answer.payload, DelayOffsets)
+        if master == self._master:
+            self._schedule.take_over(copied)
+
+    async def _take_groups(self, master: str) -> None:
+        async def page(first: int, version: str) -> tuple[SubscriptionGroupTable, int | None]:
+            header = GroupConfigsRequest(first, version, _PAGE_ENTRIES_MAX)
+            answer = await self._ask(master, request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header))
+            total = decode_header_leniently(answer, GroupConfigsResponse).total_group_num
+            return decode_as(answer.payload, SubscriptionGroupTable), total
+
+        copied = await _whole(page, lambda table: table.subscription_group_table)
+        if master == self._master and self._groups.take_over(copied):
+            _log.info("took over %d groups of %s", len(copied.subscription_group_table), master)
+
+    async def _take_modes(self, master: str) -> None:
+        answer = await self._client.call(master, request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE), _TIMEOUT_MS)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return  # 4.x: every group pulls
+        copied = decode_as(expect_success(answer, master).payload, MessageRequestModes)
+        if master == self._master and copied != self._modes:
+            self._modes_file.save(copied)
+            self._modes = copied
+
+    async def _take_timer_metrics(self, master: str) -> None:
+        if self._timer is not None and self._timer.is_follower:
+            answer = await self._ask_fast(master, lambda: request(RequestCode.GET_TIMER_METRICS))
+            copied = decode_as(answer.payload, TimerMetrics)
+            if master == self._master:
+                self._timer.take_counts(copied)
+
+    async def _take_timer_checkpoint(self, master: str) -> None:
+        if self._timer is not None and self._timer.is_follower:
+            answer = await self._ask_fast(master, lambda: request(RequestCode.GET_TIMER_CHECK_POINT))
+            told = decode_timer_checkpoint(answer.payload)
+            if master == self._master:
+                self._timer.take_over(told)
+
+    async def _ask(self, address: str, command: Command) -> Command:
+        return expect_success(await self._client.call(address, command, _TIMEOUT_MS), address)
+
+    async def _ask_fast(self, master: str, command: Callable[[], Command]) -> Command:
+        fast = fast_address(master)
+        if fast is not None:
+            try:
+                return await self._ask(fast, command())
+            except ConnectFailed:
+                _log.debug("%s does not listen on its fast port", master)
+        return await self._ask(master, command())
+
+
+def fast_address(address: str) -> str | None:
+    """The address of a broker's fast port (``listenPort`` - 2), or None when there is no such port."""
+    try:
+        host, port = split_address(address)
+    except ValueError:
+        return None
+    return join_address(host, port - _FAST_PORT_BELOW) if port > _FAST_PORT_BELOW else None
+
+
+async def _whole(
+    page: Callable[[int, str], Awaitable[tuple[T, int | None]]], entries_of: Callable[[T], dict[str, Any]]
+) -> T:
+    """A table that is handed out in pages, or at once; a version that changes in between begins it anew.
+    Raises BodyError: it does not come to an end."""
+    whole, total = await page(0, "")
+    for _ in range(_PAGES_MAX):
+        count = len(entries_of(whole))
+        if total is None or count >= total:
+            return whole
+        following, total = await page(count, msgspec.json.encode(whole.data_version).decode())
+        if following.data_version != whole.data_version:
+            whole = following
+        elif not entries_of(following).keys() - entries_of(whole).keys():
+            return whole
+        else:
+            entries_of(whole).update(entries_of(following))
+    raise BodyError(f"a table of the master has no end after {_PAGES_MAX} pages: look at what it answers")

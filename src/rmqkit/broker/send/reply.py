@@ -1,0 +1,130 @@
+"""SEND_REPLY_MESSAGE(_V2): the answer of a request-reply message, pushed to who asked (``ReplyMessageProcessor``).
+
+The requester is the producer whose client id is in property REPLY_TO_CLIENT; it has 10 s to take the reply. With
+``storeReplyMessageEnable`` the reply is stored as well, whether it could be pushed or not.
+Source: behaviour.md §3.8; remoting.md §4.3.1, §4.3.7.
+"""
+
+from __future__ import annotations
+
+import random
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.context import Parts
+from rmqkit.broker.copies import with_changes
+from rmqkit.broker.durability import Outcome
+from rmqkit.broker.pull.handler import REJECTED
+from rmqkit.broker.send.checks import NO_BODY, SendChecks, decode_v1, decode_v2, stamps_of
+from rmqkit.broker.settings import BrokerRole
+from rmqkit.errors import PeerRefused, RemotingError
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.bodies.topics import TopicConfig
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, reply, request
+from rmqkit.protocol.headers.send import PushReplyRequest, SendMessageRequest, SendMessageResponse
+from rmqkit.protocol.ids import offset_id
+from rmqkit.protocol.properties import decode_properties, encode_properties, in_stored_order
+from rmqkit.protocol.record import host_text
+from rmqkit.remoting.connection import Connection
+from rmqkit.store.message_store import PutMessage, PutStatus
+
+__all__ = ["ReplyHandlers"]
+
+_PUSH_TIMEOUT_MS = 10_000
+
+
+class ReplyHandlers(Handlers):
+    """Passes replies on."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._checks = SendChecks(parts)
+        _, self._answer_fields = stamps_of(self._settings)
+
+    @answers(RequestCode.SEND_REPLY_MESSAGE, lane="reply")
+    async def reply(self, connection: Connection, command: Command) -> Command:
+        """SEND_REPLY_MESSAGE: long header names."""
+        return await self._reply(connection, command, decode_v1(command, topic="", sysFlag="0"))
+
+    @answers(RequestCode.SEND_REPLY_MESSAGE_V2, lane="reply")
+    async def reply_v2(self, connection: Connection, command: Command) -> Command:
+        """SEND_REPLY_MESSAGE_V2: short header names."""
+        return await self._reply(connection, command, decode_v2(command, b=""))
+
+    async def _reply(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command:
+        if self._settings.broker_role is BrokerRole.SLAVE and not self._settings.acts_as_master:
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
+        if not command.body:
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, NO_BODY, self._identity.ip)
+        topic = self._checks.topic_of(connection, header)
+        if isinstance(topic, tuple):
+            return reply(command, *topic, fields=self._answer_fields)
+        failure = await self._push(connection, command, header)
+        queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums or 1)
+        answer = SendMessageResponse("0", queue_id, 0) if failure is None else None
+        if self._settings.store_replies:
+            answer = await self._store_reply(connection, command, header, topic, queue_id) or answer
+        code = ResponseCode.SUCCESS if failure is None else ResponseCode.SYSTEM_ERROR
+        return reply(command, code, failure, header=answer, fields=self._answer_fields)
+
+    async def _push(self, connection: Connection, command: Command, header: SendMessageRequest) -> str | None:
+        """Hand a reply to its requester; the remark of a failure."""
+        properties = {**decode_properties((header.properties or "").encode("utf-8", "replace")), **self._answer_fields}
+        client_id = properties.get(property_names.REPLY_TO_CLIENT)
+        if client_id is None:
+            return "reply message properties[REPLY_TO_CLIENT] is null"
+        requester = self._clients.producer_connection(client_id)
+        if requester is None:
+            return f"push reply message fail, channel of <{client_id}> not found."
+        now_ms = self._clock.now_ms()
+        properties[property_names.PUSH_REPLY_TIME] = str(now_ms)
+        pushed = PushReplyRequest(
+            producer_group=header.producer_group,
+            topic=header.topic,
+            default_topic=header.default_topic,
+            default_topic_queue_nums=header.default_topic_queue_nums,
+            queue_id=header.queue_id,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            flag=header.flag,
+            properties=in_stored_order(encode_properties(properties)).decode(),
+            reconsume_times=header.reconsume_times,
+            unit_mode=header.unit_mode,
+            born_host=connection.peer,
+            store_host=host_text(self._identity.store_host),
+            store_timestamp=now_ms,
+        )
+        push = request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, command.payload)
+        try:
+            taken = (await requester.call(push, _PUSH_TIMEOUT_MS)).code == ResponseCode.SUCCESS
+        except RemotingError:
+            taken = False
+        return None if taken else f"push reply message to {client_id}fail."
+
+    async def _store_reply(
+        self, connection: Connection, command: Command, header: SendMessageRequest, topic: TopicConfig, queue_id: int
+    ) -> SendMessageResponse | None:
+        """Keep a reply in its topic; None when the store does not take it, which the replier is not told."""
+        message = PutMessage(
+            topic=topic.topic_name,
+            queue_id=queue_id,
+            body=command.payload,
+            properties=with_changes((header.properties or "").encode("utf-8", "replace"), self._answer_fields),
+            flag=header.flag,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            born_host=connection.peer_host,
+            store_host=self._identity.store_host,
+            reconsume_times=header.reconsume_times or 0,
+        )
+        put = self._store.put(message)
+        if put.status is not PutStatus.OK:
+            return None
+        self._statistics.sent_one(message, put, 0.0)
+        if self._counts is not None:
+            self._counts.put(message, put)
+        if self._durability is not None and not self._durability.has(put.end_offset):
+            outcome, _ = await self._durability.wait(put.end_offset)
+            if outcome is Outcome.FAILED:
+                return None
+        return SendMessageResponse(offset_id(message.store_host, put.physical_offset), queue_id, put.queue_offset)

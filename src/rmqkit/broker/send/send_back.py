@@ -1,0 +1,116 @@
+"""CONSUMER_SEND_MSG_BACK: a message that a consumer could not handle, to be consumed again (``consumerSendMsgBack``).
+
+A copy goes to ``%RETRY%<group>`` through delay level ``3 + reconsumeTimes`` (or the level asked for); after the group's
+last try, or for level -1, to ``%DLQ%<group>`` at once. The consumer then counts the message as consumed, so the answer
+waits until the copy is on the disk (SYNC_FLUSH) and at the slaves (SYNC_MASTER), although the copy itself says
+WAIT=false. A consumer that is refused stores a second copy: slaves that take too long are no reason to refuse.
+Source: behaviour.md §3.7; store.md §20; remoting.md §4.3.5, §10.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.copies import copy_of
+from rmqkit.broker.durability import Outcome
+from rmqkit.broker.send.checks import CODES, tries_max
+from rmqkit.broker.transaction.half import record_at
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
+from rmqkit.protocol.bodies.topics import Permission
+from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
+from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
+from rmqkit.protocol.ids import offset_id
+from rmqkit.protocol.names import dlq_topic, retry_topic
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.store.message_store import PutMessage, PutStatus
+
+__all__ = ["SendBackHandlers"]
+
+_FIRST_LEVEL = 3
+
+
+class SendBackHandlers(Handlers):
+    """Takes messages back."""
+
+    @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
+    def send_back(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
+        """Store the copy of a message that is to be consumed again."""
+        header = decode_header_leniently(command, ConsumerSendBackRequest)
+        if self._durability is not None and self._durability.is_full:
+            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        group = self._groups.get(header.group)
+        if group is None:
+            remark = f"subscription group not exist, {header.group} {FAQ}"
+            return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+        if not self._settings.broker_permission & Permission.WRITE:
+            remark = f"the broker[{self._identity.ip}] sending message is forbidden"
+            return reply(command, ResponseCode.NO_PERMISSION, remark)
+        if group.retry_queue_nums <= 0:
+            return reply(command)
+        retry = self._topics.ensure(retry_topic(header.group), group.retry_queue_nums, unit=bool(header.unit_mode))
+        if not retry.perm & Permission.WRITE:
+            remark = f"the topic[{retry.topic_name}] sending message is forbidden"
+            return reply(command, ResponseCode.NO_PERMISSION, remark)
+        record = record_at(self._store, header.offset)
+        if record is None:
+            return reply(command, ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        return self._put(command, self._copy(command, header, group, record), record.topic, header.group)
+
+    def _copy(
+        self, command: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig, record: Record
+    ) -> PutMessage:
+        """What is stored for a message: in the delay topic, or in the dead letters."""
+        level = header.delay_level
+        is_given_up = level < 0 or record.reconsume_times >= tries_max(command, header.max_reconsume_times, group)
+        if is_given_up:
+            level = 0
+            topic = self._topics.ensure(dlq_topic(header.group), 1).topic_name
+            queue_id = 0
+        else:
+            level = level or _FIRST_LEVEL + record.reconsume_times
+            topic, queue_id = retry_topic(header.group), random.randrange(group.retry_queue_nums)
+        known = decode_properties(record.properties)
+        first_id = offset_id(record.store_host, record.physical_offset)
+        message = copy_of(
+            record,
+            topic=topic,
+            queue_id=queue_id,
+            changes={
+                property_names.RETRY_TOPIC: known.get(property_names.RETRY_TOPIC, record.topic),
+                property_names.ORIGIN_MESSAGE_ID: known.get(property_names.ORIGIN_MESSAGE_ID, "").strip() or first_id,
+                property_names.DELAY: str(level),
+                property_names.WAIT: "false",
+            },
+            reconsume_times=record.reconsume_times + 1,
+            store_host=self._identity.store_host,
+        )
+        if level > 0 and message.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT):
+            self._schedule.defer(message, level)
+        return message
+
+    def _put(self, command: Command, message: PutMessage, topic: str, group: str) -> Command | Awaitable[Command]:
+        put = self._store.put(message)
+        if put.status is not PutStatus.OK:
+            return reply(command, ResponseCode.SYSTEM_ERROR, put.status.value)
+        owner = decode_fields(command).get("Owner", "null")
+        self._statistics.sent_back(message, put, topic=topic, group=group, owner=owner)
+        if self._counts is not None:
+            self._counts.given_up(message)
+        if self._durability is None or self._durability.has(put.end_offset):
+            return reply(command)
+        return _answer_when_durable(command, self._durability.wait(put.end_offset))
+
+
+async def _answer_when_durable(command: Command, waiting: asyncio.Future[tuple[Outcome, str]]) -> Command:
+    outcome, reason = await waiting
+    if outcome in (Outcome.DURABLE, Outcome.REPLICA_TIMED_OUT):
+        return reply(command)
+    return reply(command, ResponseCode.SYSTEM_ERROR, reason or CODES[outcome].name)

@@ -1,0 +1,271 @@
+"""Which producers and consumers are connected (``ProducerManager``, ``ConsumerManager``).
+
+Heartbeats fill the tables; a closed connection, a good-bye or 120 s of silence empties them. When the members or
+subscriptions of a clustering group change, every member is told with a one-way NOTIFY_CONSUMER_IDS_CHANGED so that it
+rebalances. A client of 5.x may send a fingerprint instead of its subscriptions once the broker has them (heartbeat V2).
+Loop only. Source: behaviour.md §2.6; remoting.md §9.3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.filters import FilterTable, PullFilter
+from rmqkit.clock import Clock
+from rmqkit.filter.subscription import TAG, codes_of, is_tag_type, subscription
+from rmqkit.protocol.bodies.clients import ConsumerData, SubscriptionData
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import request
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.remoting.connection import Connection
+
+__all__ = ["BROADCASTING", "CONSUME_ACTIVELY", "ClientTable", "ConsumerGroup", "Member", "Subscribed"]
+
+_COMPENSATED_MS = 600_000
+BROADCASTING = "BROADCASTING"
+CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Member:
+    """One connected client in a group; ``user``: who signed its last heartbeat, if users have to."""
+
+    client_id: str
+    language: str | None
+    version: int
+    seen_ms: float
+    user: str | None = None
+
+
+@dataclass(slots=True)
+class Subscribed:
+    """A group's subscription to one topic, with what pulls filter by worked out once; ``tags`` is None for SQL92."""
+
+    data: SubscriptionData
+    tags: PullFilter | None
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """A consumer group with members online; the newest heartbeat decides type, model and subscriptions."""
+
+    name: str
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+    members: dict[Connection, Member] = field(default_factory=dict)
+    subscriptions: dict[str, Subscribed] = field(default_factory=dict)
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.message_model == BROADCASTING
+
+    def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
+        """Take over the subscriptions of a heartbeat; True when a topic came or went."""
+        changed = False
+        topics: set[str] = set()
+        for data in wanted:
+            topics.add(data.topic)
+            known = self.subscriptions.get(data.topic)
+            if known is None or data.sub_version > known.data.sub_version:
+                changed = changed or known is None
+                tags = PullFilter(codes_of(data)) if is_tag_type(data.expression_type) else None
+                self.subscriptions[data.topic] = Subscribed(data, tags)
+        for topic in self.subscriptions.keys() - topics:
+            del self.subscriptions[topic]
+            changed = True
+        return changed
+
+
+class ClientTable:
+    """Producer and consumer groups with members online.
+    ``filters``: told of every group's subscriptions, and of its end.
+
+    Attributes:
+        may_be_asked: whether a producer may see a message to a topic; anybody may call itself a member of a group.
+    """
+
+    def __init__(self, settings: BrokerSettings, clock: Clock, filters: FilterTable) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._filters = filters
+        self._fingerprints: dict[str, int] = {}
+        self._compensated: dict[tuple[str, str], SubscriptionData] = {}
+        self._consumers: dict[str, ConsumerGroup] = {}
+        self._producers: dict[str, dict[Connection, Member]] = {}
+        self._producer_connections: dict[str, Connection] = {}
+        self._consumes: dict[Connection, set[str]] = {}
+        self._produces: dict[Connection, set[str]] = {}
+        self._untold: set[str] = set()
+        self.may_be_asked: Callable[[Connection, Member, str], bool] = lambda connection, member, topic: True
+
+    def consumers(self, group: str) -> ConsumerGroup | None:
+        return self._consumers.get(group)
+
+    def producers(self, group: str) -> dict[Connection, Member]:
+        return self._producers.get(group, {})
+
+    def producer_connection(self, client_id: str) -> Connection | None:
+        """Where a producer is reached whose client id is known, as replies to its requests need it."""
+        return self._producer_connections.get(client_id)
+
+    @property
+    def all_consumers(self) -> Mapping[str, ConsumerGroup]:
+        return self._consumers
+
+    @property
+    def all_producers(self) -> Mapping[str, Mapping[Connection, Member]]:
+        return self._producers
+
+    def group_count(self, connection: Connection) -> int:
+        """How many groups have a member that was registered over a connection."""
+        return len(self._consumes.get(connection, ())) + len(self._produces.get(connection, ()))
+
+    def groups_of(self, connection: Connection) -> set[str]:
+        """Their names."""
+        return self._consumes.get(connection, set()) | self._produces.get(connection, set())
+
+    def subscribers(self, topic: str) -> set[str]:
+        """The consumer groups online that subscribe to a topic."""
+        return {name for name, group in self._consumers.items() if topic in group.subscriptions}
+
+    def consumer_connection(self, group_name: str, client_id: str) -> Connection | None:
+        group = self._consumers.get(group_name)
+        members = group.members.items() if group is not None else ()
+        return next((connection for connection, member in members if member.client_id == client_id), None)
+
+    def needs_topics(self, group_name: str, fingerprint: int, *, has_topics: bool) -> bool:
+        """Whether a client has to send its subscriptions: their fingerprint is another one than that of the last time.
+        Other than with 5.4.0 a group whose subscriptions are not here needs them, too: a client that was away for a
+        while does not know that it was forgotten."""
+        known = self._fingerprints.get(group_name)
+        self._fingerprints[group_name] = fingerprint
+        group = self._consumers.get(group_name)
+        is_lost = not has_topics and (group is None or not group.subscriptions)
+        return is_lost or (known is not None and known != fingerprint)
+
+    def register_consumer(
+        self, connection: Connection, member: Member, data: ConsumerData, *, notify: bool, keeps_topics: bool = False
+    ) -> bool:
+        """Take in one consumer of a heartbeat; True when members or topics of the group changed.
+        ``keeps_topics``: the heartbeat came without subscriptions: those that are known stay."""
+        group = self._consumers.get(data.group_name)
+        if group is None:
+            group = ConsumerGroup(data.group_name, data.consume_type, data.message_model, data.consume_from_where)
+            self._consumers[data.group_name] = group
+        group.consume_type = data.consume_type
+        group.message_model = data.message_model
+        group.consume_from_where = data.consume_from_where
+        known = group.members.get(connection)
+        if known is not None and known.client_id != member.client_id:
+            _log.error("client %s of %s calls itself %s now", known.client_id, connection.peer, member.client_id)
+        group.members[connection] = member
+        self._consumes.setdefault(connection, set()).add(data.group_name)
+        changed = known is None
+        if not keeps_topics:
+            changed = group.subscribe(data.subscription_data_set) or changed
+            self._filters.register(data.group_name, data.subscription_data_set)
+        if changed and notify:
+            self._notify(group)
+        return changed
+
+    def compensate(self, group: str, topic: str, expression: str | None, expression_type: str | None) -> None:
+        """Remember what a group asks for that shows itself in its pulls only; forgotten 10 minutes after the last."""
+        data = self._compensated.get((group, topic))
+        if data is None or data.sub_string != (expression or "*"):
+            self._compensated[group, topic] = data = subscription(
+                topic, expression, expression_type=expression_type or TAG
+            )
+        data.sub_version = self._clock.now_ms()
+
+    def subscription(self, group_name: str, topic: str) -> SubscriptionData | None:
+        """What a group wants of a topic, by its heartbeats or by its pulls."""
+        group = self._consumers.get(group_name)
+        subscribed = group.subscriptions.get(topic) if group is not None else None
+        return self._compensated.get((group_name, topic)) if subscribed is None else subscribed.data
+
+    def register_producer(self, connection: Connection, member: Member, group: str) -> None:
+        """Take in one producer of a heartbeat. Replies to a client id go to the user who has it, until it leaves."""
+        self._producers.setdefault(group, {})[connection] = member
+        self._produces.setdefault(connection, set()).add(group)
+        known = self._producer_connections.get(member.client_id, connection)
+        if known is connection or self._user_of(known) in (None, member.user):
+            self._producer_connections[member.client_id] = connection
+
+    def _user_of(self, producer: Connection) -> str | None:
+        group = next(iter(self._produces.get(producer, ())), None)
+        return None if group is None else self._producers[group][producer].user
+
+    def unregister_consumer(self, connection: Connection, group_name: str, *, notify: bool = True) -> None:
+        group = self._consumers.get(group_name)
+        if group is None or group.members.pop(connection, None) is None:
+            return
+        _discard(self._consumes, connection, group_name)
+        if not group.members:
+            del self._consumers[group_name]
+            self._fingerprints.pop(group_name, None)
+            self._filters.unregister(group_name)
+        elif notify:
+            self._notify(group)
+
+    def unregister_producer(self, connection: Connection, group: str) -> None:
+        members = self._producers.get(group, {})
+        member = members.pop(connection, None)
+        if member is None:
+            return
+        _discard(self._produces, connection, group)
+        if not members:
+            del self._producers[group]
+        is_known = self._producer_connections.get(member.client_id) is connection
+        if is_known and connection not in self._produces:
+            del self._producer_connections[member.client_id]
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Forget everything that was registered over a connection."""
+        for name in list(self._consumes.get(connection, ())):
+            self.unregister_consumer(connection, name)
+        for name in list(self._produces.get(connection, ())):
+            self.unregister_producer(connection, name)
+
+    def close_silent(self) -> None:
+        """Close the connections of clients that sent no heartbeat for too long (``channelExpiredTimeout``)."""
+        oldest_ms = self._clock.monotonic_ms() - self._settings.client_silent_ms_max
+        tables = [group.members for group in self._consumers.values()] + list(self._producers.values())
+        silent = {c for members in tables for c, member in members.items() if member.seen_ms < oldest_ms}
+        for connection in silent:
+            connection.close(f"no heartbeat for {self._settings.client_silent_ms_max} ms")
+            self.connection_closed(connection)
+        before_ms = self._clock.now_ms() - _COMPENSATED_MS
+        for key in [key for key, data in self._compensated.items() if data.sub_version < before_ms]:
+            del self._compensated[key]
+
+    def tell_changes(self) -> None:
+        """Tell the members of the groups that changed since the last time (``realTimeNotifyConsumerChange`` false)."""
+        untold, self._untold = self._untold, set()
+        for name in untold & self._consumers.keys():
+            self._tell(self._consumers[name])
+
+    def _notify(self, group: ConsumerGroup) -> None:
+        if group.is_broadcasting or not self._settings.notify_consumers:
+            return
+        if self._settings.notify_at_once:
+            self._tell(group)
+        else:
+            self._untold.add(group.name)
+
+    def _tell(self, group: ConsumerGroup) -> None:
+        header = ConsumerGroupRequest(consumer_group=group.name)
+        for connection in group.members:
+            connection.send(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True))
+
+
+def _discard(table: dict[Connection, set[str]], connection: Connection, group: str) -> None:
+    groups = table[connection]
+    groups.discard(group)
+    if not groups:
+        del table[connection]

@@ -1,0 +1,297 @@
+"""SQL92 filters of consumer groups (``ConsumerFilterManager``), kept in ``config/consumerFilter.json``.
+
+Heartbeats register an expression per topic and group; it is compiled then. A filter whose group is gone is *dead*: it
+stays for a day (``filterDataCleanTimeSpan``), so that a group that comes back finds its bitmaps. The dispatcher's part
+is `FilterTable.bitmap_of`: the bits of every group, dead ones too, whose expression is true for a message. The reader's
+is `PullFilter`: tag codes, the bitmap test of a queue entry, the expression on the stored record.
+Loop only. Source: behaviour.md §6.6; store.md §9.6, §17.3.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.lazy_table import LazyTable
+from rmqkit.clock import Clock
+from rmqkit.filter.bloom import BloomFilter
+from rmqkit.filter.sql92 import Expression, ExpressionRejected, compile_expression
+from rmqkit.filter.subscription import SQL92, codes_of, is_tag_type, subscription
+from rmqkit.protocol.bodies.clients import SubscriptionData
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import record_properties
+from rmqkit.store.message_store import Arrival
+from rmqkit.store.queues.queue_ext import ExtUnit
+from rmqkit.store.reader import EntryTest
+
+__all__ = ["EVERYTHING", "FilterTable", "GroupFilter", "PullFilter", "inline_filter"]
+
+_log = logging.getLogger(__name__)
+
+_ALIVE_AT_LOAD_MS = 30_000
+_INLINE_MAX = 256
+
+
+class BloomData(Struct, rename="camel"):
+    """``bloomFilterData``: the bits of a subscription."""
+
+    bit_num: int
+    bit_pos: list[int]
+
+
+class FilterData(Struct, rename="camel", kw_only=True):
+    """One entry of the file.
+
+    Attributes:
+        born_time: ms since the epoch; bitmaps of messages stored later know this expression.
+        client_version: the subscription's version; an older one changes nothing.
+        dead_time: when the group left; it is dead when that is not before ``born_time``.
+    """
+
+    bloom_filter_data: BloomData | None = None
+    born_time: int = 0
+    client_version: int = 0
+    consumer_group: str = ""
+    dead: bool = False
+    dead_time: int = 0
+    expression: str = ""
+    expression_type: str = SQL92
+    topic: str = ""
+
+
+class TopicFilters(Struct, rename="camel"):
+    """The filters of one topic, by group."""
+
+    group_filter_data: dict[str, FilterData] = field(default_factory=dict)
+    topic: str = ""
+
+
+class FilterFile(Struct, rename="camel"):
+    """``consumerFilter.json``."""
+
+    filter_data_by_topic: dict[str, TopicFilters] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PullFilter:
+    """What a pull wants; None restricts nothing.
+
+    Attributes:
+        codes: tag codes.
+        accept_entry: told the tag code and the extension unit of a queue entry.
+        accept: told the stored record.
+        wants: told what arrived, for a held pull.
+    """
+
+    codes: frozenset[int] | None = None
+    accept_entry: EntryTest | None = None
+    accept: Callable[[memoryview], bool] | None = None
+    wants: Callable[[Arrival], bool] | None = None
+
+
+EVERYTHING = PullFilter()
+
+
+@dataclass(slots=True)
+class GroupFilter:
+    """The registered expression of one group for one topic."""
+
+    data: FilterData
+    expression: Expression
+    mask: int
+    pull_filter: PullFilter
+
+
+def _by_properties(matches: Callable[[bytes], bool], accept_entry: EntryTest | None = None) -> PullFilter:
+    return PullFilter(
+        accept_entry=accept_entry,
+        accept=lambda record: matches(record_properties(record)),
+        wants=lambda arrival: matches(arrival.properties),
+    )
+
+
+@functools.lru_cache(maxsize=_INLINE_MAX)
+def inline_filter(expression: str | None, expression_type: str | None) -> PullFilter:
+    """The filter of a subscription that comes with the pull; the latest ones are remembered.
+    Raises ValueError: the expression cannot be read."""
+    if is_tag_type(expression_type):
+        return PullFilter(codes_of(subscription("", expression)))
+    return _by_properties(_compiled(expression or "", expression_type).matches)
+
+
+class FilterTable(LazyTable):
+    """Registered expressions by topic and group."""
+
+    def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock) -> None:
+        super().__init__(folder / "consumerFilter.json")
+        self._settings = settings
+        self._clock = clock
+        self._bloom = BloomFilter.of(settings.bloom_error_percent, settings.bloom_group_count)
+        self._topics: dict[str, dict[str, GroupFilter]] = {}
+        self._topics_of: dict[str, set[str]] = {}
+
+    # ---- the file
+
+    def load(self) -> None:
+        """Read the file; every filter in it is dead until its group comes back.
+        A file made for a Bloom filter of another size is ignored as a whole."""
+        stored = self._file.load(FilterFile) or FilterFile()
+        entries = [data for topic in stored.filter_data_by_topic.values() for data in topic.group_filter_data.values()]
+        if not all(self._fits(data.bloom_filter_data) for data in entries):
+            _log.warning("%s is ignored: its Bloom filter is not one of %s", self._file.path, self._bloom)
+            return
+        for data in entries:
+            if data.dead_time < data.born_time:
+                data.dead_time = max(data.born_time, self._clock.now_ms() - _ALIVE_AT_LOAD_MS)
+            try:
+                self._put(data)
+            except ExpressionRejected as error:
+                _log.error("filter of group %s for topic %s: %s", data.consumer_group, data.topic, error)
+
+    def _fits(self, stored: BloomData | None) -> bool:
+        bloom = self._bloom
+        return stored is not None and (stored.bit_num, len(stored.bit_pos)) == (bloom.bit_count, bloom.position_count)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the table changed since the last `snapshot`, or has a filter that is dead for too long."""
+        return self._is_dirty or any(self._is_expired(one) for topic in self._topics.values() for one in topic.values())
+
+    def snapshot(self) -> FilterFile:
+        """A copy of the table as it is now, to be written elsewhere; what is dead for too long is forgotten."""
+        self._is_dirty = False
+        topics: dict[str, TopicFilters] = {}
+        for topic, groups in list(self._topics.items()):
+            for group in [group for group, one in groups.items() if self._is_expired(one)]:
+                self._remove(topic, group)
+            if not groups:
+                del self._topics[topic]
+                continue
+            stored = {group: replace(one.data, dead=_is_dead(one.data)) for group, one in groups.items()}
+            topics[topic] = TopicFilters(stored, topic)
+        return FilterFile(topics)
+
+    def _is_expired(self, one: GroupFilter) -> bool:
+        return _is_dead(one.data) and self._clock.now_ms() - one.data.dead_time >= self._settings.filter_keep_ms
+
+    # ---- heartbeats
+
+    def get(self, topic: str, group: str) -> GroupFilter | None:
+        groups = self._topics.get(topic)
+        return None if groups is None else groups.get(group)
+
+    def register(self, group: str, subscriptions: Iterable[SubscriptionData]) -> None:
+        """Take over the expressions of a group's heartbeat; one that does not compile removes the one before."""
+        wanted = {
+            data.topic: data for data in subscriptions if data.sub_string and not is_tag_type(data.expression_type)
+        }
+        for data in wanted.values():
+            self._register(group, data)
+        self._bury(group, but=wanted.keys())
+
+    def unregister(self, group: str) -> None:
+        """The last member of a group is gone."""
+        self._bury(group, but=())
+
+    def _bury(self, group: str, *, but: Iterable[str]) -> None:
+        for topic in self._topics_of.get(group, set()).difference(but):
+            one = self.get(topic, group)
+            if one is not None and not _is_dead(one.data):
+                one.data.dead_time = self._clock.now_ms()
+                self._is_dirty = True
+
+    def _register(self, group: str, wanted: SubscriptionData) -> None:
+        known = self.get(wanted.topic, group)
+        if known is not None and wanted.sub_version <= known.data.client_version:
+            if wanted.sub_version == known.data.client_version:
+                self._revive(known.data)
+            return
+        self._is_dirty = True
+        if known is not None and _is_same(known.data, wanted):
+            known.data.client_version = wanted.sub_version
+            self._revive(known.data)
+            return
+        data = FilterData(
+            born_time=self._clock.now_ms(),
+            client_version=wanted.sub_version,
+            consumer_group=group,
+            expression=wanted.sub_string,
+            expression_type=wanted.expression_type or SQL92,
+            topic=wanted.topic,
+        )
+        try:
+            self._put(data)
+        except ExpressionRejected as error:
+            _log.warning("filter of group %s for topic %s: %s", group, wanted.topic, error)
+            self._remove(wanted.topic, group)
+
+    def _remove(self, topic: str, group: str) -> None:
+        self._topics.get(topic, {}).pop(group, None)
+        topics = self._topics_of.get(group, set())
+        topics.discard(topic)
+        if not topics:
+            self._topics_of.pop(group, None)
+
+    def _revive(self, data: FilterData) -> None:
+        if _is_dead(data):
+            data.dead_time = 0
+            self._is_dirty = True
+
+    def _put(self, data: FilterData) -> None:
+        """Compile and enter a filter. Raises ExpressionRejected."""
+        expression, bloom = _compiled(data.expression, data.expression_type), self._bloom
+        positions = bloom.positions(data.consumer_group, data.topic)
+        data.bloom_filter_data = BloomData(bloom.bit_count, list(positions))
+        mask = bloom.mask(positions)
+
+        def accept_entry(tags_code: int | None, unit: ExtUnit | None) -> bool:
+            return unit is None or unit.store_timestamp <= data.born_time or bloom.has(unit.bitmap, mask)
+
+        one = GroupFilter(data, expression, mask, _by_properties(expression.matches, accept_entry))
+        self._topics.setdefault(data.topic, {})[data.consumer_group] = one
+        self._topics_of.setdefault(data.consumer_group, set()).add(data.topic)
+
+    # ---- messages
+
+    def bitmap_of(self, arrival: Arrival) -> bytes:
+        """The bitmap of a message: the bits of the groups that may want it; empty for a topic without filters."""
+        groups = self._topics.get(arrival.topic)
+        if not groups:
+            return b""
+        mask = 0
+        for one in groups.values():
+            if one.expression.matches(arrival.properties):
+                mask |= one.mask
+        return self._bloom.bitmap(mask)
+
+    def retry_filter(self, group: str, codes: frozenset[int] | None) -> PullFilter:
+        """For a retry topic with ``filterSupportRetry``: the expression of the topic that a message came from."""
+
+        def matches(properties: bytes) -> bool:
+            topic = find_property(properties, b"RETRY_TOPIC")
+            one = self.get(topic.decode("utf-8", "replace"), group) if topic is not None else None
+            return one is None or one.expression.matches(properties)
+
+        plain = _by_properties(matches)
+        return PullFilter(codes, None, plain.accept, plain.wants)
+
+
+def _compiled(text: str, expression_type: str | None) -> Expression:
+    if expression_type != SQL92:
+        raise ExpressionRejected(f"expression type {expression_type} is not known: use TAG or SQL92")
+    return compile_expression(text)
+
+
+def _is_dead(data: FilterData) -> bool:
+    return data.dead_time >= data.born_time
+
+
+def _is_same(data: FilterData, wanted: SubscriptionData) -> bool:
+    return data.expression == wanted.sub_string and data.expression_type == wanted.expression_type

@@ -1,0 +1,218 @@
+"""The broker's consumer groups (``SubscriptionGroupManager``), kept in ``config/subscriptionGroup.json``.
+
+A change is on the disk before anybody is told of it, written in a thread with those that come together; a group that
+was made because it appeared is written with the others of that second (after a crash it appears again), and goes away
+again when nobody uses it (`rmqkit.broker.tables.unused_groups`).
+Loop only. Source: behaviour.md §2.8; store.md §9.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.files import Changes, SharedWrite
+from rmqkit.clock import Clock
+from rmqkit.errors import StoreUnavailable
+from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupTable
+from rmqkit.protocol.bodies.topics import TopicConfig
+from rmqkit.protocol.names import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, group_fault, is_light
+from rmqkit.store.json_files import JsonFile, RowTexts
+
+__all__ = ["Appeared", "GroupTable", "request_modes_file"]
+
+_READ_FORBIDDEN = 1 << 2
+
+V = TypeVar("V")
+
+
+class Appeared(msgspec.Struct):
+    """A group that was made because it appeared.
+
+    Attributes:
+        config: as it was made; another object in the table is another's.
+        since_ms: monotonic time at which it was made.
+        retry: the retry topic that was made for it, if one was.
+    """
+
+    config: SubscriptionGroupConfig
+    since_ms: float
+    retry: TopicConfig | None = None
+
+
+class GroupTable:
+    """Consumer groups by name. ``has_light``: whether every ``%LMQ%…`` is a group, which no table holds."""
+
+    def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock, *, has_light: bool = False) -> None:
+        self._has_light = has_light
+        self._file = JsonFile(folder / "subscriptionGroup.json")
+        self._settings = settings
+        self._clock = clock
+        self._stored = SubscriptionGroupTable()
+        self._rows = RowTexts()
+        self._shared = SharedWrite(self._file, self._write_shared)
+        self._appeared: dict[str, Appeared] = {}
+
+    def load(self) -> None:
+        """Read the file and add the groups every broker has."""
+        self._stored = self._file.load(SubscriptionGroupTable) or SubscriptionGroupTable()
+        _name_all(self._stored)
+        table = self._stored.subscription_group_table
+        for name in SYSTEM_GROUPS:
+            if name not in table:
+                table[name] = SubscriptionGroupConfig(group_name=name)
+
+    def get(self, group: str) -> SubscriptionGroupConfig | None:
+        """A group; an unknown one with a legal name is created when the settings allow it."""
+        config = self._stored.subscription_group_table.get(group)
+        if config is None and self._has_light and is_light(group):
+            return SubscriptionGroupConfig(group_name=group)
+        if config is None and self._may_create(group):
+            config = SubscriptionGroupConfig(group_name=group)
+            self._appeared[group] = Appeared(config, self._clock.monotonic_ms())
+            self._change_soon(group, config)
+        return config
+
+    def _change_soon(self, group: str, config: SubscriptionGroupConfig | None) -> None:
+        """Add or remove one group, in constant time; `write_new` writes it with the others of that second."""
+        groups = self._stored.subscription_group_table
+        if config is None:
+            del groups[group]
+        else:
+            groups[group] = config
+        self._stored = self._changed(groups)
+        self._shared.is_due = True
+
+    def appeared_before(self, monotonic_ms: float) -> dict[str, Appeared]:
+        """The groups that were made because they appeared, that long ago, and that nobody is known to have used."""
+        return {group: one for group, one in self._appeared.items() if one.since_ms <= monotonic_ms}
+
+    def keep(self, group: str) -> None:
+        """A group that appeared is used: it stays."""
+        self._appeared.pop(group, None)
+
+    def remove_unused(self, group: str) -> Appeared | None:
+        """Forget a group that appeared, unless an operator has changed it since; what it was, or None."""
+        one = self._appeared.pop(group)
+        is_as_made = self._stored.subscription_group_table.get(group) is one.config
+        if not is_as_made or group in self._stored.forbidden_table:
+            return None
+        self._change_soon(group, None)
+        return one
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._stored.subscription_group_table or (self._has_light and is_light(group))
+
+    def made_retry_topic(self, group: str, config: TopicConfig) -> None:
+        """Note that a group's retry topic was made because the group appeared."""
+        if group in self._appeared:
+            self._appeared[group].retry = config
+
+    @property
+    def stored(self) -> SubscriptionGroupTable:
+        """The whole table, to be read only."""
+        return self._stored
+
+    async def put_shared(self, *configs: SubscriptionGroupConfig) -> None:
+        """Create or change groups, in one write with all that is put before it begins; they are on the disk when this
+        returns, and all unchanged when it raises."""
+        changed = {config.group_name: config for config in configs}
+        self._replace_groups(self._shared.changed(self._stored.subscription_group_table, changed))
+        await self._shared.done()
+
+    async def _write_shared(self, changes: Changes[SubscriptionGroupConfig]) -> None:
+        """The version is a new one when it is known that they stay."""
+        known, stored = self._stored.data_version, self._changed(self._stored.subscription_group_table)
+        try:
+            await self._shared.save_aside(self._content(stored))
+        except StoreUnavailable:
+            self._replace_groups(self._shared.taken_back(self._stored.subscription_group_table, changes))
+            raise
+        if self._stored.data_version is known:
+            self._stored = msgspec.structs.replace(self._stored, data_version=stored.data_version)
+        else:  # others used it up, with their own
+            self._stored = self._changed(self._stored.subscription_group_table)
+            self._shared.is_due = True
+
+    def _replace_groups(self, groups: dict[str, SubscriptionGroupConfig]) -> None:
+        self._stored = msgspec.structs.replace(self._stored, subscription_group_table=groups)
+
+    def remove(self, group: str) -> None:
+        """Forget a group and what is forbidden to it; an unknown one is fine."""
+        self._appeared.pop(group, None)
+        if group in self or group in self._stored.forbidden_table:
+            groups = _without(self._stored.subscription_group_table, group)
+            self._save(self._changed(groups, _without(self._stored.forbidden_table, group)))
+
+    def take_over(self, copied: SubscriptionGroupTable) -> bool:
+        """Become the master's table unless its version is the own one; groups it does not have are gone.
+        Returns whether it was another; on the disk then. Source: behaviour.md §10.1."""
+        if copied.data_version == self._stored.data_version:
+            return False
+        _name_all(copied)
+        self._save(copied)
+        self._appeared.clear()  # what is left of them is the master's, or the next to go
+        return True
+
+    def forbid_reading(self, group: str, topic: str, *, is_forbidden: bool) -> None:
+        """Close a topic to a group, or open it again; neither needs to exist."""
+        if self.is_read_forbidden(group, topic) == is_forbidden:
+            return
+        topics = dict(self._stored.forbidden_table.get(group, {}))
+        topics[topic] = topics.get(topic, 0) ^ _READ_FORBIDDEN
+        topics = {topic: bits for topic, bits in topics.items() if bits}
+        forbidden = _without(self._stored.forbidden_table, group) | ({group: topics} if topics else {})
+        self._save(self._changed(self._stored.subscription_group_table, forbidden))
+
+    def is_read_forbidden(self, group: str, topic: str) -> bool:
+        """Whether an operator closed a topic to a group (``forbiddenTable``)."""
+        forbidden = self._stored.forbidden_table
+        return bool(forbidden) and bool(forbidden.get(group, {}).get(topic, 0) & _READ_FORBIDDEN)
+
+    def persist(self) -> None:
+        self._save(self._stored)
+
+    async def write_new(self) -> None:
+        """Write the table if groups appeared since it was written, in a thread; to be called every second."""
+        if self._shared.is_due:
+            await self._shared.save_aside(self._content(self._stored))
+
+    def _changed(
+        self, groups: dict[str, SubscriptionGroupConfig], forbidden: dict[str, dict[str, int]] | None = None
+    ) -> SubscriptionGroupTable:
+        """The table with other contents and the next version."""
+        version = msgspec.structs.replace(self._stored.data_version)
+        version.advance(self._clock.now_ms())
+        return SubscriptionGroupTable(version, self._stored.forbidden_table if forbidden is None else forbidden, groups)
+
+    def _save(self, stored: SubscriptionGroupTable) -> None:
+        self._shared.save(self._content(stored))
+        self._stored = stored
+
+    def _content(self, stored: SubscriptionGroupTable) -> Callable[[], dict[str, Any]]:
+        """What makes the file's content, of the table as it is now."""
+        groups = dict(stored.subscription_group_table)
+        rest = {"dataVersion": stored.data_version, "forbiddenTable": stored.forbidden_table}
+        return lambda: {**rest, "subscriptionGroupTable": self._rows.of(groups)}
+
+    def _may_create(self, group: str) -> bool:
+        allowed = self._settings.auto_create_group or group.startswith(SYSTEM_GROUP_PREFIX)
+        return allowed and len(self._appeared) < self._settings.unused_groups_max and group_fault(group) is None
+
+
+def request_modes_file(root: Path) -> JsonFile:
+    """Which groups pop which topics (`MessageRequestModes`), in a store directory: kept for brokers that need it."""
+    return JsonFile(root / "config" / "messageRequestMode.json")
+
+
+def _name_all(stored: SubscriptionGroupTable) -> None:
+    for name, config in stored.subscription_group_table.items():
+        config.group_name = config.group_name or name
+
+
+def _without(table: dict[str, V], name: str) -> dict[str, V]:
+    return {key: value for key, value in table.items() if key != name}

@@ -1,0 +1,198 @@
+"""Consumer offsets (``ConsumerOffsetManager``), kept in ``config/consumerOffset.json``.
+
+An offset is the next one to consume. A smaller value than the stored one is accepted. The table is written every few
+seconds and at stop, so a crash repeats at most those seconds' messages. A reset by an operator stands until the next
+pull takes it; meanwhile what clients commit is ignored. Resets and pull offsets are in memory only. Loop only.
+
+With light queues (``enableLmq``) the file is ``config/lmqConsumerOffset.json``, where groups ``%LMQ%…`` have a table of
+their own; the first start with them takes what the other file holds.
+Source: behaviour.md §5; store.md §9.2, §9.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from pathlib import Path
+
+import msgspec
+
+from rmqkit.broker.tables.lazy_table import LazyTable
+from rmqkit.clock import Clock
+from rmqkit.protocol.bodies.queues import ConsumerOffsets, LightOffsets
+from rmqkit.protocol.bodies.topics import DataVersion
+from rmqkit.protocol.names import is_light
+from rmqkit.store.json_files import JsonFile
+
+__all__ = ["OffsetTable"]
+
+_FILE = "consumerOffset.json"
+_VERSION_STEP = 500
+_SEPARATOR = "@"
+
+
+class OffsetTable(LazyTable):
+    """``topic@group`` → queue id → next offset."""
+
+    def __init__(self, folder: Path, clock: Clock, *, has_light: bool = False) -> None:
+        super().__init__(folder / ("lmqConsumerOffset.json" if has_light else _FILE))
+        self._has_light = has_light
+        self._clock = clock
+        self._table: dict[str, dict[int, int]] = {}
+        self._resets: dict[tuple[str, str, int], int] = {}
+        self._pulled: dict[tuple[str, str, int], int] = {}
+        self._data_version = DataVersion()
+        self._commits = 0
+
+    def load(self) -> None:
+        stored: ConsumerOffsets | None
+        if self._has_light:
+            stored = self._file.load(LightOffsets) or JsonFile(self._file.path.with_name(_FILE)).load(LightOffsets)
+        else:
+            stored = self._file.load(ConsumerOffsets)
+        if stored is not None:
+            self._table = stored.offset_table
+            if isinstance(stored, LightOffsets):
+                self._table |= {key: {0: offset} for key, offset in stored.lmq_offset_table.items()}
+            self._data_version = stored.data_version or DataVersion()
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Go and Node clients commit -1 for a queue that they found nothing in: it is kept, and no offset."""
+        offset = self.queues(group, topic).get(queue_id, -1)
+        return offset if offset >= 0 else None
+
+    def queues(self, group: str, topic: str) -> Mapping[int, int]:
+        return self._table.get(topic + _SEPARATOR + group, {})
+
+    def topics(self, group: str) -> list[str]:
+        end = _SEPARATOR + group
+        return [key.removesuffix(end) for key in self._table if key.endswith(end)]
+
+    @property
+    def topics_by_group(self) -> dict[str, list[str]]:
+        """`topics` of every group."""
+        groups: dict[str, list[str]] = {}
+        for key in self._table:
+            topic, _, group = key.partition(_SEPARATOR)
+            groups.setdefault(group, []).append(topic)
+        return groups
+
+    @property
+    def all_topics(self) -> set[str]:
+        return {key.partition(_SEPARATOR)[0] for key in self._table}
+
+    @property
+    def all_groups(self) -> set[str]:
+        return {key.partition(_SEPARATOR)[2] for key in self._table}
+
+    def groups(self, topic: str) -> list[str]:
+        start = topic + _SEPARATOR
+        return [key.removeprefix(start) for key in self._table if key.startswith(start)]
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        self._table.setdefault(topic + _SEPARATOR + group, {})[queue_id] = offset
+        self._is_dirty = True
+        self._commits += 1
+        if self._commits % _VERSION_STEP == 0:
+            self._data_version.advance(self._clock.now_ms())
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Move a group: its next pull is sent to the offset, what its clients commit before that is void."""
+        self._resets[group, topic, queue_id] = offset
+        self.commit(group, topic, queue_id, offset)
+
+    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        return (group, topic, queue_id) in self._resets
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset that a reset by an operator has for a pull, once; None when there is none. Source: §5.4."""
+        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+
+    def pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Remember where a group's next pull begins: shown to operators, kept in memory only."""
+        self._pulled[group, topic, queue_id] = offset
+
+    @property
+    def pulls(self) -> Mapping[tuple[str, str, int], int]:
+        """Where next pulls begin, by group, topic and queue."""
+        return self._pulled
+
+    def pull_offset(self, group: str, topic: str, queue_id: int) -> int:
+        """Where a group's next pull begins, as far as it is known; else 0."""
+        return self._pulled.get((group, topic, queue_id), 0)
+
+    def clone(self, topic: str, *, source: str, target: str) -> None:
+        """Give a group the offsets that another one has on a topic; without any nothing changes."""
+        offsets = self._table.get(topic + _SEPARATOR + source)
+        if offsets is not None:
+            self._table[topic + _SEPARATOR + target] = dict(offsets)
+            self._is_dirty = True
+
+    def merge(self, copied: ConsumerOffsets) -> None:
+        """Take over the master's offsets; what it knows nothing of stays. Source: behaviour.md §10.1."""
+        changed = {key: queues for key, queues in copied.offset_table.items() if self._table.get(key) != queues}
+        self._table |= changed
+        self._data_version = copied.data_version or self._data_version
+        self._is_dirty = self._is_dirty or bool(changed)
+
+    def take_further(self, copied: ConsumerOffsets) -> None:
+        """Take over the offsets that are further in a member's table, unless it is older than this one.
+        Source: behaviour.md §10.5."""
+        version = copied.data_version or DataVersion()
+        if version.timestamp < self._data_version.timestamp:
+            return
+        for key, queues in copied.offset_table.items():
+            own = self._table.setdefault(key, {})
+            own |= {queue_id: max(offset, own.get(queue_id, 0)) for queue_id, offset in queues.items()}
+        self._data_version = version
+        self._is_dirty = True
+
+    def advance_version(self) -> None:
+        """Make this table newer than the one it was copied from: it is the one that goes on."""
+        self._data_version.advance(self._clock.now_ms())
+
+    def remove(self, group: str, topic: str) -> None:
+        self._remove([topic + _SEPARATOR + group])
+        self._forget(lambda key: key[:2] == (group, topic))
+
+    def remove_group(self, group: str) -> None:
+        self._remove([topic + _SEPARATOR + group for topic in self.topics(group)])
+        self._forget(lambda key: key[0] == group)
+
+    def remove_topic(self, topic: str) -> None:
+        self._remove([topic + _SEPARATOR + group for group in self.groups(topic)])
+        self._forget(lambda key: key[1] == topic)
+
+    def forget_pulls(self, groups: Set[str]) -> None:
+        """Forget where the next pulls of groups begin."""
+        self._forget(lambda key: key[0] in groups)
+
+    def snapshot(self) -> ConsumerOffsets:
+        """`contents`, to be written elsewhere."""
+        self._is_dirty = False
+        contents = self.contents
+        if not self._has_light:
+            return contents
+        light = {key for key in contents.offset_table if is_light(key.partition(_SEPARATOR)[2])}
+        return LightOffsets(
+            contents.data_version,
+            contents.group_topic_map,
+            {key: queues for key, queues in contents.offset_table.items() if key not in light},
+            {key: contents.offset_table[key].get(0, 0) for key in light},
+        )
+
+    @property
+    def contents(self) -> ConsumerOffsets:
+        """A copy of the table."""
+        groups = self.topics_by_group
+        version = msgspec.structs.replace(self._data_version)
+        return ConsumerOffsets(version, groups, {key: dict(queues) for key, queues in self._table.items()})
+
+    def _remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            del self._table[key]
+            self._is_dirty = True
+
+    def _forget(self, is_gone: Callable[[tuple[str, str, int]], bool]) -> None:
+        for table in (self._resets, self._pulled):
+            for key in list(filter(is_gone, table)):
+                del table[key]

@@ -1,0 +1,309 @@
+"""The broker's topic table (``TopicConfigManager``), kept in ``config/topics.json``.
+
+A change is written to disk before anybody is told of it; then the broker registers it with the name servers. Changes
+by operators share a write, in a thread, and a row's text is made once. What a send or the broker itself creates, once
+in the life of a topic, the loop waits for. Only the retry topic that a group gets with its first heartbeat is written
+with the others of that second: after a crash the next heartbeat makes it again. Loop only.
+Source: behaviour.md §2.8, §3.2; store.md §9.2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.files import Changes, SharedWrite
+from rmqkit.broker.tables.static_topics import StaticTopics
+from rmqkit.clock import Clock
+from rmqkit.errors import StoreMismatch, StoreUnavailable
+from rmqkit.protocol import names
+from rmqkit.protocol.bodies.topics import DataVersion, Permission, TopicConfig, TopicConfigTable
+from rmqkit.store.json_files import JsonFile, RowTexts
+from rmqkit.store.queues.table import queue_counts
+
+__all__ = ["TopicTable"]
+
+_log = logging.getLogger(__name__)
+_TOLD_MAX = 20
+_ALL = Permission.READ | Permission.WRITE
+_TEMPLATE = _ALL | Permission.INHERIT
+
+
+class TopicTable:
+    """Topics by name. ``on_change``: told the topics that were created or changed, after they are on disk.
+    ``has_light``: whether every name of a light queue is a topic with one queue, which no table holds."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: BrokerSettings,
+        clock: Clock,
+        on_change: Callable[[list[TopicConfig]], None],
+        *,
+        has_light: bool = False,
+    ) -> None:
+        self._has_light = has_light
+        self._file = JsonFile(folder / "topics.json")
+        self._store_root = folder.parent
+        self._settings = settings
+        self._clock = clock
+        self._on_change = on_change
+        self._table: dict[str, TopicConfig] = {}
+        self._own: frozenset[str] = frozenset()
+        self._rows = RowTexts()
+        self._shared = SharedWrite(self._file, self._write_shared)
+        self.static = StaticTopics(folder, settings, clock)
+        self.data_version = DataVersion()
+
+    def load(self) -> None:
+        """Read the file and add the system topics that are missing. Where it is lost, also with a backup that may be
+        older, the topics of the store's queues are added, too: their messages could not be read otherwise."""
+        self.static.load()
+        stored = self._read()
+        if stored is not None:
+            self._table = stored.topic_config_table
+            self.data_version = stored.data_version
+        _name_all(self._table)
+        missing = self._missing_system_topics()
+        if missing:
+            self._table.update((config.topic_name, config) for config in missing)
+            self.data_version.advance(self._clock.now_ms())
+        if not self._file.path.exists():
+            self._add_those_of_queues()
+
+    def _read(self) -> TopicConfigTable | None:
+        try:
+            return self._file.load(TopicConfigTable)
+        except StoreMismatch as error:
+            _log.warning("%s; both are kept as *.damaged, and their topics are taken from the store's queues", error)
+            self._file.set_aside()
+            return None
+
+    def _add_those_of_queues(self) -> None:
+        added: dict[str, TopicConfig] = {}
+        for topic, (count, is_batch) in queue_counts(self._store_root).items():
+            if topic not in self._table and not names.is_light(topic):
+                attributes = {"queue.type": "BatchCQ"} if is_batch else {}
+                added[topic] = TopicConfig(topic, count, count, _ALL, attributes=attributes)
+        if added:
+            self._table.update(added)
+            self.data_version.advance(self._clock.now_ms())
+            shown = ", ".join(f"{name} ({one.read_queue_nums})" for name, one in list(added.items())[:_TOLD_MAX])
+            _log.warning(
+                "%s is lost: %d topics are taken from the store's queues, readable and writable, with as many queues "
+                "as had messages: %s%s: check them with `rmq admin topic list`",
+                *(self._file.path, len(added), shown, ", …" if len(added) > _TOLD_MAX else ""),
+            )
+
+    def add_system_topics(self) -> None:
+        """Create the system topics that the settings ask for by now."""
+        if missing := self._missing_system_topics():
+            self.put(*missing)
+
+    def tell_all(self) -> None:
+        """Have all topics told anew, as those that were changed."""
+        self.put(*self._table.values())
+
+    def _missing_system_topics(self) -> list[TopicConfig]:
+        system = _system_topics(self._settings)
+        self._own = frozenset(config.topic_name for config in system)
+        return [config for config in system if config.topic_name not in self._table]
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, topic: str) -> TopicConfig | None:
+        config = self._table.get(topic)
+        if config is None and self._has_light and names.is_light(topic):
+            return TopicConfig(topic, 1, 1, _ALL)
+        return config
+
+    def is_batch_topic(self, topic: str) -> bool:
+        config = self._table.get(topic)
+        return config is not None and config.is_batch_queue
+
+    def snapshot(self, topics: list[TopicConfig] | None = None) -> TopicConfigTable:
+        """All topics, or some as they are now, with the version of the table, as it is registered."""
+        table = self._table
+        if topics is not None:
+            names_of = dict.fromkeys(config.topic_name for config in topics)
+            table = {name: table[name] for name in names_of if name in table}
+        told = TopicConfigTable(data_version=self.data_version, topic_config_table=dict(table))
+        if self.static.local:
+            told.mapping_data_version = self.static.data_version
+            told.topic_queue_mapping_info_map = self.static.infos(None if topics is None else list(table))
+        return told
+
+    def is_system(self, topic: str) -> bool:
+        """Whether a topic is the broker's own: clients neither create nor delete it."""
+        return topic in self._own or names.is_system_topic(topic)
+
+    @property
+    def system_topics(self) -> list[str]:
+        """The topics for which `is_system` holds, as far as they have names."""
+        return sorted(self._own | names.SYSTEM_TOPICS | {topic for topic in self._table if self.is_system(topic)})
+
+    def put(self, *configs: TopicConfig) -> None:
+        """Create or change topics; they are on the disk when this returns, and unchanged when it raises."""
+        self._replace(self._table | {config.topic_name: config for config in configs})
+        self._on_change(list(configs))
+
+    async def put_shared(self, *configs: TopicConfig) -> None:
+        """Like `put`, in one write with all that is put so before it begins: all of it fails when that does."""
+        self._table = self._shared.changed(self._table, {config.topic_name: config for config in configs})
+        await self._shared.done()
+
+    async def _write_shared(self, changes: Changes[TopicConfig]) -> None:
+        """The version is a new one only in the end: what is told of other changes meanwhile must not use it up."""
+        known, version = self.data_version, self._next_version()
+        try:
+            await self._shared.save_aside(self._content(version, self._table))
+        except StoreUnavailable:
+            self._table = self._shared.taken_back(self._table, changes)
+            raise
+        if self.data_version is not known:  # others used it up, with their own
+            version, self._shared.is_due = self._next_version(), True
+        self.data_version = version
+        self._on_change([config for _, config in changes.values()])
+
+    def remove(self, topic: str) -> None:
+        """Forget a topic; an unknown one is fine. Name servers keep it until they are told otherwise."""
+        self.static.remove(topic)
+        if topic in self._table:
+            self._replace({name: config for name, config in self._table.items() if name != topic})
+
+    def take_over(self, copied: TopicConfigTable) -> bool:
+        """Become the master's table unless its version is the own one; topics it does not have are gone.
+        Returns whether it was another; on the disk then. Source: behaviour.md §10.1.
+        Raises StoreMismatch: static topics are not copied, as one of them is not supported."""
+        is_other = copied.data_version != self.data_version
+        if is_other:
+            _name_all(copied.topic_config_table)
+            self._shared.save(self._content(copied.data_version, copied.topic_config_table))
+            self._table, self.data_version = copied.topic_config_table, copied.data_version
+        return self.static.take_over(copied) or is_other
+
+    def mark_ordered(self, topics: Iterable[str]) -> None:
+        """Mark those of some topics as ordered that the broker has.
+        A mark stays when the name servers no longer list the topic, as with 5.x brokers (checked with 5.4.0)."""
+        known = filter(None, map(self._table.get, topics))
+        changed = [msgspec.structs.replace(config, order=True) for config in known if not config.order]
+        if changed:
+            self.put(*changed)
+
+    def persist(self) -> None:
+        self._shared.save(self._content(self.data_version, self._table))
+
+    def _content(self, version: DataVersion, table: dict[str, TopicConfig]) -> Callable[[], dict[str, Any]]:
+        """What makes the file's content, of the table as it is now."""
+        table = dict(table)
+        return lambda: {"dataVersion": version, "topicConfigTable": self._rows.of(table)}
+
+    async def write_new(self) -> None:
+        """Write the table if it was changed without that, in a thread; to be called every second."""
+        if self._shared.is_due:
+            await self._shared.save_aside(self._content(self.data_version, self._table))
+
+    def _next_version(self) -> DataVersion:
+        version = msgspec.structs.replace(self.data_version)
+        version.advance(self._clock.now_ms())
+        return version
+
+    def _replace(self, table: dict[str, TopicConfig]) -> None:
+        version = self._next_version()
+        self._shared.save(self._content(version, table))
+        self._table, self.data_version = table, version
+
+    def _change_soon(self, topic: str, config: TopicConfig | None) -> None:
+        """Add or remove one topic, in constant time; `write_new` writes it with the others of that second."""
+        if config is None:
+            del self._table[topic]
+        else:
+            self._table[topic] = config
+        self.data_version = self._next_version()
+        self._shared.is_due = True
+
+    def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
+        """The topic a message is sent to, made from the template topic the producer names if that lets it.
+        Returns None when the topic does not exist and must not be created."""
+        known = self._table.get(topic)
+        if known is not None:
+            return known
+        default = self._table.get(template)
+        allowed = default is not None and default.perm & Permission.INHERIT
+        if template == names.AUTO_CREATE_TOPIC and not self._settings.auto_create_topic:
+            allowed = False
+        if default is not None and allowed:
+            count = max(0, min(queue_count, default.write_queue_nums))
+            perm = default.perm & ~Permission.INHERIT
+            created = TopicConfig(topic, count, count, perm, default.topic_filter_type, _sys_flag(topic, unit=unit))
+        elif topic.startswith(names.RETRY_PREFIX):
+            created = TopicConfig(topic, 1, 1, _ALL)
+        else:
+            return None
+        self.put(created)
+        return created
+
+    def ensure(
+        self, topic: str, queue_count: int, *, order: bool = False, unit: bool = False, soon: bool = False
+    ) -> TopicConfig:
+        """A topic the broker itself needs, readable and writable; with ``soon`` it is written by `write_new`."""
+        known = self._table.get(topic)
+        if known is not None:
+            return known
+        sys_flag = _sys_flag(topic, unit=unit)
+        created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag, order=order)
+        if soon:
+            self._change_soon(topic, created)
+        else:
+            self._replace(self._table | {topic: created})
+        self._on_change([created])
+        return created
+
+    def remove_unused(self, topic: str, made: TopicConfig) -> None:
+        """Forget a topic that `ensure` made and nobody changed since; `write_new` writes that. Any other stays."""
+        if self._table.get(topic) is made:
+            self._change_soon(topic, None)
+
+
+def _name_all(table: dict[str, TopicConfig]) -> None:
+    for name, config in table.items():
+        config.topic_name = config.topic_name or name
+
+
+def _system_topics(settings: BrokerSettings) -> list[TopicConfig]:
+    """The topics a broker has from the start."""
+    cluster, broker = settings.cluster_name, settings.broker_name
+    topics = [
+        _system(names.SELF_TEST_TOPIC, 1),
+        _system(names.BENCHMARK_TOPIC, 1024),
+        _system(cluster, 16, _TEMPLATE if settings.cluster_topic else Permission.INHERIT),
+        _system(broker, 1, _TEMPLATE if settings.broker_topic else Permission.INHERIT),
+        _system(names.OFFSET_MOVED_EVENT, 1),
+        _system(names.SCHEDULE_TOPIC, 18),
+        _system(f"{cluster}_REPLY_TOPIC", 1),
+        _system(f"rmq_sys_REVIVE_LOG_{cluster}", settings.revive_queue_count),
+        _system(names.SYNC_BROKER_MEMBER_PREFIX + broker, 1, Permission.INHERIT),
+        _system(names.HALF_TOPIC, 1),
+        _system(names.OP_HALF_TOPIC, 1),
+        _system(names.TIMER_TOPIC, 1),
+    ]
+    if settings.auto_create_topic:
+        topics.append(_system(names.AUTO_CREATE_TOPIC, settings.default_topic_queue_count, _TEMPLATE))
+    if settings.trace_topic:
+        topics.append(_system(settings.trace_topic_name, 1))
+    return topics
+
+
+def _sys_flag(topic: str, *, unit: bool) -> int:
+    """UNIT, for a retry topic UNIT_SUB."""
+    return (2 if topic.startswith(names.RETRY_PREFIX) else 1) if unit else 0
+
+
+def _system(name: str, queues: int, perm: int = _ALL) -> TopicConfig:
+    return TopicConfig(name, queues, queues, int(perm))

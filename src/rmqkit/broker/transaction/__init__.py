@@ -1,0 +1,1 @@
+"""Half messages, their ends, and asking producers about them (TransactionalMessageService)."""

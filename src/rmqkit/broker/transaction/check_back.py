@@ -1,0 +1,337 @@
+"""Check-back: half messages that nobody decided are asked about (``TransactionalMessageCheckService``).
+
+Every round walks each half queue from where the last one ended. With *h* the half message looked at, in this order:
+
+=====================================================  ================================================================
+h                                                      what happens
+=====================================================  ================================================================
+is in an op message, or will be in the next one        done: on to the next
+was stored since the round began                       the round ends
+is younger than ``transactionTimeOut``, without        the round ends: those behind it are younger still
+its own immunity
+is not in the op messages read so far                  more of them are read first
+is a copy, and its original is in an op message        done
+was asked about ``transactionCheckMax`` times, or is   copied to ``TRANS_CHECK_MAX_TIME_TOPIC`` for people to look at,
+older than the store keeps files                       and done: rolled back, in effect
+is younger than its own immunity                       put again at the end of the half queue, naming its original
+everything else                                        put again there with its counter raised, and one live producer
+                                                       of its group is asked; on to the next
+=====================================================  ================================================================
+
+So the queue is read once, front to back, and what is still open stays ahead of the position. Positions are kept as
+offsets of the group ``CID_RMQ_SYS_TRANS`` in both topics; they are saved when everything put before is as durable as
+the store promises. A crash may repeat a part of a round: a question asked twice, no message lost.
+
+An acting master asks nobody: what it would ask about, give up or put again is put *elsewhere*, as a half message of
+another broker, which asks then. One that cannot be put there ends the round.
+
+Work is done in small pieces between which the loop runs. Loop only. Source: store.md §19.5; behaviour.md §2.6, §9.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from rmqkit.broker.context import Parts
+from rmqkit.broker.copies import copy_of, with_changes
+from rmqkit.broker.delay.levels import Elsewhere
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP, immunity_ms, number, op_offsets, real_place
+from rmqkit.errors import RecordCorrupt
+from rmqkit.protocol import names
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import request
+from rmqkit.protocol.headers.transactions import CheckTransactionRequest
+from rmqkit.protocol.ids import offset_id
+from rmqkit.protocol.properties import decode_properties, in_stored_order
+from rmqkit.protocol.record import Record, decode_record, encode_record
+from rmqkit.remoting.connection import Connection
+from rmqkit.store.message_store import GetStatus, MessageStore, PutMessage, PutResult, PutStatus
+
+__all__ = ["CheckBack"]
+
+_ROUND_MS_MAX = 60_000
+_OPS_PER_READ = 32
+_PRODUCERS_TRIED_MAX = 4
+_HOUR_MS = 3_600_000
+_WORK_PER_TICK = 256
+_PASSED = -1
+_UNSTORABLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
+
+_log = logging.getLogger(__name__)
+
+
+class CheckBack:
+    """Asks producers about half messages, or with ``elsewhere`` moves them to other brokers.
+    `round` has to be called every ``transactionCheckInterval``."""
+
+    def __init__(self, parts: Parts, elsewhere: Elsewhere | None = None) -> None:
+        self._elsewhere = elsewhere
+        self._settings = parts.settings
+        self._store_settings = parts.store_settings
+        self._store = parts.store
+        self._topics = parts.topics
+        self._offsets = parts.offsets
+        self._clients = parts.clients
+        self._ops = parts.ops
+        self._clock = parts.clock
+        self._durability = parts.durability
+        self._producer_turn = 0
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Let a round under way end after the message it is at."""
+        self._is_stopping = True
+
+    async def round(self) -> None:
+        """Look at every half queue once."""
+        topic = self._topics.get(names.HALF_TOPIC)
+        for queue_id in range(1 if topic is None else topic.read_queue_nums):
+            await self._walk(queue_id)
+
+    # -- inside
+
+    async def _walk(self, queue_id: int) -> None:
+        half_offset = self._position(names.HALF_TOPIC, queue_id)
+        ops = _OpReader(self._store, queue_id, self._position(names.OP_HALF_TOPIC, queue_id))
+        walk = _Walk(queue_id, half_offset, ops, self._clock.now_ms())
+        ops.read(half_offset)
+        ends_at_ms = self._clock.monotonic_ms() + _ROUND_MS_MAX
+        while not self._is_stopping and self._clock.monotonic_ms() < ends_at_ms and self._step(walk):
+            if walk.moving is not None and not await self._move(walk, walk.moving):
+                break
+            if walk.work >= _WORK_PER_TICK:
+                walk.work = 0
+                await self._save(walk)
+                await asyncio.sleep(0)
+        await self._save(walk)
+
+    def _position(self, topic: str, queue_id: int) -> int:
+        known = self._offsets.get(TRANSACTION_GROUP, topic, queue_id)
+        return self._store.min_offset(topic, queue_id) if known is None else known
+
+    async def _save(self, walk: _Walk) -> None:
+        """Keep the positions, once what was put before is durable: a position must not outlive the copy behind it."""
+        half_offset, op_offset = walk.half_offset, walk.ops.position
+        if not await self._settled():
+            return
+        for topic, offset in ((names.HALF_TOPIC, half_offset), (names.OP_HALF_TOPIC, op_offset)):
+            if self._offsets.get(TRANSACTION_GROUP, topic, walk.queue_id) != offset:
+                self._offsets.commit(TRANSACTION_GROUP, topic, walk.queue_id, offset)
+
+    async def _settled(self) -> bool:
+        end = self._store.max_physical_offset
+        if self._elsewhere is not None or self._durability is None or self._durability.is_on_disk(end):
+            return True
+        await self._durability.wait(end)
+        return self._durability.is_on_disk(end)
+
+    def _step(self, walk: _Walk) -> bool:
+        """Look at one half message; False when the round ends here."""
+        walk.work += 1
+        at = walk.half_offset
+        if walk.ops.take(at) or self._ops.holds(walk.queue_id, at):
+            walk.half_offset += 1
+            return True
+        found = self._store.get(names.HALF_TOPIC, walk.queue_id, at, count_max=1)
+        if found.status is not GetStatus.FOUND:
+            walk.half_offset = found.next_begin_offset
+            return walk.half_offset != at
+        raw = found.records[0]
+        walk.work += len(raw) >> 10
+        try:
+            half = decode_record(raw)
+        except RecordCorrupt as error:
+            _log.error("half message %d of queue %d cannot be read, it is passed over: %s", at, walk.queue_id, error)
+            walk.half_offset += 1
+            return True
+        if half.queue_offset > at:  # those between were deleted
+            walk.half_offset = half.queue_offset
+            return True
+        return self._judge(walk, half)
+
+    def _judge(self, walk: _Walk, half: Record) -> bool:
+        """Do what is due with a half message that is in no op message read so far. See the table on top."""
+        properties = decode_properties(half.properties)
+        timeout_ms = self._settings.transaction_timeout_ms
+        age_ms = self._clock.now_ms() - half.born_timestamp
+        own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
+        if half.store_timestamp >= walk.started_ms or (own_immunity is None and 0 <= age_ms <= timeout_ms):
+            return False
+        if walk.ops.newest_born_ms - walk.started_ms <= timeout_ms and walk.ops.read(walk.half_offset):
+            walk.work += _WORK_PER_TICK
+            return True
+        original = number(properties.get(property_names.TRANSACTION_PREPARED_QUEUE_OFFSET))
+        if walk.ops.take(original) or self._ops.holds(walk.queue_id, original):
+            walk.half_offset += 1
+            return True
+        if self._elsewhere is not None:
+            walk.moving = half
+            return True
+        checks = max(0, number(properties.get(property_names.TRANSACTION_CHECK_TIMES)))
+        if (
+            checks >= self._settings.transaction_checks_max
+            or age_ms > self._store_settings.file_reserved_hours * _HOUR_MS
+        ):
+            return self._give_up(walk, half)
+        changes = {property_names.TRANSACTION_CHECK_TIMES: str(checks + 1)}
+        if own_immunity is None or age_ms > immunity_ms(own_immunity, timeout_ms):
+            return self._put_again(walk, half, changes, asks=True)
+        first = original if original >= 0 else walk.half_offset
+        changes[property_names.TRANSACTION_PREPARED_QUEUE_OFFSET] = str(first)
+        changes[property_names.WAIT] = "false"
+        return self._put_again(walk, half, changes, asks=False)
+
+    async def _move(self, walk: _Walk, half: Record) -> bool:
+        """Put a half message at another broker; False when that has to be tried again."""
+        assert self._elsewhere is not None, "only an acting master moves half messages"
+        walk.moving = None
+        is_moved = await self._elsewhere(copy_of(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id))
+        walk.half_offset += is_moved
+        return is_moved
+
+    def _give_up(self, walk: _Walk, half: Record) -> bool:
+        """Copy a half message to where people find those that were never decided."""
+        self._topics.ensure(names.TRANS_CHECK_MAX_TIME_TOPIC, 1)
+        put = self._store.put(copy_of(half, topic=names.TRANS_CHECK_MAX_TIME_TOPIC, queue_id=0))
+        if put.status is not PutStatus.OK:
+            _log.warning("half message %d cannot be given up: %s %s", walk.half_offset, put.status.value, put.reason)
+            return False
+        _log.warning(
+            "half message %d of queue %d is given up, copy at %d", walk.half_offset, walk.queue_id, put.physical_offset
+        )
+        walk.half_offset += 1
+        return True
+
+    def _put_again(self, walk: _Walk, half: Record, changes: dict[str, str], *, asks: bool) -> bool:
+        """Put a half message at the end of its queue, so that the position can move past it."""
+        again = copy_of(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id, changes=changes, reconsume_times=0)
+        again.properties = in_stored_order(again.properties)
+        put = self._store.put(again)
+        if put.status in _UNSTORABLE:  # the counter made it too long
+            return self._give_up(walk, half)
+        if put.status is not PutStatus.OK:
+            _log.warning("half message %d cannot be put again: %s %s", walk.half_offset, put.status.value, put.reason)
+            return False
+        walk.half_offset += 1
+        if asks:
+            self._ask(half, again, put)
+        return True
+
+    def _ask(self, half: Record, again: PutMessage, put: PutResult) -> None:
+        """Send CHECK_TRANSACTION_STATE for a half message that was put again. Source: remoting.md §4.3.5."""
+        properties = decode_properties(again.properties)
+        group = properties.get(property_names.PRODUCER_GROUP, "")
+        place = real_place(properties)
+        producer = None if place is None else self._pick_producer(group, place[0])
+        if producer is None or place is None:
+            _log.warning("half message %d of group %r: no producer can be asked", half.queue_offset, group)
+            return
+        unique_key = properties.get(property_names.UNIQ_KEY)
+        header = CheckTransactionRequest(
+            topic=names.HALF_TOPIC,
+            tran_state_table_offset=put.queue_offset,
+            commit_log_offset=put.physical_offset,
+            msg_id=unique_key,
+            transaction_id=unique_key,
+            offset_msg_id=offset_id(again.store_host, put.physical_offset),
+            bname=self._settings.broker_name,
+        )
+        body = encode_record(
+            topic=place[0].encode(),
+            queue_id=place[1],
+            flag=half.flag,
+            queue_offset=put.queue_offset,
+            physical_offset=put.physical_offset,
+            sys_flag=half.sys_flag,
+            born_timestamp=half.born_timestamp,
+            born_host=half.born_host,
+            store_timestamp=half.store_timestamp,
+            store_host=half.store_host,
+            reconsume_times=half.reconsume_times,
+            prepared_transaction_offset=0,
+            body=half.body,
+            properties=in_stored_order(with_changes(again.properties, {property_names.WAIT: "false"})),
+        )
+        producer.send(request(RequestCode.CHECK_TRANSACTION_STATE, header, body, one_way=True))
+
+    def _pick_producer(self, group: str, topic: str) -> Connection | None:
+        """A producer of a group that may see the topic's messages and takes what it is sent, in turn; None when the few
+        tried do not.
+        The reference sends also to one that does not keep up; here the question waits for the next round instead, so
+        that a producer that stands still costs no memory."""
+        members = self._clients.producers(group).items()
+        producers = [producer for producer, member in members if self._clients.may_be_asked(producer, member, topic)]
+        self._producer_turn += 1
+        for step in range(min(_PRODUCERS_TRIED_MAX, len(producers))):
+            producer = producers[(self._producer_turn + step) % len(producers)]
+            if producer.is_writable:
+                return producer
+        return None
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One round in one half queue.
+    ``half_offset``: the half message looked at; all before it are done.
+    ``work``: what was done since the loop last ran, in units of some ten microseconds.
+    ``moving``: the half message looked at, when it has to be put elsewhere."""
+
+    queue_id: int
+    half_offset: int
+    ops: _OpReader
+    started_ms: int
+    work: int = 0
+    moving: Record | None = None
+
+
+class _OpReader:
+    """The op messages of one queue, read as they are needed. ``newest_born_ms``: when the last one read was written."""
+
+    def __init__(self, store: MessageStore, queue_id: int, op_offset: int) -> None:
+        self._store = store
+        self._queue_id = queue_id
+        self._next = op_offset
+        self._op_of: dict[int, int] = {}
+        self._open: dict[int, int] = {}
+        self.newest_born_ms = 0
+
+    @property
+    def position(self) -> int:
+        """The first op message that names a half message not passed yet; all before it are done with."""
+        return next(iter(self._open), self._next)
+
+    def take(self, half_offset: int) -> bool:
+        """Whether a half message is in an op message; it is passed then."""
+        op_offset = self._op_of.pop(half_offset, None)
+        if op_offset in self._open:
+            self._open[op_offset] -= 1
+            if not self._open[op_offset]:
+                del self._open[op_offset]
+        return op_offset is not None
+
+    def read(self, half_offset: int) -> bool:
+        """Read some more; False when there are none. Half messages before ``half_offset`` are passed already."""
+        found = self._store.get(names.OP_HALF_TOPIC, self._queue_id, self._next, count_max=_OPS_PER_READ)
+        before, self._next = self._next, found.next_begin_offset
+        for raw in found.records:
+            try:
+                op = decode_record(raw)
+            except RecordCorrupt as error:
+                _log.error("an op message of queue %d cannot be read, it is passed over: %s", self._queue_id, error)
+                continue
+            self._enter(op, half_offset)
+        return self._next != before
+
+    def _enter(self, op: Record, half_offset: int) -> None:
+        ahead = 0
+        for offset in op_offsets(op):
+            if offset not in self._op_of:
+                is_ahead = offset >= half_offset
+                self._op_of[offset] = op.queue_offset if is_ahead else _PASSED
+                ahead += is_ahead
+        if ahead:
+            self._open[op.queue_offset] = ahead
+        self.newest_born_ms = op.born_timestamp

@@ -1,0 +1,143 @@
+"""END_TRANSACTION, RESUME_CHECK_HALF_MESSAGE (``EndTransactionProcessor``): a half message is decided.
+
+A half message is found by its physical offset and must belong to the group and have the queue offset that the request
+names. Commit puts the message where it was meant to go, then the half message is noted as decided; rollback only notes
+it. Nobody keeps count of who decided before: a request that comes twice commits twice, as at the reference. The answer
+to a commit waits for disk and slaves like that to a send.
+Source: behaviour.md §9.1; store.md §19.3; remoting.md §4.3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.context import Parts
+from rmqkit.broker.copies import copy_of
+from rmqkit.broker.delay.timer import put_aside
+from rmqkit.broker.durability import Durability
+from rmqkit.broker.send.checks import CODES, NOT_ENOUGH_REPLICAS, put_refusal
+from rmqkit.broker.settings import BrokerRole
+from rmqkit.broker.transaction.half import committed, half_at, immunity_ms, number, record_at
+from rmqkit.protocol import names
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header_leniently, reply
+from rmqkit.protocol.headers.transactions import EndTransactionRequest, ResumeCheckRequest
+from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Record
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.store.message_store import PutStatus
+
+__all__ = ["TransactionHandlers"]
+
+_UNKNOWN = 0
+_NO_REMARK = "not set any response code"
+"""What the reference answers where it sets no remark of its own."""
+
+_RESUMABLE = (names.HALF_TOPIC, names.TRANS_CHECK_MAX_TIME_TOPIC)
+
+
+class TransactionHandlers(Handlers):
+    """Ends transactions, and asks again about those that were given up."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._ops = parts.ops
+        self._store_settings = parts.store_settings
+
+    @answers(RequestCode.END_TRANSACTION)
+    def end(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
+        """END_TRANSACTION: commit, roll back, or nothing when the producer does not know yet."""
+        header = decode_header_leniently(command, EndTransactionRequest, drops_unreadable=False)
+        if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, _UNKNOWN):
+            return reply(command, ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
+        if self._settings.broker_role is BrokerRole.SLAVE:
+            return reply(command, ResponseCode.SLAVE_NOT_AVAILABLE, _NO_REMARK)
+        if header.commit_or_rollback == _UNKNOWN:
+            return None
+        if self._ops.is_full or (self._durability is not None and self._durability.is_full):
+            return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+        half = half_at(self._store, header.commit_log_offset)
+        if half is None:
+            return reply(command, ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+        refusal = self._refusal(header, half)
+        if refusal is not None:
+            return reply(command, *refusal)
+        if header.commit_or_rollback == TRANSACTION_COMMIT:
+            return self._commit(command, half)
+        self._decided(half, is_commit=False)
+        return reply(command, remark=_NO_REMARK)
+
+    @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE, admins_only=True)
+    def resume(self, connection: Connection, command: Command) -> Command:
+        """RESUME_CHECK_HALF_MESSAGE: put a half message once more with its counter at 0."""
+        header = decode_header_leniently(command, ResumeCheckRequest, missing={"msgId": ""})
+        failed = f"Exception was thrown when putting message back to {names.HALF_TOPIC}."
+        try:
+            physical_offset = decode_offset_id(header.msg_id)[2]
+        except ValueError:
+            return reply(command, ResponseCode.SYSTEM_ERROR, failed)
+        record = record_at(self._store, physical_offset)
+        if record is None or record.topic not in _RESUMABLE:
+            return reply(command, ResponseCode.SYSTEM_ERROR, failed)
+        changes = {property_names.TRANSACTION_CHECK_TIMES: "0"}
+        put = self._store.put(copy_of(record, topic=names.HALF_TOPIC, queue_id=0, changes=changes))
+        if put.status is not PutStatus.OK:
+            return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
+        return reply(command)
+
+    # -- inside
+
+    def _refusal(self, header: EndTransactionRequest, half: Record) -> tuple[ResponseCode, str] | None:
+        """The checks of a decision, in the reference's order."""
+        properties = decode_properties(half.properties)
+        own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
+        if own_immunity is not None and not header.from_transaction_check:
+            timeout_ms = self._settings.transaction_timeout_ms
+            if self._clock.now_ms() - half.born_timestamp > max(timeout_ms, immunity_ms(own_immunity, timeout_ms)):
+                return ResponseCode.ILLEGAL_OPERATION, _NO_REMARK  # the producer is asked instead
+        group = properties.get(property_names.PRODUCER_GROUP)
+        if group is None or header.producer_group != group:
+            return ResponseCode.SYSTEM_ERROR, "The producer group wrong"
+        if header.tran_state_table_offset != half.queue_offset:
+            return ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong"
+        if header.commit_log_offset != half.physical_offset:
+            return ResponseCode.SYSTEM_ERROR, "The commit log offset wrong"
+        return None
+
+    def _commit(self, command: Command, half: Record) -> Command | Awaitable[Command]:
+        message = committed(half)
+        if message is None:
+            remark = f"half message at {half.physical_offset} does not say for which topic and queue it is"
+            return reply(command, ResponseCode.SYSTEM_ERROR, remark)
+        properties = decode_properties(message.properties)
+        level = number(properties.get(property_names.DELAY))
+        if level > 0:
+            self._schedule.defer(message, level)
+        elif (refusal := put_aside(self._timer, message, properties)) is not None:
+            return reply(command, *refusal)
+        if self._durability is not None and self._durability.lacks_replicas:
+            return reply(command, *NOT_ENOUGH_REPLICAS)
+        put = self._store.put(message)
+        if put.status is not PutStatus.OK:
+            return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
+        self._statistics.moved(message, put)
+        self._decided(half, is_commit=True)
+        if self._durability is None:
+            return reply(command)
+        if command.is_one_way or self._durability.has(put.end_offset):
+            self._durability.wake()
+            return reply(command)
+        return self._answer_when_durable(self._durability, command, put.end_offset)
+
+    def _decided(self, half: Record, *, is_commit: bool) -> None:
+        self._ops.add(half.queue_id, half.queue_offset)
+        if self._counts is not None:
+            self._counts.decided(half, is_commit=is_commit)
+
+    async def _answer_when_durable(self, durability: Durability, command: Command, end_offset: int) -> Command:
+        outcome, reason = await durability.wait(end_offset)
+        return reply(command, CODES[outcome], reason or None)
