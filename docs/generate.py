@@ -28,7 +28,7 @@ from rmqkit.broker.settings import PROMISES, WITHOUT_EFFECT, BrokerSettings
 from rmqkit.broker.unused_settings import UNUSED
 from rmqkit.cli import app
 from rmqkit.cli.logging_setup import LoggingSettings
-from rmqkit.client import settings as client
+from rmqkit.client.runtime import settings as client
 from rmqkit.metrics import table as metrics
 from rmqkit.metrics.settings import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
@@ -309,7 +309,7 @@ API: dict[str, tuple[str, str, Sequence[str]]] = {
     "sync": (
         "Clients without a loop, queues of messages and members",
         "`from rmqkit import sync`, `selectors`, `allocate`",
-        ("rmqkit.client.sync", "rmqkit.client.selectors", "rmqkit.client.allocate"),
+        ("rmqkit.client.sync.facade", "rmqkit.client.producer.selectors", "rmqkit.client.consumer.allocate"),
     ),
     "spark": (
         "Spark",

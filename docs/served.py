@@ -10,10 +10,10 @@ from pathlib import Path
 from docs.catalog import CATALOG, Content, Operation, Server
 
 from rmqkit.broker.operations.unsupported import REASONS
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import RequestTimedOut
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command

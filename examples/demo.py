@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rmqkit import Message, Producer, PullConsumer, PushConsumer, ReceivedMessage
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 
 TOPIC = "Orders"
 TAGS = ("created", "paid", "shipped", "cancelled")

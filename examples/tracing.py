@@ -25,7 +25,7 @@ from rmqkit import (
     ReceivedMessage,
     StartFrom,
 )
-from rmqkit.client.telemetry import Telemetry
+from rmqkit.client.observe.otel import Telemetry
 from rmqkit.protocol.trace import decode_traces
 
 NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"

@@ -19,8 +19,13 @@ from rmqkit.admin.api import Admin
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.broker import registration
 from rmqkit.broker.pop import handlers as pop
-from rmqkit.client import calls, consuming, producer, pull_consumer, push_consumer, runtime
-from rmqkit.client.settings import ClientSettings, check
+from rmqkit.client.consumer import consume as consuming
+from rmqkit.client.consumer import pull as pull_consumer
+from rmqkit.client.consumer import push as push_consumer
+from rmqkit.client.producer import producer
+from rmqkit.client.runtime import requests as calls
+from rmqkit.client.runtime import runtime
+from rmqkit.client.runtime.settings import ClientSettings, check
 from rmqkit.namesrv import notices
 from rmqkit.remoting import diagnosis
 from rmqkit.remoting.client import RemotingClient

@@ -1,11 +1,11 @@
-"""The clients for programs without an event loop, under the name programs import: see `rmqkit.client.sync`."""
+"""The clients for programs without an event loop, under the name programs import: see `rmqkit.client.sync.facade`."""
 
 from __future__ import annotations
 
 import sys
 
-from rmqkit.client import sync
-from rmqkit.client.sync import PopConsumer, Producer, PullConsumer, PushConsumer, TransactionProducer, run
+from rmqkit.client.sync import facade as sync
+from rmqkit.client.sync.facade import PopConsumer, Producer, PullConsumer, PushConsumer, TransactionProducer, run
 
 __all__ = ["PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer", "run"]
 

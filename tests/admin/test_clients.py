@@ -8,9 +8,9 @@ import pytest
 
 from rmqkit.admin.api import Admin
 from rmqkit.admin.clients import heard, verdict
-from rmqkit.client.pop_consumer import PopConsumer
-from rmqkit.client.producer import Producer
-from rmqkit.client.push_consumer import PushConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.pop.consumer import PopConsumer
+from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import ConnectFailed, PeerRefused, UnknownName
 from rmqkit.filter.subscription import subscription
 from rmqkit.protocol.bodies.clients import MessageQueue

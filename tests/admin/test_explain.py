@@ -12,7 +12,7 @@ from rmqkit.admin.causes import Cause, judge
 from rmqkit.admin.explain import At, Explainer, Key, explain
 from rmqkit.admin.facts import Facts, Lookup, Place, Transaction
 from rmqkit.admin.traces import TraceRow
-from rmqkit.client.producer import Producer
+from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import SettingsError, UnknownName
 from rmqkit.filter.subscription import SQL92, TAG, subscription
 from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig

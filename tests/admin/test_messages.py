@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from rmqkit.admin.api import Admin
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.transaction import TransactionProducer, TransactionState
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
 from rmqkit.errors import ClientError, ConnectFailed, PeerRefused, SettingsError, UnknownName
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.names import HALF_TOPIC

@@ -12,11 +12,11 @@ from rmqkit.admin.api import Admin
 from rmqkit.admin.tail import TOOLS_GROUP, Start, Tail, Wanted
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.client.calls import PullStatus
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer, PullResult
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import ClientSettings, ProducerSettings
+from rmqkit.client.consumer.pull import PullConsumer, PullResult
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.requests import PullStatus
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import SettingsError
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings

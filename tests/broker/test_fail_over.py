@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from rmqkit.broker.replication.tables import SlaveSync
-from rmqkit.client.producer import Producer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import ProducerSettings, PushConsumerSettings, StartFrom
-from rmqkit.client.transaction import TransactionProducer, TransactionState
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
+from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import ConnectFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode

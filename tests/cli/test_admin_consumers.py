@@ -14,7 +14,7 @@ from rmqkit import sync
 from rmqkit.admin.api import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
-from rmqkit.client.settings import PushConsumerSettings
+from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.errors import RmqError, exit_code
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.connections import ConsumerConnection

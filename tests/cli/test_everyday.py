@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from rmqkit.admin.api import Admin
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import RmqError, exit_code
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rmqkit import PullConsumer
-from rmqkit.client.calls import PullStatus
+from rmqkit.client.runtime.requests import PullStatus
 from rmqkit.protocol.bodies.clients import MessageQueue
 from tests.golden_reading import as_listed, expected_messages, order, simple_queues
 from tests.golden_stores import GoldenStore, unpack_golden

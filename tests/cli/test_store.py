@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.client.sync import Producer
+from rmqkit.client.sync.facade import Producer
 from rmqkit.protocol.message import Message
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone

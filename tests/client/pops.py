@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rmqkit.client.settings import PushConsumerSettings
+from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.pop import BatchAckBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode

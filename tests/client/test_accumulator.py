@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.selectors import by_sharding_key
-from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import by_sharding_key
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, MessageIllegal, PeerRefused
 from rmqkit.protocol.batch import decode_batch
 from rmqkit.protocol.codes import RequestCode, ResponseCode

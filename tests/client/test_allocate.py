@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.client.allocate import (
+from rmqkit.client.consumer.allocate import (
     averagely,
     averagely_by_circle,
     configured,

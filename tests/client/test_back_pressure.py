@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import SendFailed, SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message

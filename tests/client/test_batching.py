@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from rmqkit.client.batching import BATCHES_MAX, SendManyFailed
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.selectors import by_sharding_key
-from rmqkit.client.sender import SendStatus
-from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.batching import BATCHES_MAX, SendManyFailed
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import by_sharding_key
+from rmqkit.client.producer.sender import SendStatus
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message

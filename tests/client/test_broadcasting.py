@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import MessageModel, PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import MessageModel, PushConsumerSettings, StartFrom
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.headers.pull import PullFlag

@@ -18,7 +18,7 @@ from rmqkit import (
     SettingsError,
     StartFrom,
 )
-from rmqkit.client import push_consumer
+from rmqkit.client.consumer import push as push_consumer
 from rmqkit.protocol.codes import RequestCode
 from tests.client.peers import Cluster, on_loop, until
 

@@ -7,14 +7,15 @@ import threading
 
 import pytest
 
-from rmqkit.client import sync, transaction
-from rmqkit.client.batching import SendManyFailed
-from rmqkit.client.pop_consumer import PopConsumer
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.selectors import by_hash
-from rmqkit.client.settings import ProducerSettings
-from rmqkit.client.transaction import TransactionProducer, TransactionState
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.pop.consumer import PopConsumer
+from rmqkit.client.producer import transaction
+from rmqkit.client.producer.batching import SendManyFailed
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import by_hash
+from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
+from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.sync import facade as sync
 from rmqkit.errors import ClientError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode

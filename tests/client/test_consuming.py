@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from rmqkit.client.consuming import ConsumeLater, Consuming
-from rmqkit.client.offsets import GroupOffsets
-from rmqkit.client.ordered import OrderedConsuming
-from rmqkit.client.process_queue import ProcessQueue
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import PushConsumerSettings
+from rmqkit.client.consumer.consume import ConsumeLater, Consuming
+from rmqkit.client.consumer.offsets import GroupOffsets
+from rmqkit.client.consumer.ordered import OrderedConsuming
+from rmqkit.client.consumer.process_queue import ProcessQueue
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
@@ -174,7 +174,7 @@ async def test_the_offset_waits_for_the_slowest_handler():
 
 def ours(caplog):
     """What consuming logged; not what clients of other tests have to say about their servers."""
-    return [entry for entry in caplog.records if entry.name == "rmqkit.client.consuming"]
+    return [entry for entry in caplog.records if entry.name == "rmqkit.client.consumer.consume"]
 
 
 @on_loop

@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rmqkit.client import runtime as runtime_module
-from rmqkit.client.discovery import address_url, discover
-from rmqkit.client.producer import Producer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import ClientSettings, ProducerSettings, name_server_list
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime import runtime as runtime_module
+from rmqkit.client.runtime.discovery import address_url, discover
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, name_server_list
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import ProducerSettings, PullConsumerSettings
-from rmqkit.client.transaction import TransactionProducer
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.transaction import TransactionProducer
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings
 from rmqkit.errors import (
     REMEDIES,
     ClientError,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.protocol.bodies.topics import BrokerData, QueueData, TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.client.faults import FaultTable
-from rmqkit.client.routes import PublishQueues
-from rmqkit.client.sender import Sender
+from rmqkit.client.producer.faults import FaultTable
+from rmqkit.client.producer.sender import Sender
+from rmqkit.client.runtime.routes import PublishQueues
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.testing.clock import StandingClock

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.client import sync
+from rmqkit.client.sync import facade as sync
 from tests.client.peers import standalone
 
 PATIENT = f"""

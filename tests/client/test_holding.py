@@ -8,11 +8,11 @@ import threading
 import msgspec
 import pytest
 
-from rmqkit.client.holding import Pauses
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.assigned import Pauses
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.queues import LockBody, LockedQueues

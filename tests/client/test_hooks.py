@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from rmqkit.client.batching import SendManyFailed
-from rmqkit.client.consuming import ConsumeLater
-from rmqkit.client.hooks import Hook
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.selectors import by_sharding_key
-from rmqkit.client.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
-from rmqkit.client.transaction import TransactionProducer, TransactionState
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.observe.hooks import Hook
+from rmqkit.client.producer.batching import SendManyFailed
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import by_sharding_key
+from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
+from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, PeerRefused, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, reply

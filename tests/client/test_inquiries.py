@@ -10,11 +10,11 @@ import asyncio
 import pytest
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.client.consuming import ConsumeLater
-from rmqkit.client.inquiries import Inquiries
-from rmqkit.client.producer import Producer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.inquiries import Inquiries
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from rmqkit.client.pop_consumer import PopConsumer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import PullConsumerSettings, PushConsumerSettings
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.pop.consumer import PopConsumer
+from rmqkit.client.runtime.settings import PullConsumerSettings, PushConsumerSettings
 from rmqkit.errors import ClientError
 from rmqkit.protocol.codes import RequestCode
 from tests.client.peers import Cluster, on_loop

@@ -8,10 +8,10 @@ import functools
 import pytest
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import PullConsumerSettings, StartFrom
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import PullConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, PeerRefused
 from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, MessageQueue
 from rmqkit.protocol.codes import RequestCode

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 import uvloop
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.protocol.message import Message
 from rmqkit.standalone import Standalone
 from tests.client.peers import SECONDS, until

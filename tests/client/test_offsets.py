@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rmqkit.client.offsets import GroupOffsets
-from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.consumer.offsets import GroupOffsets
+from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode

@@ -10,12 +10,12 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from rmqkit.client.consuming import ConsumeLater
-from rmqkit.client.locks import QueueLocks
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import MessageModel, PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.locks import QueueLocks
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import MessageModel, PushConsumerSettings, StartFrom
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.queues import LockBody, LockedQueues

@@ -7,16 +7,17 @@ import asyncio
 import msgspec
 import pytest
 
-from rmqkit.client.consuming import ConsumeLater
-from rmqkit.client.local_offsets import LocalOffsets
-from rmqkit.client.membership import offsets_of
-from rmqkit.client.outbound import VIP_CODES, vip_address
-from rmqkit.client.pop_consumer import PopConsumer
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import (
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.group import offsets_of
+from rmqkit.client.consumer.local_offsets import LocalOffsets
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.pop.consumer import PopConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
+from rmqkit.client.runtime.namespace import VIP_CODES, vip_address
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import (
     ClientSettings,
     MessageModel,
     ProducerSettings,
@@ -24,7 +25,6 @@ from rmqkit.client.settings import (
     PushConsumerSettings,
     StartFrom,
 )
-from rmqkit.client.transaction import TransactionProducer, TransactionState
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, ConsumerStatus, ResetOffsetBody

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.client.outgoing import check_topic, outgoing, outgoing_batch, outgoing_retry
-from rmqkit.client.settings import CompressionType, ProducerSettings
+from rmqkit.client.producer.encode import check_topic, outgoing, outgoing_batch, outgoing_retry
+from rmqkit.client.runtime.settings import CompressionType, ProducerSettings
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol.batch import decode_batch
 from rmqkit.protocol.compression import decompress

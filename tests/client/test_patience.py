@@ -10,9 +10,9 @@ import random
 
 import pytest
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.sender import PASSING, SendStatus
-from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.sender import PASSING, SendStatus
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ConnectionLost, NoRoute, PeerRefused, RequestTimedOut, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode

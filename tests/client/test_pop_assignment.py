@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from rmqkit.client.allocate import averagely, averagely_by_circle, configured
-from rmqkit.client.member import Member
-from rmqkit.client.pop_assignment import Assigned
-from rmqkit.client.popping import Pops
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import PushConsumerSettings
+from rmqkit.client.consumer.allocate import averagely, averagely_by_circle, configured
+from rmqkit.client.consumer.context import Member
+from rmqkit.client.pop.assignment import Assigned
+from rmqkit.client.pop.session import Pops
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply

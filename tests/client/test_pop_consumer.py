@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
-from rmqkit.client.hooks import Hook
-from rmqkit.client.pop_consumer import PopConsumer
-from rmqkit.client.settings import MessageModel, PushConsumerSettings, StartFrom
+from rmqkit.client.observe.hooks import Hook
+from rmqkit.client.pop.consumer import PopConsumer
+from rmqkit.client.runtime.settings import MessageModel, PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.bodies.pop import BatchAckBody
 from rmqkit.protocol.codes import ResponseCode

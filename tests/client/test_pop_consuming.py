@@ -8,9 +8,9 @@ import contextlib
 import msgspec
 import pytest
 
-from rmqkit.client.consuming import ConsumeLater
-from rmqkit.client.pop_consumer import PopConsumer
-from rmqkit.client.push_consumer import PushConsumer
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.pop import BatchAckBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -127,7 +127,7 @@ async def test_what_cannot_be_a_dead_letter_is_not_acknowledged():
 
 @on_loop
 async def test_an_ack_that_gets_no_answer_is_sent_again(monkeypatch):
-    monkeypatch.setattr("rmqkit.client.popping._ACK_PAUSE_MS", 1.0)
+    monkeypatch.setattr("rmqkit.client.pop.session._ACK_PAUSE_MS", 1.0)
     async with PopCluster(popped(*records(0))) as cluster:
         acks = []
 

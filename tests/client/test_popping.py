@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from rmqkit.client.consuming import Listener
-from rmqkit.client.hooks import NO_HOOKS
-from rmqkit.client.offsets import GroupOffsets
-from rmqkit.client.pop_consuming import OrderedPopConsuming, PopConsuming
-from rmqkit.client.popping import PopProcessQueue, Pops
-from rmqkit.client.process_queue import NOTHING_HELD
-from rmqkit.client.rates import TopicRates
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import PushConsumerSettings
+from rmqkit.client.consumer.consume import Listener
+from rmqkit.client.consumer.offsets import GroupOffsets
+from rmqkit.client.consumer.process_queue import NOTHING_HELD
+from rmqkit.client.observe.hooks import NO_HOOKS
+from rmqkit.client.observe.rates import TopicRates
+from rmqkit.client.pop.consume import OrderedPopConsuming, PopConsuming
+from rmqkit.client.pop.session import PopProcessQueue, Pops
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 from tests.client.messages import received

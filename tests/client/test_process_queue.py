@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.client.process_queue import NOTHING_HELD, ProcessQueue
+from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.protocol.bodies.clients import MessageQueue
 from tests.client.messages import received
 from tests.client.peers import on_loop

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.selectors import by_hash, by_sharding_key
-from rmqkit.client.sender import SendStatus
-from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import by_hash, by_sharding_key
+from rmqkit.client.producer.sender import SendStatus
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.client.calls import PullStatus
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.requests import PullStatus
 from rmqkit.errors import ClientError, NoRoute, PeerRefused
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message

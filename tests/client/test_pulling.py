@@ -7,14 +7,14 @@ import zlib
 
 import pytest
 
-from rmqkit.client.allocate import averagely
-from rmqkit.client.consuming import Consuming, Listener
-from rmqkit.client.member import Member
-from rmqkit.client.offsets import GroupOffsets
-from rmqkit.client.process_queue import ProcessQueue
-from rmqkit.client.pulling import PullLoop
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.allocate import averagely
+from rmqkit.client.consumer.consume import Consuming, Listener
+from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.loop import PullLoop
+from rmqkit.client.consumer.offsets import GroupOffsets
+from rmqkit.client.consumer.process_queue import ProcessQueue
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.filter.subscription import subscription
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue

@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import NoRoute, PeerRefused
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply

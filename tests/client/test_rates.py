@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.rates import TopicRates
-from rmqkit.client.settings import PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.observe.rates import TopicRates
+from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from tests.client.messages import record

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rmqkit.client.allocate import averagely, averagely_by_circle
-from rmqkit.client.member import Member
-from rmqkit.client.rebalance import Rebalance
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import ConsumerSettings
+from rmqkit.client.consumer.allocate import averagely, averagely_by_circle
+from rmqkit.client.consumer.assignment import Rebalance
+from rmqkit.client.consumer.context import Member
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ConsumerSettings
 from rmqkit.protocol.bodies.clients import ConsumerData, ConsumerIds, MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rmqkit.client.routes import (
+from rmqkit.client.runtime.routes import (
     PublishQueues,
     broker_addresses,
     from_template,

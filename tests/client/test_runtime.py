@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import ClientSettings
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ClientSettings
 from rmqkit.errors import ClientError, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.bodies.clients import ConsumerData
 from rmqkit.protocol.codes import RequestCode

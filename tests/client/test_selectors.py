@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.client.selectors import PlacedMessage, at_random, by_hash, by_place, by_sharding_key
+from rmqkit.client.producer.selectors import PlacedMessage, at_random, by_hash, by_place, by_sharding_key
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from rmqkit.client.outgoing import Outgoing
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.sender import PASSING, RETRYABLE, Sender, SendStatus
-from rmqkit.client.settings import ClientSettings, ProducerSettings
+from rmqkit.client.producer.encode import Outgoing
+from rmqkit.client.producer.sender import PASSING, RETRYABLE, Sender, SendStatus
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import NoNameServer, NoRoute, PeerRefused, RequestTimedOut, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.client.settings import (
+from rmqkit.client.runtime.settings import (
     ClientSettings,
     CompressionType,
     ProducerSettings,

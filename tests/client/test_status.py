@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.settings import ProducerSettings
-from rmqkit.client.status import BrokerStatus, MemberStatus, ProducerStatus, QueueState, QueueStatus
+from rmqkit.client.observe.status import BrokerStatus, MemberStatus, ProducerStatus, QueueState, QueueStatus
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode

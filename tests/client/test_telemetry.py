@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
-from rmqkit.client.telemetry import Telemetry
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.observe.otel import Telemetry
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.message import Message
 from rmqkit.remoting.address import split_address

@@ -7,15 +7,15 @@ import contextlib
 
 import pytest
 
-from rmqkit.client import tracing
-from rmqkit.client.hooks import ConsumeOutcome, Consumption, Sending, SendOutcome
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.sender import SendResult, SendStatus
-from rmqkit.client.settings import ClientSettings, ProducerSettings, PushConsumerSettings, StartFrom
-from rmqkit.client.tracing import MessageTrace
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.observe import trace as tracing
+from rmqkit.client.observe.hooks import ConsumeOutcome, Consumption, Sending, SendOutcome
+from rmqkit.client.observe.trace import MessageTrace
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.sender import SendResult, SendStatus
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -9,10 +9,10 @@ import threading
 import pytest
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.settings import ProducerSettings
-from rmqkit.client.transaction import TransactionProducer, TransactionState
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import MessageIllegal, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, request

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from rmqkit.client.process_queue import Failure, ProcessQueue
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import PullConsumerSettings, PushConsumerSettings, StartFrom
-from rmqkit.client.status import QueueState
-from rmqkit.client.watch import Watch
+from rmqkit.client.consumer.process_queue import Failure, ProcessQueue
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.consumer.watch import Watch
+from rmqkit.client.observe.status import QueueState
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import PullConsumerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import ConnectFailed, PeerRefused
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.queues import LockedQueues
@@ -245,7 +245,7 @@ async def stalled_at_last(consumer, is_wanted=lambda one: True):
 
 @on_loop
 async def test_a_handler_that_hangs_is_reported_until_it_ends(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "rmqkit.client.watch")
+    caplog.set_level(logging.INFO, "rmqkit.client.consumer.watch")
     gate = asyncio.Event()
     async with Standalone(tmp_path / "store") as cluster, Producer("PG", cluster.namesrv_address) as producer:
         queue = (await producer.queues("T"))[1]
@@ -269,7 +269,10 @@ async def test_a_handler_that_hangs_is_reported_until_it_ends(tmp_path, caplog):
             gate.set()
             await until(lambda: "moves again" in caplog.text, "the end of the report")
             await until(lambda: set(states(consumer).values()) == {QueueState.CAUGHT_UP}, "everything is consumed")
-        assert [one.levelname for one in caplog.records if one.name == "rmqkit.client.watch"] == ["WARNING", "INFO"]
+        assert [one.levelname for one in caplog.records if one.name == "rmqkit.client.consumer.watch"] == [
+            "WARNING",
+            "INFO",
+        ]
         assert consumer.status().state == "closed"
 
 

@@ -34,13 +34,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rmqkit.client.consuming import ConsumeLater
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.selectors import by_sharding_key
-from rmqkit.client.settings import PullConsumerSettings, PushConsumerSettings, StartFrom
-from rmqkit.client.transaction import TransactionProducer, TransactionState
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import by_sharding_key
+from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
+from rmqkit.client.runtime.settings import PullConsumerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.faults.client.growth import Growth, Sample, judge, process_figures

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from rmqkit import Message, sync
 from rmqkit.admin.api import Admin
 from rmqkit.cli import app
-from rmqkit.client.settings import StartFrom
+from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.errors import RmqError, UnknownName, exit_code
 from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
 from rmqkit.protocol.codes import RequestCode

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rmqkit import Message, Producer, PullConsumer
-from rmqkit.client.sender import SendStatus
-from rmqkit.client.settings import StartFrom
+from rmqkit.client.producer.sender import SendStatus
+from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.store.bulk.scan import Damage
 from rmqkit.store.offline.view import LogView
 from tests.interop.kit import ApacheKit

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit import Message
-from rmqkit.client.sync import Producer
+from rmqkit.client.sync.facade import Producer
 from rmqkit.protocol.codes import ResponseCode
 from tests.interop.apache import BROKER_NAME, CLUSTER, QUICK_CONF, ApachePair, ask
 from tests.interop.conftest import kit_or_skip

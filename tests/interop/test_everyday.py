@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from rmqkit.admin.api import Admin
 from rmqkit.cli import app
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.runtime import ClientRuntime
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import loads

@@ -33,7 +33,7 @@ from rmqkit.admin.api import Admin
 from rmqkit.admin.causes import Cause, Explanation
 from rmqkit.admin.explain import At, Explainer, Key
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.client.allocate import averagely
+from rmqkit.client.consumer.allocate import averagely
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import properties as prop
 from rmqkit.protocol.bodies.pop import MessageRequestMode

@@ -19,15 +19,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmqkit.client import sync
-from rmqkit.client.consuming import ConsumeLater
-from rmqkit.client.pop_consumer import PopConsumer
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.sender import SendResult
-from rmqkit.client.settings import StartFrom
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.pop.consumer import PopConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.sender import SendResult
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import StartFrom
+from rmqkit.client.sync import facade as sync
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
 from rmqkit.protocol.bodies.pop import MessageRequestMode

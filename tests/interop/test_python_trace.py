@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.client.consuming import ConsumeLater
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import StartFrom
-from rmqkit.client.transaction import TransactionProducer, TransactionState
+from rmqkit.client.consumer.consume import ConsumeLater
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
+from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.message import Message, ReceivedMessage

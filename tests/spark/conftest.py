@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_clients_left() -> Iterator[None]:
     """What sources and sinks connected in this process is closed with the servers of a module."""
     yield
-    from rmqkit.client.portal import portal
+    from rmqkit.client.sync.portal import portal
     from rmqkit.spark import broker_sink, live
 
     portal().run(portal()._close_clients)

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rmqkit import Message, sync
-from rmqkit.client.calls import BrokerCalls
+from rmqkit.client.runtime.requests import BrokerCalls
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.spark.broker_source import BrokerReader, BrokerStreamReader, live_options

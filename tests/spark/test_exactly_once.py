@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from rmqkit.broker.transaction.half import TRANSACTION_GROUP
-from rmqkit.client.portal import portal
-from rmqkit.client.transaction import TransactionState
+from rmqkit.client.producer.transaction import TransactionState
+from rmqkit.client.sync.portal import portal
 from rmqkit.errors import ClientError, PeerRefused, RequestTimedOut
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode

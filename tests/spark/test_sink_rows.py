@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from rmqkit.client.selectors import PlacedMessage, by_place
+from rmqkit.client.producer.selectors import PlacedMessage, by_place
 from rmqkit.errors import MessageIllegal, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.spark.broker_sink import sink_options

@@ -47,7 +47,7 @@ from rmqkit.remoting.tls import ClientTls
 from rmqkit.settings import parse_properties
 
 if TYPE_CHECKING:
-    from rmqkit.client.calls import BrokerCalls
+    from rmqkit.client.runtime.requests import BrokerCalls
 
 __all__ = ["MASTER_ID", "TIMEOUT_MS", "AdminCalls", "Done"]
 
@@ -95,7 +95,7 @@ class AdminCalls:
     @cached_property
     def broker(self) -> BrokerCalls:
         """What clients ask brokers for, over the same connections."""
-        from rmqkit.client.calls import BrokerCalls
+        from rmqkit.client.runtime.requests import BrokerCalls
 
         return BrokerCalls(self.remoting, self.timeout_ms)
 

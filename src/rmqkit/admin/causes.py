@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from rmqkit.admin.facts import Facts, Lookup, Place
-from rmqkit.client.status import utc
+from rmqkit.client.observe.status import utc
 from rmqkit.filter.subscription import codes_of, is_tag_type, matches_tags
 from rmqkit.protocol import properties as prop
 from rmqkit.protocol.bodies.clients import SubscriptionData

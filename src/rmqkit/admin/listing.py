@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from msgspec import Struct
 
 from rmqkit.admin.calls import MASTER_ID, AdminCalls
-from rmqkit.client.calls import PullStatus
-from rmqkit.client.routes import subscribe_queues
+from rmqkit.client.runtime.requests import PullStatus
+from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.filter.subscription import TAG, matches_tags, subscription
 from rmqkit.protocol.bodies.clients import MessageQueue

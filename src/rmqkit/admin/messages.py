@@ -206,9 +206,9 @@ class Messages:
     async def send(self, message: Message, *, broker: str | None = None, queue_id: int | None = None) -> Sent:
         """Send a message to any queue, or to a certain broker or queue.
         Raises UnknownName: there is no such topic. Raises ClientError: it has no such queue to send to."""
-        from rmqkit.client.outgoing import outgoing
-        from rmqkit.client.routes import publish_queues
-        from rmqkit.client.settings import ProducerSettings
+        from rmqkit.client.producer.encode import outgoing
+        from rmqkit.client.runtime.routes import publish_queues
+        from rmqkit.client.runtime.settings import ProducerSettings
 
         queues = [
             queue

@@ -32,10 +32,10 @@ from msgspec import Struct
 from rmqkit.admin.replay_sources import Lanes, Picked, StoreSource, TopicSource
 from rmqkit.admin.sending import CHUNK_COUNT, Pace, Stop, is_illegal, send_chunk
 from rmqkit.admin.tail import queue_text
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.selectors import PlacedMessage
-from rmqkit.client.sender import SendResult
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import PlacedMessage
+from rmqkit.client.producer.sender import SendResult
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RmqError, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue

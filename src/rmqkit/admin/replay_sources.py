@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from rmqkit.admin.tail import queue_text
-from rmqkit.client.pull_consumer import PullConsumer
+from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import SettingsError
 from rmqkit.filter.sql92 import ExpressionRejected, compile_expression

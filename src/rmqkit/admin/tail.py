@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 from msgspec import Struct, field
 
-from rmqkit.client.calls import PullStatus
-from rmqkit.client.pull_consumer import PullConsumer, PullResult
+from rmqkit.client.consumer.pull import PullConsumer, PullResult
+from rmqkit.client.runtime.requests import PullStatus
 from rmqkit.errors import BodyError, ClientError, NoRoute, PeerRefused, RemotingError, RmqError, SettingsError
 from rmqkit.filter.subscription import is_tag_type
 from rmqkit.protocol.bodies.clients import MessageQueue

@@ -214,8 +214,8 @@ class Topics:
 
     async def allocate(self, topic: str, clients: Sequence[str]) -> list[Assigned]:
         """Which client gets which queue by the average strategy."""
-        from rmqkit.client.allocate import averagely
-        from rmqkit.client.routes import subscribe_queues
+        from rmqkit.client.consumer.allocate import averagely
+        from rmqkit.client.runtime.routes import subscribe_queues
 
         queues, members = subscribe_queues(topic, await self._calls.route(topic)), sorted(clients)
         return [

@@ -20,9 +20,9 @@ from functools import partial
 from typing import Any
 
 from rmqkit.cli.served import serve_standalone
-from rmqkit.client.producer import Producer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import ProducerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.protocol.message import Message, ReceivedMessage
 
 __all__ = ["measure"]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from rmqkit.admin.sending import Stop
-    from rmqkit.client.runtime import ClientRuntime
-    from rmqkit.client.settings import ClientSettings
+    from rmqkit.client.runtime.runtime import ClientRuntime
+    from rmqkit.client.runtime.settings import ClientSettings
 
 __all__ = ["INTERRUPTED", "Tally", "client_settings", "note", "run", "runtime_for"]
 
@@ -86,8 +86,8 @@ async def runtime_for(
 ) -> AsyncIterator[ClientRuntime]:
     """The connections of a command, after a look whether a name server is there and knows the topic.
     Raises UnknownName: it does not, and must. Raises RmqError: no name server answers."""
-    from rmqkit.client.runtime import ClientRuntime
-    from rmqkit.client.settings import ClientSettings
+    from rmqkit.client.runtime.runtime import ClientRuntime
+    from rmqkit.client.runtime.settings import ClientSettings
 
     async with admin_of(options) as admin:
         try:

@@ -23,9 +23,9 @@ from rmqkit.cli.printing import body_text, time_text
 from rmqkit.cli.signatures import with_options
 from rmqkit.cli.store import Config, settings_of
 from rmqkit.cli.times import time_ms
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.settings import ProducerSettings, PullConsumerSettings
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings
 from rmqkit.errors import RmqError
 from rmqkit.protocol.names import dlq_topic
 

@@ -26,10 +26,10 @@ from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS
 from rmqkit.cli.connected import INTERRUPTED, Tally, client_settings, note, run, runtime_for
 from rmqkit.cli.printing import body_text, camel
 from rmqkit.cli.signatures import with_options
-from rmqkit.client.producer import Producer
-from rmqkit.client.selectors import PlacedMessage
-from rmqkit.client.sender import SendResult
-from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import PlacedMessage
+from rmqkit.client.producer.sender import SendResult
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import MessageIllegal, RmqError
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.properties import SHARDING_KEY, own_properties

@@ -24,8 +24,8 @@ from rmqkit.cli.connected import client_settings, note, run, runtime_for
 from rmqkit.cli.printing import time_text
 from rmqkit.cli.signatures import with_options
 from rmqkit.cli.times import time_ms
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.settings import PullConsumerSettings
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.runtime.settings import PullConsumerSettings
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.properties import own_properties
 

@@ -31,8 +31,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rmqkit.client.selectors import PlacedMessage
-from rmqkit.client.transaction import TransactionState
+from rmqkit.client.producer.selectors import PlacedMessage
+from rmqkit.client.producer.transaction import TransactionState
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.spark.exactly_once import ExactlyOnce

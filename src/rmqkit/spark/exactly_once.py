@@ -29,8 +29,8 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from rmqkit.client.routes import NOT_REGISTERED
-from rmqkit.client.transaction import TransactionState
+from rmqkit.client.producer.transaction import TransactionState
+from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.errors import ClientError, NoRoute, PeerRefused
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies.clients import MessageQueue

@@ -1,8 +1,9 @@
 """Brokers as Spark's processes see them: which queues there are, how far they reach, and the messages of a stretch.
 
-The client's own routes and requests do the work, on the loop thread of the process (`rmqkit.client.portal`). A process
-keeps one connection set per name servers and user, so a Python worker that is used again connects once. A broker that
-does not answer is asked again for ``brokerPatienceMs``; what it says is believed at once. Source: spark.md §6.
+The client's own routes and requests do the work, on the loop thread of the process (`rmqkit.client.sync.portal`). A
+process keeps one connection set per name servers and user, so a Python worker that is used again connects once. A
+broker that does not answer is asked again for ``brokerPatienceMs``; what it says is believed at once. Source: spark.md
+§6.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from rmqkit.client.calls import Pulled, PullStatus
-from rmqkit.client.portal import portal
-from rmqkit.client.runtime import ClientRuntime
-from rmqkit.client.settings import ClientSettings
+from rmqkit.client.runtime.requests import Pulled, PullStatus
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ClientSettings
+from rmqkit.client.sync.portal import portal
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError
 from rmqkit.filter.subscription import subscription
 from rmqkit.protocol.bodies.clients import MessageQueue

@@ -2,8 +2,8 @@
 
 A process has one of these per set of options and keeps it: a Python worker that is used again connects once, and while
 it lives its heartbeats make it a member of the producer group, whom brokers ask about half messages
-(CHECK_TRANSACTION_STATE). Work runs on the loop thread of the process (`rmqkit.client.portal`). What passes by itself
-(no answer, no route, a busy broker) is tried again for ``brokerPatienceMs``; what lasts is raised at once.
+(CHECK_TRANSACTION_STATE). Work runs on the loop thread of the process (`rmqkit.client.sync.portal`). What passes by
+itself (no answer, no route, a busy broker) is tried again for ``brokerPatienceMs``; what lasts is raised at once.
 Source: behaviour.md §9.1; spark.md §6.
 """
 
@@ -17,12 +17,12 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from rmqkit.client.batching import SendManyFailed
-from rmqkit.client.portal import portal
-from rmqkit.client.selectors import PlacedMessage, Selector, by_place
-from rmqkit.client.sender import RETRYABLE, SendResult
-from rmqkit.client.settings import ProducerSettings
-from rmqkit.client.transaction import Check, TransactionProducer, TransactionState
+from rmqkit.client.producer.batching import SendManyFailed
+from rmqkit.client.producer.selectors import PlacedMessage, Selector, by_place
+from rmqkit.client.producer.sender import RETRYABLE, SendResult
+from rmqkit.client.producer.transaction import Check, TransactionProducer, TransactionState
+from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.client.sync.portal import portal
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue

@@ -31,7 +31,7 @@ import pyarrow as pa
 from msgspec import Struct
 from pyspark.sql.types import StructType
 
-from rmqkit.client.selectors import PlacedMessage
+from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.errors import MessageIllegal, SettingsError
 
 __all__ = ["SINK_COLUMNS", "RowKeys", "check_columns", "messages"]

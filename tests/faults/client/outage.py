@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.selectors import by_sharding_key
-from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.selectors import by_sharding_key
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.protocol.message import Message
 from tests.patience import TIMEOUT_MS
 from tests.waiting import until

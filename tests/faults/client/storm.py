@@ -33,9 +33,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import ProducerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.client.peers import until

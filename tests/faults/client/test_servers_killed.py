@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.client.producer import Producer
+from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.message import Message
 from tests.faults.client.outage import ride_out

@@ -27,10 +27,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.pull_consumer import PullConsumer
-from rmqkit.client.push_consumer import PushConsumer
-from rmqkit.client.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
+from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message, ReceivedMessage

@@ -32,9 +32,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.sender import SendResult, SendStatus
-from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.sender import SendResult, SendStatus
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message
 from tests.faults.client.ledger import Acknowledged, Ledger, Place

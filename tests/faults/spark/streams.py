@@ -40,9 +40,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rmqkit.client.producer import Producer
-from rmqkit.client.sender import SendStatus
-from rmqkit.client.settings import ProducerSettings
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.sender import SendStatus
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message
 from tests.faults.client.servers import Servers

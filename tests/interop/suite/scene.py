@@ -24,9 +24,9 @@ from rmqkit import (
     StartFrom,
     TransactionProducer,
 )
-from rmqkit.client.hooks import Hook
-from rmqkit.client.lifecycle import Client
-from rmqkit.client.transaction import Check, Execute
+from rmqkit.client.observe.hooks import Hook
+from rmqkit.client.producer.transaction import Check, Execute
+from rmqkit.client.runtime.lifecycle import Client
 from rmqkit.protocol.bodies.connections import ClientConnection, ProducerConnection
 from rmqkit.protocol.bodies.topics import TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from rmqkit import MessageModel, PushConsumer, ReceivedMessage, allocate
-from rmqkit.client.allocate import Allocate
+from rmqkit.client.consumer.allocate import Allocate
 from tests.interop.suite.consuming import (
     Received,
     client_ids,

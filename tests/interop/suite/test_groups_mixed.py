@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 import pytest
 
 from rmqkit import ConsumeLater, MessageModel, PushConsumer, ReceivedMessage, allocate
-from rmqkit.client.allocate import Allocate
+from rmqkit.client.consumer.allocate import Allocate
 from tests.interop.suite.consuming import (
     Received,
     client_ids,

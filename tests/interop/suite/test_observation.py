@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmqkit import Message, MessageIllegal, PeerRefused, Producer, TransactionState
-from rmqkit.client.hooks import Hook, Sending, SendOutcome, TransactionEnd
+from rmqkit.client.observe.hooks import Hook, Sending, SendOutcome, TransactionEnd
 from rmqkit.protocol.trace import EndTransactionTrace, PublishTrace, RecallTrace, Trace, TracedType, decode_traces
 from tests.interop.suite.scene import Scene
 from tests.patience import producing

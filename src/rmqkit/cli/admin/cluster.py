@@ -46,7 +46,7 @@ async def round_trip(
 
 async def round_trips(admin: Admin, topics: Sequence[str], amount: int, size: int, pause_s: float) -> View:
     """Test messages to topics, to their queues in turn; rows and, for people, how they did in all."""
-    from rmqkit.client.routes import PublishQueues, publish_queues
+    from rmqkit.client.runtime.routes import PublishQueues, publish_queues
 
     sends: list[TestSend] = []
     for topic in topics:

@@ -1,0 +1,2 @@
+"""Consumers that push and pull: groups, queues, handlers, offsets (DefaultMQPushConsumerImpl,
+DefaultLitePullConsumerImpl)."""

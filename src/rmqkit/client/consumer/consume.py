@@ -1,0 +1,449 @@
+"""Running handlers on pulled messages, and what becomes of messages after (``ConsumeMessageConcurrentlyService``).
+
+==========================  ==================================================================================
+a handler …                 then
+==========================  ==================================================================================
+returns                     the message is consumed
+raises                      the broker is asked to deliver it again later (CONSUMER_SEND_MSG_BACK): the message
+                            here is consumed, a copy comes through ``%RETRY%<group>`` after the delay of its level
+… and that fails            the copy is sent to the retry topic by ourselves
+… and that fails, too       it stays, holds the offset back, and is handled again after 5 s
+runs longer than 15 min     as if it had raised; its outcome does not matter any more
+==========================  ==================================================================================
+
+A handler of batches has all of them fail together, unless `ConsumeLater` names those that did. In broadcasting nothing
+comes again: what failed is logged. A fixed number of workers takes messages in the order they were pulled; nothing is
+started per message. A coroutine function runs on the loop, a plain function in a thread.
+Loop only. Source: behaviour.md §8.8, remoting.md §9.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import itertools
+import logging
+import operator
+import time
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+from msgspec import Struct
+
+from rmqkit.client.consumer.locks import QueueLocks
+from rmqkit.client.consumer.offsets import Offsets
+from rmqkit.client.consumer.process_queue import NOTHING_HELD, Failure, ProcessQueue
+from rmqkit.client.observe.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
+from rmqkit.client.producer.encode import outgoing_retry
+from rmqkit.client.producer.sender import Sender
+from rmqkit.client.runtime import requests as calls
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings
+from rmqkit.errors import ClientError, RmqError
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
+from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import RETRY_PREFIX, without_namespace
+from rmqkit.protocol.trace import ConsumeReturn
+from rmqkit.remoting.tasks import Tasks, is_cancelled
+
+__all__ = [
+    "BatchHandler",
+    "ConsumeLater",
+    "Consuming",
+    "Handler",
+    "Listener",
+    "ListenerOf",
+    "log_failure",
+    "restore_topic",
+]
+
+Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
+BatchHandler = Callable[[list[ReceivedMessage]], Awaitable[object] | object]
+
+
+class Listener(Struct):
+    """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max``."""
+
+    call: Callable[[Any], Awaitable[object]]
+    batch_max: int | None = None
+    is_threaded: bool = False
+
+
+ListenerOf = Callable[[str], Listener | None]
+"""Who listens to a topic; None when messages of it are taken by `Consuming.next`."""
+
+_TO_DEAD_LETTERS = -1
+_EXPIRED_LEVEL = 3
+_EXPIRED_PER_ROUND = 16
+_INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
+
+_log = logging.getLogger(__name__)
+_Item = tuple[ProcessQueue, ReceivedMessage]
+_topic_of = operator.attrgetter("topic")
+_at_work: contextvars.ContextVar[Consuming | None] = contextvars.ContextVar("_at_work", default=None)
+
+
+class ConsumeLater(Exception):
+    """A handler raises this to choose when it gets messages again.
+    ``delay_level``: 1 to 18 for the broker's delay levels, 0 lets the broker choose, -1 for the dead letters.
+    ``messages`` are those of a batch that come again, None for all; the others are consumed. In ordered consumption the
+    queue stands still from the first of them on, and only -1 makes a difference. ``invisible_ms`` says exactly when,
+    of messages that were popped; with such a level is a step of `rmqkit.client.pop.consume.BACK_OFF_SECONDS`."""
+
+    def __init__(
+        self,
+        delay_level: int = 0,
+        messages: Collection[ReceivedMessage] | None = None,
+        *,
+        invisible_ms: int | None = None,
+    ) -> None:
+        super().__init__(f"to be consumed again at delay level {delay_level}")
+        self.delay_level = delay_level
+        self.messages = messages
+        self.invisible_ms = invisible_ms
+
+
+class Consuming:
+    """The workers of one push consumer; ``locks`` in ordered consumption, unless nothing is shared."""
+
+    _is_ordered = False
+    _retries_unless_set = 16
+
+    def __init__(
+        self,
+        runtime: ClientRuntime,
+        group: str,
+        offsets: Offsets,
+        settings: PushConsumerSettings,
+        listener_of: ListenerOf,
+        hooks: Hooks = NO_HOOKS,
+        locks: QueueLocks | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._group = group
+        self._offsets = offsets
+        self._settings = settings
+        self._listener_of = listener_of
+        self._hooks = hooks
+        self._run = self._told_outcome if hooks else self._outcome
+        self._now_ms = runtime.clock.now_ms
+        self._begun_ms, self._begun_text = 0, "0"
+        self._locks = locks
+        self._retries_max = self._retries_unless_set if settings.retries_max < 0 else settings.retries_max
+        self._resend = Sender(runtime, _INNER_PRODUCER, ProducerSettings(retries=2))
+        self._ready: asyncio.Queue[tuple[ProcessQueue, list[ReceivedMessage]]] = asyncio.Queue()
+        self._taken_by_hand: asyncio.Queue[_Item | None] = asyncio.Queue()
+        self._again: set[asyncio.TimerHandle] = set()
+        self._tasks = Tasks()
+        self._threads = ThreadPoolExecutor(settings.handlers_max, thread_name_prefix=f"rmqkit {group}")
+
+    def start(self) -> None:
+        for number in range(self._settings.handlers_max):
+            self._tasks.start(self._work(), f"handler {number} of group {self._group}")
+
+    async def close(self) -> None:
+        """Stop; handlers that still run are cancelled, threads finish by themselves."""
+        for timer in self._again:
+            timer.cancel()
+        self._again.clear()
+        await self._tasks.close()
+        self._taken_by_hand.put_nowait(None)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def is_at_work_here(self) -> bool:
+        """Whether this is called by one of the handlers, directly or through what it started."""
+        return _at_work.get() is self
+
+    def on_loop(self, handler: Handler | BatchHandler | None, batch_max: int | None = None) -> Listener | None:
+        """A handler as the workers call it: a coroutine function as it is, any other callable in a thread."""
+        if handler is None:
+            return None
+        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
+            return Listener(cast("Callable[[Any], Awaitable[object]]", handler), batch_max)
+        return Listener(functools.partial(self._in_thread, handler), batch_max, is_threaded=True)
+
+    def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        """Have messages handled that the process queue holds."""
+        for message in messages:
+            if names.RETRY_TOPIC in message.properties:
+                restore_topic(message, self._runtime.namespace)
+        for topic, some in itertools.groupby(messages, key=_topic_of):
+            listener = self._listener_of(topic)
+            if listener is None:
+                for message in some:
+                    self._taken_by_hand.put_nowait((process_queue, message))
+            elif listener.batch_max is None:
+                for message in some:
+                    self._ready.put_nowait((process_queue, [message]))
+            else:
+                while batch := list(itertools.islice(some, listener.batch_max)):
+                    self._ready.put_nowait((process_queue, batch))
+
+    def let_go(self) -> None:
+        """Forget what waits, for a handler or the program, of queues that were dropped: those may come and go often."""
+        queues: tuple[asyncio.Queue[Any], ...] = (self._ready, self._taken_by_hand)
+        for queue in queues:
+            for item in [queue.get_nowait() for _ in range(queue.qsize())]:
+                if item is None or not item[0].is_dropped:
+                    queue.put_nowait(item)
+
+    def passed(self, process_queue: ProcessQueue, offset: int) -> None:
+        """Nothing is under way and nothing before an offset is wanted."""
+        self._offsets.raise_to(process_queue.queue, offset)
+
+    async def unreadable(self, message: ReceivedMessage) -> None:
+        """A body cannot be unpacked: to the dead letters. Raises RemotingError, PeerRefused: it is not there."""
+        if not self._settings.is_broadcasting:
+            await self._send_back(message, _TO_DEAD_LETTERS)
+
+    def waits_for(self, message: ReceivedMessage) -> str:
+        """Whose turn it is with a message that no handler has begun with."""
+        if self._listener_of(message.topic) is None:
+            return "the program to iterate further"
+        return f"a free handler: all {self._settings.handlers_max} are at work (consumeThreadMax)"
+
+    async def next(self) -> _Item | None:
+        """The next message of a topic without handler, for `consumed`; None when this is closed."""
+        while True:
+            item = await self._taken_by_hand.get()
+            if item is None:
+                self._taken_by_hand.put_nowait(None)  # for others that wait
+                return None
+            if not item[0].is_dropped and item[1] in item[0]:
+                return item
+
+    def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
+        """Messages are done with: let the offset advance."""
+        offset = NOTHING_HELD
+        for message in messages:
+            offset = process_queue.remove(message)
+        if offset != NOTHING_HELD and not process_queue.is_released:
+            self._offsets.raise_to(process_queue.queue, offset)
+
+    async def send_back(self, message: ReceivedMessage, delay_level: int) -> bool:
+        """Have a message delivered again later; whether broker or retry topic took it."""
+        try:
+            await self._send_back(message, delay_level)
+        except RmqError as error:
+            _log.warning("message %s of %s cannot be sent back: %s", message.msg_id, message.topic, error)
+            return await self._send_to_retry_topic(message)
+        return True
+
+    async def expire(self, process_queue: ProcessQueue) -> None:
+        """Send back the messages whose handlers take longer than the consume time-out."""
+        if self._settings.is_broadcasting:
+            return
+        oldest_ms = self._runtime.clock.now_ms() - self._settings.consume_timeout_minutes * 60_000
+        for message in process_queue.lowest(_EXPIRED_PER_ROUND):
+            started_ms = int(message.properties.get(names.CONSUME_START_TIME, "0"))
+            if not started_ms or started_ms > oldest_ms:
+                return
+            _log.warning("message %s of %s is handled since %d: sent back", message.msg_id, message.topic, started_ms)
+            if not await self.send_back(message, _EXPIRED_LEVEL):
+                return
+            self.consumed(process_queue, message)
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """Run the handler once, at an operator's wish (code 309); nothing is saved or sent back.
+        Raises ClientError: the topic has no handler."""
+        restore_topic(message, self._runtime.namespace)
+        listener = self._listener_of(message.topic)
+        if listener is None:
+            raise ClientError(f"topic {message.topic} has no handler: its messages are iterated")
+        begun = time.perf_counter()
+        error = await self._outcome(listener, [message])
+        result = "CR_SUCCESS"
+        if error is not None:
+            result = "CR_LATER" if isinstance(error, ConsumeLater) else "CR_THROW_EXCEPTION"
+        return ConsumeMessageDirectlyResult(
+            order=self._is_ordered,
+            consume_result=result,
+            remark=None if error is None else f"{type(error).__name__}: {error}",
+            spent_time_mills=round((time.perf_counter() - begun) * 1000.0),
+        )
+
+    async def _work(self) -> None:
+        _at_work.set(self)
+        while True:
+            process_queue, messages = await self._ready.get()
+            if process_queue.is_dropped:
+                continue
+            process_queue.handler_starts()
+            try:
+                await self._handle(process_queue, messages)
+            except _ThreadsClosed:
+                pass  # the interpreter is ending: the messages are not consumed
+            except Exception as error:  # noqa: BLE001 - the outer edge of a worker: others are not to wait for ever
+                pause_ms = self._settings.local_retry_ms
+                said = "messages of %s are handled again in %d ms, what came of them cannot be dealt with"
+                _log.error(said, process_queue.queue, pause_ms, exc_info=error)
+                self._later(pause_ms, functools.partial(self._ready.put_nowait, (process_queue, messages)))
+            finally:
+                process_queue.handler_ends()
+
+    async def _handle(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        error = await self._call(process_queue, messages)
+        if error is None:
+            self.consumed(process_queue, *messages)
+        else:
+            await self._failed(process_queue, messages, error)
+
+    async def _call(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> BaseException | None:
+        """Call the handler and count that; what it raised, None when it returned."""
+        listener = self._listener_of(messages[0].topic)
+        assert listener is not None, f"messages of topic {messages[0].topic} are taken by hand"
+        process_queue.consumed_ms = begun_ms = self._now_ms()
+        if begun_ms != self._begun_ms:
+            self._begun_ms, self._begun_text = begun_ms, str(begun_ms)
+        for message in messages:
+            message.properties[names.CONSUME_START_TIME] = self._begun_text
+        error = await self._run(listener, messages)
+        rates = process_queue.rates
+        rates.calls += 1
+        rates.call_ms += max(0, self._now_ms() - begun_ms)
+        if error is None:
+            rates.consumed += len(messages)
+        else:
+            rates.failed += len(messages)
+        return error
+
+    async def _outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
+        """What the handler raised, None when it returned."""
+        try:
+            await listener.call(messages[0] if listener.batch_max is None else messages)
+        except _ThreadsClosed:
+            raise
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return error
+        except Exception as error:  # noqa: BLE001 - the outer edge of a handler: the messages are delivered again
+            return error
+        return None
+
+    async def _told_outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
+        """As `_outcome`, where hooks are told of it."""
+        clock, outcome = self._runtime.clock, ConsumeOutcome()
+        begun_ms = clock.monotonic_ms()
+        tell = self._hooks.consuming(Consumption(self._group, messages))
+        try:
+            outcome.error = await self._outcome(listener, messages)
+        except BaseException as error:
+            outcome.error = error
+            raise
+        finally:
+            if outcome.error is not None and not isinstance(outcome.error, ConsumeLater):
+                outcome.returned = ConsumeReturn.EXCEPTION
+            elif clock.monotonic_ms() - begun_ms >= self._settings.consume_timeout_minutes * 60_000:
+                outcome.returned = ConsumeReturn.TIME_OUT
+            elif outcome.error is not None:
+                outcome.returned = ConsumeReturn.FAILED
+            tell(outcome)
+        return outcome.error
+
+    async def _in_thread(self, handler: Handler | BatchHandler, argument: Any) -> None:
+        context = contextvars.copy_context()
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, handler, argument)
+        except RuntimeError as error:
+            raise _ThreadsClosed from error
+        outcome: Any = await running
+        if inspect.isawaitable(outcome):
+            await outcome
+
+    async def _failed(self, process_queue: ProcessQueue, messages: list[ReceivedMessage], error: BaseException) -> None:
+        done, failed = _split(messages, error)
+        self.consumed(process_queue, *done)
+        # One that is not here any more expired and was sent back; or somebody else has the queue.
+        failed = [message for message in failed if message in process_queue and not process_queue.is_released]
+        if not failed:
+            return
+        log_failure(failed, error)
+        level = error.delay_level if isinstance(error, ConsumeLater) else 0
+        await asyncio.gather(*(self._come_again(process_queue, message, level, error) for message in failed))
+
+    async def _come_again(
+        self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
+    ) -> None:
+        if self._settings.is_broadcasting or await self.send_back(message, level):
+            self.consumed(process_queue, message)
+        else:
+            message.reconsume_times += 1
+            process_queue.failure = Failure(message, error)
+            self._later(self._settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
+
+    def _later(self, pause_ms: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            self._again.discard(timer)
+            action()
+
+        timer = asyncio.get_running_loop().call_later(pause_ms / 1000.0, act)
+        self._again.add(timer)
+
+    async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
+        header = ConsumerSendBackRequest(
+            offset=message.physical_offset,
+            group=self._group,
+            delay_level=delay_level,
+            origin_msg_id=message.msg_id,
+            origin_topic=message.topic,
+            unit_mode=False,
+            max_reconsume_times=self._retries_max,
+        )
+        address = self._runtime.routes.address(message.broker_name or "") or message.store_host
+        await self._runtime.calls.send_back(address, header)
+
+    async def _send_to_retry_topic(self, message: ReceivedMessage) -> bool:
+        try:
+            prepared = outgoing_retry(message, self._group, self._retries_max, self._runtime.namespace)
+            await self._resend.send(prepared, timeout_ms=calls.SEND_BACK_TIMEOUT_MS)
+        except (RmqError, ValueError) as error:
+            _log.warning("message %s of %s stays here: %s", message.msg_id, message.topic, error)
+            return False
+        return True
+
+
+def _split(
+    messages: list[ReceivedMessage], error: BaseException
+) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+    """Those of a batch that are consumed, and those that come again."""
+    if not isinstance(error, ConsumeLater) or error.messages is None:
+        return [], messages
+    again = {id(message) for message in error.messages}
+    return (
+        [message for message in messages if id(message) not in again],
+        [message for message in messages if id(message) in again],
+    )
+
+
+def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
+    first, chosen = failed[0], isinstance(error, ConsumeLater)
+    _log.log(
+        logging.DEBUG if chosen else logging.WARNING,
+        "handler failed on message %s of %s, offset %d in queue %d of %s, try %d%s",
+        first.msg_id,
+        first.topic,
+        first.queue_offset,
+        first.queue_id,
+        first.broker_name,
+        first.reconsume_times + 1,
+        f", and {len(failed) - 1} more" if len(failed) > 1 else "",
+        exc_info=None if chosen else error,
+    )
+
+
+def restore_topic(message: ReceivedMessage, namespace: str) -> None:
+    """A message that comes again has its own topic for handlers."""
+    original = message.properties.get(names.RETRY_TOPIC)
+    if original is not None and message.topic.startswith(RETRY_PREFIX):
+        message.topic = without_namespace(namespace, original)
+
+
+class _ThreadsClosed(Exception):
+    """No thread takes a handler any more."""

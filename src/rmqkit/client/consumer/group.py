@@ -1,0 +1,341 @@
+"""One client's part in a group: what it subscribes to, the queues it holds, a pull loop for each.
+
+::
+
+    routes, members change ──> rebalance ──> HeldQueues: one PullLoop per queue ──> ProcessQueue ──> Sink
+                                                  └── Watch: which stand still, and why
+
+Who consumes is the consumer's matter (`Sink`), what the queues of a topic are, and who gets which, `Rebalance`'s, what
+taking one and giving it up mean that of `HeldQueues`. In ordered consumption a queue is taken once its broker has
+locked it; one whose lock somebody else got begins anew with the next rebalance.
+Loop only. Source: behaviour.md §8.3, §8.4, §8.15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from rmqkit.client.consumer.assigned import HeldQueues
+from rmqkit.client.consumer.assignment import Rebalance
+from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.local_offsets import LocalOffsets
+from rmqkit.client.consumer.offsets import GroupOffsets, Offsets
+from rmqkit.client.consumer.process_queue import ProcessQueue
+from rmqkit.client.consumer.scheduled import Schedule
+from rmqkit.client.consumer.subscriptions import Subscriptions
+from rmqkit.client.consumer.watch import Watch
+from rmqkit.client.observe.status import MemberStatus
+from rmqkit.client.pop.assignment import Assigned
+from rmqkit.client.pop.session import PopProcessQueue
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ConsumerSettings
+from rmqkit.errors import ClientError, RmqError
+from rmqkit.filter.subscription import TAG
+from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
+from rmqkit.protocol.bodies.consumers import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    PopProcessQueueInfo,
+    ProcessQueueInfo,
+)
+from rmqkit.protocol.codes import CURRENT_VERSION, version_name
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import retry_topic, with_namespace
+from rmqkit.remoting.tasks import Tasks, keep_doing
+from rmqkit.settings import to_properties
+
+__all__ = ["Membership", "QueueListener", "offsets_of"]
+
+QueueListener = Callable[[set[MessageQueue], set[MessageQueue]], object]
+"""Is told all queues of a topic and those of them that are held here (``MessageQueueListener``); on the loop."""
+
+_INCOMPLETE_PAUSE_MS = 1000.0
+_LOCK_PAUSE_MS = 500.0
+_MIB = 1 << 20
+_SECRETS = frozenset(("accessKey", "secretKey", "securityToken"))
+
+_log = logging.getLogger(__name__)
+
+
+def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -> Offsets:
+    """Where a group's offsets are kept: at the brokers, or for broadcasting in a file."""
+    if settings.is_broadcasting:
+        return LocalOffsets(settings.offsets_dir, runtime.client_id, with_namespace(runtime.namespace, group))
+    return GroupOffsets(runtime, group)
+
+
+class Membership:
+    """What a member subscribes to, and the queues it has: ``held``."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._runtime = member.runtime
+        self.subscriptions = Subscriptions(member.runtime, member.group)
+        self.held = HeldQueues(member, self.subscriptions, self.rebalance_soon)
+        self.process_queues = self.held.process_queues
+        self._rebalance = (Rebalance if member.pops is None else Assigned)(member, self)
+        self._assigned: set[MessageQueue] | None = None
+        self._unlocked: set[MessageQueue] = set()
+        self._refused: set[MessageQueue] = set()
+        self._watch = Watch(member, self.held, lambda: self._unlocked)
+        self._listeners: dict[str, tuple[QueueListener, tuple[set[MessageQueue], set[MessageQueue]]]] = {}
+        self._tasks = Tasks()
+        self._wake = asyncio.Event()
+        self._is_open = False
+        self._opened_ms = 0
+
+    # -- what it is to read
+
+    def subscribe(self, topic: str, expression: str, expression_type: str) -> None:
+        """Subscribe to a topic, or replace its subscription. Raises SettingsError: one of them is not legal."""
+        self.subscriptions.put(topic, expression, expression_type)
+        if self._is_open:
+            self._runtime.routes.watch(topic, self._member.group)
+            self._runtime.refresh_routes_soon()
+            self._changed()
+
+    def unsubscribe(self, topic: str) -> None:
+        if self.subscriptions.pop(topic, None) is not None and self._is_open:
+            self._runtime.routes.unwatch(topic, self._member.group)
+            self._changed()
+
+    def assign(self, queues: Collection[MessageQueue], expression: str, expression_type: str) -> None:
+        """Read these queues, whoever else does; instead of subscribing. Raises SettingsError: as `subscribe`."""
+        self._assigned = set(queues)
+        for topic in {queue.topic for queue in queues}:
+            self.subscribe(topic, expression, expression_type)
+        self.rebalance_soon()
+
+    def schedule(self, topic: str, schedule: Schedule) -> None:
+        """Have the program pull the queues of a topic by itself. Raises SettingsError: as `subscribe`."""
+        self.subscribe(topic, "*", TAG)
+        self.held.schedules[topic] = schedule
+
+    def listen(self, topic: str, listener: QueueListener) -> None:
+        """Tell a listener about the queues of a topic, now and when they change."""
+        self._listeners[topic] = (listener, (set(), set()))
+        self.rebalance_soon()
+
+    @property
+    def is_manual(self) -> bool:
+        return self._assigned is not None
+
+    async def start_at(self, queue: MessageQueue, offset: int) -> None:
+        """Begin a queue anew at an offset; what was pulled of it is dropped.
+        Raises ClientError: the queue is not held."""
+        is_ours = queue in self.process_queues or queue in (self._assigned or ())
+        if not is_ours or not await self.held.start_at(queue, offset, is_member=not self.is_manual):
+            raise ClientError(
+                f"{queue} is not held by this member of group {self._member.group}: wait until it is, or assign it"
+            )
+
+    # -- from start to end
+
+    async def open(self, *, is_late: bool = False) -> None:
+        """Say hello to the brokers and begin to share queues. What this raises is only logged when the program is long
+        past its start: it goes on when somebody answers.
+        Raises NoRoute: no name server answered.
+        Raises PeerRefused: a broker cannot filter by an expression."""
+        self._is_open = True
+        self._opened_ms = self._runtime.clock.now_ms()
+        try:
+            await self._look()
+        except RmqError as error:
+            if not is_late:
+                raise
+            _log.warning("subscriptions of group %s: %s", self._member.group, error)
+            self._runtime.refresh_routes_soon()
+        await self._runtime.heartbeat()
+        name = f"rebalance of group {self._member.group}"
+        self._tasks.start(keep_doing(self._share_out, wake=self._wake, name=name), name)
+        self._tasks.start(self._save_offsets(), f"offsets of group {self._member.group}")
+        self._tasks.start(self._watch.run(), f"watchdog of group {self._member.group}")
+
+    async def stop(self) -> None:
+        self._is_open = False
+        await self._tasks.close()
+        await self.held.stop()
+
+    async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
+        """Save offsets, give back locks except of queues that a handler is busy with, leave the group."""
+        await self._member.offsets.save_all()
+        if self._member.locks is not None:
+            for queue in still_handled:
+                _log.warning(
+                    "group %s: the handler of %s is still at work in its thread, so no other member may have the queue "
+                    "until the broker's lock ends, 60 s after it was last renewed: allow it more than drain_ms",
+                    self._member.group,
+                    queue,
+                )
+            await self._member.locks.unlock(self._member.locks.asked.difference(still_handled))
+        for topic in self.subscriptions:
+            self._runtime.routes.unwatch(topic, self._member.group)
+        if not self.is_manual:
+            await self._runtime.unregister_consumer(self._member.group)
+
+    # -- what the runtime and the rebalance call
+
+    def consumer_data(self) -> ConsumerData | None:
+        if not self.subscriptions:
+            return None
+        return ConsumerData(
+            group_name=self._member.group,
+            consume_type=self._member.consume_type,
+            message_model=self._member.settings.message_model.value,
+            consume_from_where=self._member.settings.start_from.value,
+            subscription_data_set=list(self.subscriptions.values()),
+        )
+
+    def rebalance_soon(self) -> None:
+        self._wake.set()
+
+    def held_queues(self) -> set[MessageQueue]:
+        return set(self.process_queues)
+
+    async def change_queues(self, taken: list[MessageQueue], given_up: list[MessageQueue], *, is_shared: bool) -> None:
+        """Give up queues, tell the brokers about the newest subscriptions, then begin to pull the new queues.
+        ``is_shared``: whether the group has other clients."""
+        await asyncio.gather(*(self.held.give_up(queue) for queue in given_up))
+        self.subscriptions.renew_versions({queue.topic for queue in (*taken, *given_up)})
+        if not self.is_manual:
+            await self._runtime.heartbeat()
+        if self._member.locks is not None and taken:
+            await self._member.locks.lock(taken)
+            self._refused.update(queue for queue in taken if not self._member.locks.is_held(queue))
+            taken = [queue for queue in taken if self._member.locks.is_held(queue)]
+        # Who had a lock before us saved its offset before it gave the lock back.
+        pause_ms = float(self._member.settings.take_over_pause_ms) if is_shared and self._member.locks is None else 0.0
+        self.held.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
+
+    async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
+        """Go on elsewhere, as an operator wishes: handlers may finish, then queues begin anew at these offsets."""
+        held = [(queue, offset) for queue, offset in offsets.items() if queue in self.process_queues]
+        await asyncio.gather(*(self.held.reset(queue, offset) for queue, offset in held))
+        self.rebalance_soon()
+
+    def offsets_of(self, topic: str) -> dict[MessageQueue, int]:
+        known = {queue: self._member.offsets.known(queue) for queue in self.process_queues if queue.topic == topic}
+        return {queue: offset for queue, offset in known.items() if offset is not None}
+
+    def status(self, state: str) -> MemberStatus:
+        """What every queue is doing; ``state`` is that of the client."""
+        queues_of = self._runtime.routes.subscribe_queues
+        wanted = sorted(self.subscriptions.keys() - {retry_topic(self._member.group)}) if self._is_open else ()
+        return MemberStatus(
+            group=self._member.group,
+            client_id=self._runtime.client_id,
+            state=state,
+            queues=self._watch.look(),
+            missing_topics=[topic for topic in wanted if not queues_of(topic)],
+        )
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """Settings, subscriptions, what is held of each queue, rates, and why queues do not move."""
+        own = {
+            "PROP_NAMESERVER_ADDR": ";".join(self._runtime.name_servers),
+            "PROP_CONSUME_TYPE": self._member.consume_type,
+            "PROP_CONSUMEORDERLY": str(self._member.is_ordered).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(getattr(self._member.settings, "handlers_max", 0)),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._opened_ms),
+            "PROP_CLIENT_VERSION": version_name(CURRENT_VERSION),
+        }
+        settings = {key: text for key, text in to_properties(self._member.settings).items() if key not in _SECRETS}
+        now_ms, rates = self._runtime.clock.monotonic_ms(), self.held.rates
+        return ConsumerRunningInfo(
+            properties=settings | own,
+            subscription_set=list(self.subscriptions.values()),
+            mq_table={
+                queue: self._queue_info(one)
+                for queue, one in self.process_queues.items()
+                if not isinstance(one, PopProcessQueue)
+            },
+            mq_pop_table={
+                queue: PopProcessQueueInfo(
+                    wait_ack_count=len(one), droped=one.is_dropped, last_pop_timestamp=one.pulled_ms
+                )
+                for queue, one in self.process_queues.items()
+                if isinstance(one, PopProcessQueue)
+            },
+            status_table={topic: rates[topic].status(now_ms) for topic in self.subscriptions if topic in rates},
+            user_consumer_info={
+                f"{one.queue.topic} {one.queue.broker_name} {one.queue.queue_id}": f"{one.state.value}: {one.reason}"
+                for one in self._watch.look()
+                if one.reason
+            },
+        )
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        return await self._member.sink.consume_directly(message)
+
+    async def renew_locks(self) -> None:
+        """Renew all locks but those that are being given back; a queue that somebody else has begins anew."""
+        if self._member.locks is not None:
+            kept = [queue for queue, process_queue in self.process_queues.items() if not process_queue.is_released]
+            for queue in await self._member.locks.lock(kept):
+                if await self.held.drop(queue):
+                    _log.warning("group %s lost the lock of %s: it begins anew", self._member.group, queue)
+                    self.rebalance_soon()
+
+    # -- inside
+
+    async def _look(self) -> None:
+        for topic in list(self.subscriptions):
+            self._runtime.routes.watch(topic, self._member.group)
+        for topic in list(self.subscriptions):
+            await self._runtime.routes.refresh(topic)
+        await self.subscriptions.check()
+
+    def _changed(self) -> None:
+        if not self.is_manual:
+            self._runtime.heartbeat_soon()
+        self.rebalance_soon()
+
+    def _queue_info(self, process_queue: ProcessQueue) -> ProcessQueueInfo:
+        (lowest, highest), locks = process_queue.bounds, self._member.locks
+        return ProcessQueueInfo(
+            commit_offset=self._member.offsets.known(process_queue.queue) or 0,
+            cached_msg_min_offset=lowest,
+            cached_msg_max_offset=highest,
+            cached_msg_count=len(process_queue),
+            cached_msg_size_in_mib=process_queue.body_bytes // _MIB,
+            locked=locks is not None and locks.is_held(process_queue.queue),
+            last_lock_timestamp=0 if locks is None else locks.granted_at_ms(process_queue.queue),
+            droped=process_queue.is_dropped,
+            last_pull_timestamp=process_queue.pulled_ms,
+            last_consume_timestamp=process_queue.consumed_ms,
+        )
+
+    async def _share_out(self) -> float:
+        self._refused = set()
+        await self.held.give_up_ended()
+        is_complete = True
+        if self._assigned is None:
+            is_complete = await self._rebalance.share_out(sorted(self.subscriptions))
+        elif self._assigned != self.held_queues():
+            held = self.held_queues()
+            await self.change_queues(sorted(self._assigned - held), sorted(held - self._assigned), is_shared=False)
+        self._unlocked = self._refused
+        self._tell_listeners()
+        if self._unlocked or any(one.is_dropped for one in self.process_queues.values()):
+            return _LOCK_PAUSE_MS
+        return self._member.settings.rebalance_interval_ms if is_complete else _INCOMPLETE_PAUSE_MS
+
+    def _tell_listeners(self) -> None:
+        for topic, (listener, told) in list(self._listeners.items()):
+            queues = set(self._runtime.routes.subscribe_queues(topic))
+            held = {queue for queue in self.process_queues if queue.topic == topic}
+            if told != (queues, held):
+                self._listeners[topic] = (listener, (queues, held))
+                try:
+                    listener(set(queues), set(held))
+                except Exception as error:  # noqa: BLE001 - the outer edge of a program's listener
+                    _log.warning(
+                        "queue listener of topic %s, group %s failed", topic, self._member.group, exc_info=error
+                    )
+
+    async def _save_offsets(self) -> None:
+        while True:
+            await asyncio.sleep(self._member.settings.persist_interval_ms / 1000.0)
+            await self._member.offsets.send_changed()

@@ -1,0 +1,167 @@
+"""What brokers ask of the consumers of a client, mostly in an operator's name: codes 40, 220, 221, 307, 309.
+
+======================================  ======================================================================
+request                                 answer
+======================================  ======================================================================
+NOTIFY_CONSUMER_IDS_CHANGED (40)        none; queues are shared out again
+RESET_CONSUMER_CLIENT_OFFSET (220)      none; handlers finish, the queues begin anew at the given offsets
+GET_CONSUMER_STATUS_FROM_CLIENT (221)   queue → offset
+GET_CONSUMER_RUNNING_INFO (307)         settings, subscriptions, what is held of each queue
+CONSUME_MESSAGE_DIRECTLY (309)          the handler runs once, what came of it
+======================================  ======================================================================
+
+Source: behaviour.md §5.3, §8.15; remoting.md §4.5, §6.4.11, §6.4.12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from types import CoroutineType, FrameType
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from rmqkit.client.runtime.namespace import bare, renamed
+from rmqkit.errors import PeerRefused
+from rmqkit.protocol import fastjson
+from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
+from rmqkit.protocol.bodies.consumers import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    ConsumerStatus,
+    ResetOffsetBody,
+)
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header, reply
+from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.headers.consumers import (
+    ConsumeDirectlyRequest,
+    ConsumerStatusRequest,
+    ResetClientOffsetRequest,
+    RunningInfoRequest,
+)
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.names import with_namespace, without_namespace
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import Dispatch
+
+__all__ = ["GroupConsumer", "Inquiries"]
+
+
+class GroupConsumer(Protocol):
+    """What a client has to know of a consumer."""
+
+    def consumer_data(self) -> ConsumerData | None:
+        """Its group and subscriptions, as heartbeats say them; None without a subscription, of which brokers would
+        conclude that the group has none."""
+        ...
+
+    def rebalance_soon(self) -> None:
+        """Its queues have to be shared out again: members, routes or subscriptions changed."""
+        ...
+
+    async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None: ...
+
+    def offsets_of(self, topic: str) -> dict[MessageQueue, int]: ...
+
+    def running_info(self) -> ConsumerRunningInfo: ...
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """Run its handler once. Raises ClientError: it has none."""
+        ...
+
+
+class Inquiries:
+    """Answers for the consumers by their groups."""
+
+    def __init__(self, consumers: Mapping[str, GroupConsumer], namespace: str = "") -> None:
+        self._consumers = consumers
+        self._namespace = namespace
+
+    def register(self, dispatch: Dispatch) -> None:
+        dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.ids_changed)
+        dispatch.register(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self.reset)
+        dispatch.register(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, self.status)
+        dispatch.register(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
+        dispatch.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
+
+    def ids_changed(self, connection: Connection, command: Command) -> None:
+        """Members of a group came or went."""
+        consumer = self._consumers.get(self._bare(decode_header(command, ConsumerGroupRequest).consumer_group))
+        if consumer is not None:
+            consumer.rebalance_soon()
+
+    async def reset(self, connection: Connection, command: Command) -> None:
+        consumer = self._consumers.get(self._bare(decode_header(command, ResetClientOffsetRequest).group))
+        if consumer is not None:
+            offsets = fastjson.decode_as(command.payload, ResetOffsetBody).offset_table
+            await consumer.reset_offsets(renamed(offsets, self._bare))
+
+    def status(self, connection: Connection, command: Command) -> Command:
+        """Where a group is in a topic."""
+        header = decode_header(command, ConsumerStatusRequest)
+        consumer = self._consumers.get(self._bare(header.group))
+        offsets = {} if consumer is None else consumer.offsets_of(self._bare(header.topic))
+        return reply(command, body=fastjson.dumps(ConsumerStatus(renamed(offsets, self._full))))
+
+    def running_info(self, connection: Connection, command: Command) -> Command:
+        header = decode_header(command, RunningInfoRequest)
+        info = self._consumer(header.consumer_group).running_info()
+        if header.jstack_enable:
+            info.jstack = _stacks()
+        info.subscription_set = [replace(one, topic=self._full(one.topic)) for one in info.subscription_set]
+        info.mq_table = renamed(info.mq_table, self._full)
+        info.mq_pop_table = renamed(info.mq_pop_table, self._full)
+        info.status_table = {self._full(topic): status for topic, status in info.status_table.items()}
+        info.user_consumer_info = {self._full(queue): why for queue, why in info.user_consumer_info.items()}
+        return reply(command, body=fastjson.dumps(info))
+
+    async def consume_directly(self, connection: Connection, command: Command) -> Command:
+        """Handle the message in the request once."""
+        header = decode_header(command, ConsumeDirectlyRequest)
+        consumer = self._consumer(header.consumer_group)
+        (message,) = read_messages(command.payload, header.broker_name)[:1] or (None,)
+        if message is None:
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, "the request has no message to consume", connection.peer)
+        bare(self._namespace, [message])
+        return reply(command, body=msgspec.json.encode(await consumer.consume_directly(message)))
+
+    def _bare(self, name: str) -> str:
+        return without_namespace(self._namespace, name)
+
+    def _full(self, name: str) -> str:
+        return with_namespace(self._namespace, name)
+
+    def _consumer(self, group: str) -> GroupConsumer:
+        consumer = self._consumers.get(self._bare(group))
+        if consumer is None:
+            remark = f"The Consumer Group <{group}> not exist in this consumer"
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, remark, "")
+        return consumer
+
+
+def _stacks() -> str:
+    """Where every thread of this process stands, and every task of its loop (``jstack``), outermost call first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = [
+        (f"thread {names.get(ident, ident)}", [*traceback.walk_stack(frame)][::-1])
+        for ident, frame in sys._current_frames().items()
+    ]
+    found += [(f"task {task.get_name()}", [*_awaits(task.get_coro())]) for task in asyncio.all_tasks()]
+    lines = []
+    for name, stack in sorted(found, key=lambda one: one[0]):
+        lines.append(name)
+        lines += [f"  {frame.f_code.co_qualname} ({frame.f_code.co_filename}:{line})" for frame, line in stack]
+    return "\n".join(lines)
+
+
+def _awaits(coroutine: object) -> Iterator[tuple[FrameType, int]]:
+    """The frames of a coroutine that is suspended, each waiting for the next."""
+    while isinstance(coroutine, CoroutineType) and (frame := coroutine.cr_frame) is not None:
+        yield frame, frame.f_lineno
+        coroutine = coroutine.cr_await

@@ -1,0 +1,273 @@
+"""The pull loop of one queue (``DefaultMQPushConsumerImpl.pullMessage``).
+
+The loop asks for messages, hands them over and asks again at once; a broker that has none holds the request for up
+to 15 s. It waits while the process queue has no room.
+
+========================  =====================================================================================
+answer                    then
+========================  =====================================================================================
+FOUND                     unpack, compare tags exactly, hand over; pull on at the next offset
+NO_NEW, NO_MATCHED        with nothing under way, everything before the next offset is consumed; pull on
+OFFSET_ILLEGAL            save and keep the offset the broker names, give the queue up; it comes back with the
+                          next rebalance and starts there
+FLOW_CONTROL              again after 20 ms
+SUBSCRIPTION_NOT_LATEST   again after 100 ms: the heartbeat with the newer one is on its way
+anything else             again after 1 s; a broker that does not know our subscription gets a heartbeat
+========================  =====================================================================================
+
+A record whose body cannot be unpacked would stop the queue for ever, so it goes to the group's dead letters.
+Source: behaviour.md §8.6, §8.9; remoting.md §9.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.offsets import GroupOffsets
+from rmqkit.client.consumer.process_queue import ProcessQueue
+from rmqkit.client.runtime.namespace import bare
+from rmqkit.client.runtime.requests import Pulled, PullStatus
+from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX, MASTER_ID, NOT_REGISTERED
+from rmqkit.client.runtime.settings import StartFrom
+from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, PeerRefused, RemotingError, RmqError
+from rmqkit.filter.subscription import matches_tags
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.message import ReceivedMessage, messages_of_record, records_of
+from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP
+
+__all__ = ["PullLoop", "SubscriptionOf", "unpack"]
+
+SubscriptionOf = Callable[[str], SubscriptionData | None]
+
+_FLOW_CONTROL_PAUSE_MS = 20.0
+_OVERTAKEN_PAUSE_MS = 100.0
+_HALF_HOUR_MS = 30 * 60_000
+_NOT_KNOWN_THERE = frozenset((ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST))
+
+_log = logging.getLogger(__name__)
+
+
+class PullLoop:
+    """Keeps one process queue filled; ``on_illegal`` gives it up, told the offset that the broker wants instead.
+    ``is_member`` False has each pull carry its own subscription."""
+
+    def __init__(
+        self,
+        member: Member,
+        process_queue: ProcessQueue,
+        subscription_of: SubscriptionOf,
+        on_illegal: Callable[[ProcessQueue, int], Awaitable[None]],
+        *,
+        is_member: bool = True,
+    ) -> None:
+        self._member = member
+        self._runtime = member.runtime
+        self._process_queue = process_queue
+        self._queue = process_queue.queue
+        self._subscription_of = subscription_of
+        self._on_illegal = on_illegal
+        self._is_member = is_member
+        # In an ordered queue a commit that is overtaken by the last save would take the group back.
+        self._commits = member.locks is None and not member.settings.is_broadcasting
+
+    async def run(self, pause_ms: float) -> None:
+        """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
+        process_queue = self._process_queue
+        process_queue.is_taking_over = pause_ms > 0
+        while not process_queue.is_dropped:
+            if pause_ms:
+                await asyncio.sleep(pause_ms / 1000.0)
+                process_queue.is_taking_over = False
+            try:
+                pause_ms = await self._step()
+            except RmqError as error:
+                process_queue.error = error
+                pause_ms = self._failed(error)
+
+    async def _step(self) -> float:
+        """One pull; ms to pause after it."""
+        process_queue = self._process_queue
+        subscription = self._subscription_of(self._queue.topic)
+        if subscription is None:
+            return self._member.settings.error_pause_ms
+        if process_queue.next_offset is None:
+            process_queue.next_offset = await self._start_offset()
+            if self._member.offsets.known(self._queue) is None:
+                # Saved, so that a group which began at the end misses nothing that is sent while it is away.
+                self._member.sink.passed(process_queue, process_queue.next_offset)
+        await process_queue.wait_for_room()
+        if not process_queue.is_dropped:
+            pulled = await self._pull(subscription, process_queue.next_offset)
+            await process_queue.wait_until_resumed()
+            if pulled.status is PullStatus.OFFSET_ILLEGAL:
+                _log.warning("offset %d of %s is illegal: %s", process_queue.next_offset, self._queue, pulled)
+                await self._on_illegal(process_queue, pulled.next_begin_offset)
+            elif self._is_current(subscription):
+                await self._take(subscription, pulled)
+        return 0.0
+
+    def _is_current(self, asked: SubscriptionData) -> bool:
+        """False: it was replaced during the pull, so that the broker may have left out what is wanted now; the same
+        offset is asked for again."""
+        now = self._subscription_of(self._queue.topic)
+        return now is not None and (now.sub_string, now.expression_type) == (asked.sub_string, asked.expression_type)
+
+    async def _pull(self, subscription: SubscriptionData, offset: int) -> Pulled:
+        broker_id, address = self._broker(self._process_queue.broker_id)
+        commit_offset = self._member.offsets.known(self._queue) or 0
+        flags = PullFlag.SUSPEND
+        if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
+            flags |= PullFlag.COMMIT_OFFSET
+        if not self._is_member:
+            flags |= PullFlag.SUBSCRIPTION
+        settings = self._member.settings
+        header = PullMessageRequest(
+            consumer_group=self._member.group,
+            topic=self._queue.topic,
+            queue_id=self._queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=settings.pull_count,
+            sys_flag=int(flags),
+            commit_offset=commit_offset,
+            suspend_timeout_millis=settings.suspend_ms,
+            sub_version=subscription.sub_version,
+            subscription=None if self._is_member else subscription.sub_string,
+            expression_type=subscription.expression_type,
+            max_msg_bytes=settings.pull_bytes_max,
+            bname=self._runtime.routes.broker_of(self._queue),
+        )
+        clock, process_queue = self._runtime.clock, self._process_queue
+        asked_ms = clock.now_ms()
+        try:
+            pulled = await self._runtime.calls.pull(address, header, settings.pull_timeout_ms)
+        except PeerRefused:
+            self._runtime.absences.answers(address)
+            raise
+        self._runtime.absences.answers(address)
+        process_queue.broker_id = pulled.suggested_broker_id
+        process_queue.max_offset = pulled.max_offset
+        process_queue.error = None
+        process_queue.pulled_ms = clock.now_ms()
+        if pulled.status is PullStatus.FOUND:
+            process_queue.rates.pulls += 1
+            process_queue.rates.pull_ms += process_queue.pulled_ms - asked_ms
+        return pulled
+
+    def _broker(self, broker_id: int) -> tuple[int, str]:
+        """Id and address of the wanted broker, or of one in its place. Raises ConnectFailed: no route has any."""
+        found = self._runtime.routes.any_address(self._runtime.routes.broker_of(self._queue), broker_id)
+        if found is None:
+            raise ConnectFailed(self._queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
+        return found
+
+    async def _take(self, subscription: SubscriptionData, pulled: Pulled) -> None:
+        if pulled.status is PullStatus.FOUND:
+            messages, unreadable = self._unpack(subscription, pulled)
+            for message in unreadable:
+                await self._member.sink.unreadable(message)
+            self._process_queue.rates.pulled += len(messages)
+            self._member.sink.put(self._process_queue, self._process_queue.put(messages))
+        self._process_queue.next_offset = pulled.next_begin_offset
+        if not len(self._process_queue):
+            self._member.sink.passed(self._process_queue, pulled.next_begin_offset)
+
+    def _unpack(
+        self, subscription: SubscriptionData, pulled: Pulled
+    ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+        """The messages that match the subscription, and those whose bodies cannot be read, as they are stored."""
+        messages, unreadable = unpack(pulled.body, self._queue.broker_name)
+        place_in(self._queue, (*messages, *unreadable), pulled.offset_delta)
+        unreadable = [message for message in unreadable if matches_tags(subscription, message.tags)]
+        matching = [message for message in messages if matches_tags(subscription, message.tags)]
+        bare(self._runtime.namespace, (*matching, *unreadable))
+        min_offset, max_offset = str(pulled.min_offset), str(pulled.max_offset)
+        for message in matching:
+            message.properties[names.MIN_OFFSET] = min_offset
+            message.properties[names.MAX_OFFSET] = max_offset
+            message.properties.pop(names.CONSUME_START_TIME, None)  # somebody else's
+        return matching, unreadable
+
+    async def _start_offset(self) -> int:
+        """Where to begin: what the broker has saved, else as the settings say (behaviour.md §8.9).
+        Raises RemotingError, PeerRefused: the broker did not say."""
+        start_from = self._member.settings.start_from
+        saved = await self._member.offsets.fetch(self._queue)
+        (_, address), calls = self._broker(MASTER_ID), self._runtime.calls
+        is_retry = self._queue.topic.startswith(RETRY_PREFIX)
+        if (
+            start_from is StartFrom.NEW_MESSAGES
+            and saved == 0
+            and not is_retry
+            and isinstance(self._member.offsets, GroupOffsets)
+        ):  # of a young queue it always says 0
+            saved = await calls.committed_offset(address, self._member.group, self._queue, is_stored=True)
+        if saved is not None:
+            return saved
+        match start_from:
+            case StartFrom.NEW_MESSAGES:
+                return 0 if is_retry else await calls.max_offset(address, self._queue)
+            case StartFrom.FIRST_OFFSET:
+                return 0
+            case StartFrom.LAST_OFFSET:
+                return 0 if is_retry else await calls.max_offset(address, self._queue)
+            case StartFrom.TIMESTAMP:
+                if is_retry:
+                    return await calls.max_offset(address, self._queue)
+                at_ms = self._member.settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
+                return await calls.search_offset(address, self._queue, at_ms)
+
+    def _asked(self, error: ConnectFailed | ConnectionLost) -> str:
+        """The broker that an error is about, as heartbeats and other queues name it."""
+        try:
+            return self._broker(self._process_queue.broker_id)[1]
+        except ConnectFailed:
+            return error.address
+
+    def _failed(self, error: RmqError) -> float:
+        """The ms to pause after a pull without messages or with a refusal."""
+        code = error.code if isinstance(error, PeerRefused) else None
+        if code == ResponseCode.FLOW_CONTROL:
+            return _FLOW_CONTROL_PAUSE_MS
+        if code in _NOT_KNOWN_THERE:
+            self._runtime.heartbeat_soon()
+        if isinstance(error, RemotingError):  # the name servers may know by now who is there instead
+            self._runtime.refresh_routes_soon()
+        if code == ResponseCode.SUBSCRIPTION_NOT_LATEST:  # this pull overtook the heartbeat with the newer version
+            return _OVERTAKEN_PAUSE_MS
+        what = f"pulling {self._queue} for group {self._member.group}"
+        if isinstance(error, ConnectFailed | ConnectionLost):
+            self._runtime.absences.lost(self._asked(error), error, what)
+        else:
+            _log.warning("%s: %s", what, error)
+        return self._member.settings.error_pause_ms
+
+
+def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_delta: int) -> None:
+    """Number messages of a static topic's queue as they are in the topic, not as the broker has stored them."""
+    if queue.broker_name.startswith(LOGICAL_BROKER_PREFIX):
+        for message in messages:
+            message.queue_id = queue.queue_id
+            message.queue_offset += offset_delta
+
+
+def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+    """The messages of an answer, and those whose bodies cannot be read, as they are stored.
+    Raises BodyError: not all of it is records; what lies behind must not be passed over."""
+    messages: list[ReceivedMessage] = []
+    unreadable: list[ReceivedMessage] = []
+    for record in records_of(body):
+        try:
+            messages += list(messages_of_record(record, broker_name))
+        except BodyError as error:
+            place = f"offset {record.queue_offset} in queue {record.queue_id} of {record.topic} at {broker_name}"
+            _log.error("%s cannot be unpacked: %s", place, error)
+            record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
+            unreadable += messages_of_record(record, broker_name)
+    return messages, unreadable

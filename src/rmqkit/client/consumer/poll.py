@@ -1,0 +1,180 @@
+"""Messages of held queues that wait until a program asks for them (lite pull: ``DefaultLitePullConsumer.poll``).
+
+What was given out counts as consumed when the program asks for more, commits or closes, not when it is given; so a
+program that fails in between gets it again. Loop only. Source: behaviour.md §8.14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from rmqkit.client.consumer.offsets import Offsets
+from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
+from rmqkit.errors import ClientError
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
+from rmqkit.protocol.message import ReceivedMessage
+
+__all__ = ["MessageStream", "Polling", "StreamSource"]
+
+_Item = tuple[ProcessQueue, ReceivedMessage]
+
+
+class Polling:
+    """What was pulled and not yet asked for, and where the program is in each queue.
+    ``auto_commit`` has positions saved as they come, otherwise `positions` waits for somebody to save them."""
+
+    def __init__(self, offsets: Offsets, *, auto_commit: bool) -> None:
+        self._offsets = offsets
+        self._auto_commit = auto_commit
+        self._ready: deque[tuple[ProcessQueue, list[ReceivedMessage]]] = deque()
+        self._given: list[tuple[ProcessQueue, list[ReceivedMessage]]] = []
+        self._positions: dict[ProcessQueue, int] = {}
+        self._sought: dict[MessageQueue, int] = {}
+        self._arrived = asyncio.Event()
+        self._is_closed = False
+
+    async def poll(self, timeout_ms: float | None, count_max: int | None) -> list[ReceivedMessage]:
+        """The next messages, all of one queue; those given before are consumed. None within the time: an empty list."""
+        self.settle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000.0):
+                while not self._is_closed:
+                    if (given := self._next(count_max)) is not None:
+                        self._given.append(given)
+                        return list(given[1])
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        return []
+
+    async def next(self) -> _Item | None:
+        """One message, for `consumed`; None when this is closed."""
+        while not self._is_closed:
+            if (given := self._next(1)) is not None:
+                return given[0], given[1][0]
+            self._arrived.clear()
+            await self._arrived.wait()
+        return None
+
+    def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
+        """Messages are done with: let the position advance."""
+        offset = NOTHING_HELD
+        for message in messages:
+            offset = process_queue.remove(message)
+        if offset != NOTHING_HELD:
+            self.passed(process_queue, offset)
+
+    def settle(self) -> None:
+        """What was given is consumed."""
+        given, self._given = self._given, []
+        for process_queue, messages in given:
+            self.consumed(process_queue, *messages)
+
+    def abandon(self) -> None:
+        """What was given is not consumed."""
+        self._given.clear()
+
+    def seek(self, queue: MessageQueue, process_queue: ProcessQueue | None, offset: int) -> None:
+        """The program is elsewhere in a queue, which begins anew, or is not held yet."""
+        self._given = [one for one in self._given if one[0].queue != queue]
+        if process_queue is None:
+            self._sought[queue] = offset
+        else:
+            self._sought.pop(queue, None)
+            self._positions[process_queue] = offset
+        if self._auto_commit:
+            self._offsets.set_to(queue, offset)
+
+    def positions(self) -> dict[MessageQueue, int]:
+        """Where the program is in the queues that are held and of which it had something, or where it sought."""
+        self._positions = {one: offset for one, offset in self._positions.items() if not one.is_released}
+        return self._sought | {one.queue: offset for one, offset in self._positions.items()}
+
+    def close(self) -> None:
+        """Give out nothing more; who waits gets nothing."""
+        self._is_closed = True
+        self._arrived.set()
+
+    # -- what the pull loops call
+
+    def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        if messages:
+            self._ready.append((process_queue, messages))
+            self._arrived.set()
+
+    def let_go(self) -> None:
+        self._ready = deque(one for one in self._ready if not one[0].is_dropped)
+
+    def passed(self, process_queue: ProcessQueue, offset: int) -> None:
+        if not process_queue.is_released:
+            self._positions[process_queue] = offset
+            self._sought.pop(process_queue.queue, None)
+            if self._auto_commit:
+                self._offsets.set_to(process_queue.queue, offset)
+
+    async def unreadable(self, message: ReceivedMessage) -> None:
+        """A body cannot be unpacked: the pull loop logged it, and it is left out."""
+
+    def waits_for(self, message: ReceivedMessage) -> str:
+        return "the program to poll or iterate further"
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
+        """There is no handler. Raises ClientError: always."""
+        raise ClientError(f"message {message.msg_id} has no handler: this consumer polls")
+
+    def _next(self, count_max: int | None) -> tuple[ProcessQueue, list[ReceivedMessage]] | None:
+        while self._ready:
+            process_queue, messages = self._ready.popleft()
+            if process_queue.is_dropped:
+                continue
+            if count_max is not None and len(messages) > count_max:
+                self._ready.appendleft((process_queue, messages[count_max:]))
+                messages = messages[:count_max]
+            return process_queue, messages
+        return None
+
+
+class StreamSource(Protocol):
+    """Where the messages of a `MessageStream` come from."""
+
+    async def next(self) -> _Item | None:
+        """The next one; None when there will be none."""
+        ...
+
+    def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
+        """Messages are done with."""
+        ...
+
+
+class MessageStream:
+    """The messages of a consumer, one after the other; see `PushConsumer.messages` and `PullConsumer.messages`."""
+
+    def __init__(self, source: StreamSource, on_given: Callable[[ReceivedMessage], None]) -> None:
+        self._source = source
+        self._on_given = on_given
+        self._given: tuple[ProcessQueue, ReceivedMessage] | None = None
+
+    def __aiter__(self) -> MessageStream:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        self.settle()
+        self._given = await self._source.next()
+        if self._given is None:
+            raise StopAsyncIteration
+        self._on_given(self._given[1])
+        return self._given[1]
+
+    def settle(self) -> None:
+        """The message given last is consumed."""
+        given, self._given = self._given, None
+        if given is not None:
+            self._source.consumed(*given)
+
+    def abandon(self) -> None:
+        """The message given last is not consumed."""
+        self._given = None

@@ -1,0 +1,201 @@
+"""The messages of one queue that are pulled but not yet consumed, and the offset that follows (``ProcessQueue``).
+
+The offset of a queue may advance to the lowest message that is still here, never beyond: what is not consumed is
+delivered again to whoever gets the queue next. A message that is stuck therefore holds the offset back, and after
+``span_max`` offsets also the pulling.
+
+==========  ================================================================================
+state       meaning
+==========  ================================================================================
+held        pulled from, consumed, its offset saved
+dropped     not ours any more: no handler starts, those that run may still finish and count
+released    gone: what finishes now is delivered again elsewhere
+==========  ================================================================================
+
+Loop only. Costs per message: one dict entry, O(log n) to find the lowest. Source: behaviour.md §8.6, §8.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from rmqkit.client.observe.rates import TopicRates
+from rmqkit.errors import RmqError
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.message import ReceivedMessage
+
+__all__ = ["NOTHING_HELD", "Failure", "ProcessQueue"]
+
+NOTHING_HELD = -1
+"""What `ProcessQueue.remove` returns when there is nothing to conclude an offset from."""
+
+
+class Failure(Struct):
+    """A handler failed on a message that is tried again here."""
+
+    message: ReceivedMessage
+    error: BaseException
+
+
+class ProcessQueue:
+    """One queue's messages under way; ``body_bytes`` is of all of them.
+    From ``messages_max``, ``bytes_max`` or ``span_max`` offsets on there is no room. ``is_scheduled`` says that a
+    worker has it in hand or soon will (ordered consumption); ``failure`` what its handler last failed on. ``pulled_ms``
+    and ``consumed_ms`` are when it last was, in ms since the epoch, 0 for never; ``rates`` counts for its topic.
+
+    The pull loop keeps here where it is: ``next_offset`` (None before the group's offset is known), ``max_offset`` as
+    the last answer told it, ``broker_id`` that it suggested, the ``error`` of a pull that got no answer, and
+    ``is_taking_over`` while the former owner may still save its offset."""
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        *,
+        messages_max: int,
+        bytes_max: int,
+        span_max: int,
+        next_offset: int | None = None,
+        rates: TopicRates | None = None,
+    ) -> None:
+        self.queue = queue
+        self.body_bytes = 0
+        self.broker_id = 0
+        self.next_offset = next_offset
+        self.max_offset: int | None = None
+        self.error: RmqError | None = None
+        self.failure: Failure | None = None
+        self.rates = rates or TopicRates(0.0)
+        self.is_taking_over = False
+        self.is_dropped = False
+        self.is_released = False
+        self.is_scheduled = False
+        self.pulled_ms = self.consumed_ms = 0
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self._is_paused = False
+        self._span_max = span_max
+        self._messages: dict[int, ReceivedMessage] = {}
+        self._offsets: list[int] = []  # a heap; offsets that were removed stay until they come to the top
+        self._last_offset = -1
+        self._handlers = 0
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __contains__(self, message: ReceivedMessage) -> bool:
+        return self._messages.get(message.queue_offset) is message
+
+    @property
+    def has_room(self) -> bool:
+        return (
+            len(self._messages) < self.messages_max
+            and self.body_bytes < self.bytes_max
+            and (not self._offsets or self._last_offset - self._offsets[0] < self._span_max)
+        )
+
+    @property
+    def full(self) -> str | None:
+        """The limits that leave no room, or None."""
+        held, span = len(self._messages), self._last_offset - self._offsets[0] if self._offsets else 0
+        limits = (
+            (held, self.messages_max, "messages held"),
+            (self.body_bytes, self.bytes_max, "bytes held"),
+            (span, self._span_max, "offsets from the first message held to the last"),
+        )
+        return ", ".join(f"{found} of at most {most} {what}" for found, most, what in limits if found >= most) or None
+
+    @property
+    def position(self) -> int | None:
+        """The first offset that is not done with here; None before it is known where to begin."""
+        return self._offsets[0] if self._messages else self.next_offset
+
+    def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Take pulled messages; those that were not here already come back, to be consumed."""
+        new = []
+        for message in messages:
+            offset = message.queue_offset
+            if offset not in self._messages:
+                self._messages[offset] = message
+                heapq.heappush(self._offsets, offset)
+                self._last_offset = max(self._last_offset, offset)
+                self.body_bytes += len(message.body)
+                new.append(message)
+        return new
+
+    def remove(self, message: ReceivedMessage) -> int:
+        """A message is done with: the queue's new offset, or `NOTHING_HELD`."""
+        if not self._messages:
+            return NOTHING_HELD
+        if message in self:
+            del self._messages[message.queue_offset]
+            self.body_bytes -= len(message.body)
+            while self._offsets and self._offsets[0] not in self._messages:
+                heapq.heappop(self._offsets)
+            self._changed.set()
+        return self._offsets[0] if self._offsets else self._last_offset + 1
+
+    def lowest(self, count: int) -> list[ReceivedMessage]:
+        """The messages that hold the offset back, at most ``count``."""
+        if count == 1:
+            return [self._messages[self._offsets[0]]] if self._messages else []
+        return [self._messages[offset] for offset in heapq.nsmallest(count, self._messages)]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The lowest offset that is here and the highest that ever was; 0 without any."""
+        return (self._offsets[0], self._last_offset) if self._messages else (0, 0)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is to be pulled or taken in for now."""
+        return self._is_paused
+
+    @is_paused.setter
+    def is_paused(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
+        self._changed.set()
+
+    def drop(self) -> None:
+        """Start no handler any more."""
+        self.is_dropped = True
+        self._changed.set()
+
+    def release(self) -> None:
+        """Let nothing count any more."""
+        self.is_dropped = self.is_released = True
+        self._changed.set()
+
+    def handler_starts(self) -> None:
+        """A handler works on one of the messages until `handler_ends`."""
+        self._handlers += 1
+
+    def handler_ends(self) -> None:
+        self._handlers -= 1
+        self._changed.set()
+
+    async def wait_for_room(self) -> None:
+        """Until more may be pulled or the queue is dropped."""
+        while (self._is_paused or not self.has_room) and not self.is_dropped:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_until_resumed(self) -> None:
+        """Until the queue is not paused, or dropped."""
+        while self._is_paused and not self.is_dropped:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_for_handlers(self, timeout_ms: float) -> bool:
+        """Until no handler works on a message of this queue; False when the time is over first."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000.0):
+                while self._handlers:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return not self._handlers

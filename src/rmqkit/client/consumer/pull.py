@@ -1,0 +1,350 @@
+"""The pull consumer: programs ask for messages (``DefaultLitePullConsumer`` and ``DefaultMQPullConsumer``).
+
+===============  ===============================================================================================
+a program calls  and the consumer
+===============  ===============================================================================================
+`subscribe`      is a member of its group: queues are shared, pulled in the background, given out by `poll`
+`assign`         reads these queues, pulled in the background, given out by `poll`; nobody is told
+`schedule`       is a member of its group, and calls a task of the program for each of its queues over and over
+only `pull`      does nothing by itself: the program says which queue and offset, and saves offsets
+===============  ===============================================================================================
+
+Source: behaviour.md §8.1, §8.14; remoting.md §4.3.2, §4.3.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+
+from rmqkit.client.consumer.allocate import Allocate, averagely
+from rmqkit.client.consumer.base import Consumer
+from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.group import Membership, offsets_of
+from rmqkit.client.consumer.loop import place_in
+from rmqkit.client.consumer.poll import MessageStream, Polling
+from rmqkit.client.consumer.scheduled import PullTask, Schedule, scheduled_call
+from rmqkit.client.observe.hooks import Hook
+from rmqkit.client.runtime.lifecycle import keeps_open
+from rmqkit.client.runtime.namespace import bare
+from rmqkit.client.runtime.queries import query_messages, view_message
+from rmqkit.client.runtime.requests import PullStatus
+from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import PullConsumerSettings, check
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ClientError
+from rmqkit.filter.subscription import TAG, matches_tags, subscription
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+
+__all__ = ["PullConsumer", "PullResult"]
+
+
+class PullResult(Struct):
+    """What a pull found: the messages that match the expression, and where to pull next, whatever the status.
+    ``min_offset`` and ``max_offset`` are the queue's; the maximum is one past the last message."""
+
+    status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    messages: list[ReceivedMessage]
+
+
+class PullConsumer(Consumer):
+    """Gives messages to a program that asks for them::
+
+        consumer = PullConsumer("audit", name_servers="127.0.0.1:9876")
+        consumer.subscribe("Orders", "new || changed")
+        async with consumer:
+            while messages := await consumer.poll(timeout_ms=10_000):
+                ...                                  # consumed with the next poll, or by commit()
+
+    or queue by queue, with offsets of the program's own::
+
+        async with PullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
+            for queue in await consumer.queues("Orders"):
+                offset = await consumer.committed(queue) or await consumer.min_offset(queue)
+                result = await consumer.pull(queue, offset)
+                ...
+                await consumer.commit(queue, result.next_begin_offset)
+
+    Every coroutine method raises RemotingError when a broker does not answer and PeerRefused when it refuses. The group
+    is whose offsets are read and saved; arguments are otherwise those of a `PushConsumer`.
+    Raises SettingsError: a name or a setting is not legal, or no name server is known."""
+
+    _kind = "pull consumer"
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | None = None,
+        *,
+        settings: PullConsumerSettings | None = None,
+        allocate: Allocate = averagely,
+        runtime: ClientRuntime | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.settings = check(settings or PullConsumerSettings())
+        super().__init__(group, name_servers, self.settings, runtime, clock, hooks)
+        self._clock = self._runtime.clock
+        self._suggested: dict[MessageQueue, int] = {}
+        self._offsets = offsets_of(self._runtime, group, self.settings)
+        self._polling = Polling(self._offsets, auto_commit=self.settings.auto_commit)
+        self._membership = Membership(
+            Member(self._runtime, group, self.settings, self._offsets, self._polling, allocate, "CONSUME_ACTIVELY")
+        )
+        self._opening: asyncio.Task[None] | None = None
+        self._has_stopped = False
+        self._streams = []
+
+    # -- pulled in the background
+
+    def subscribe(self, topic: str, expression: str = "*", *, expression_type: str = TAG) -> None:
+        """Read a topic together with the other members of the group; before or after the start.
+
+        ``expression`` is ``*`` for everything, ``A || B`` for some tags, an SQL92 text with that ``expression_type``.
+        Raises SettingsError: topic or expression are not legal.
+        Raises ClientError: queues were assigned, or another consumer with this runtime has the group."""
+        self._check_mode(is_wrong=self._membership.is_manual)
+        self._membership.subscribe(topic, expression, expression_type)
+        self._open_later()
+
+    def assign(self, queues: Collection[MessageQueue], expression: str = "*", *, expression_type: str = TAG) -> None:
+        """Read these queues and no others, whatever other members of the group read; before or after the start.
+        Raises SettingsError, ClientError: as `subscribe`, the latter when a topic was subscribed."""
+        self._check_mode(is_wrong=bool(self._membership.subscriptions) and not self._membership.is_manual)
+        self._membership.assign(queues, expression, expression_type)
+        self._open_later()
+
+    def schedule(self, topic: str, task: PullTask, *, pause_ms: float = 200) -> None:
+        """Read a topic together with the other members of the group; before or after the start.
+
+        ``task(queue)`` is called over and over for each queue that is held here, to `pull` and `commit` there: a
+        coroutine function on the loop, a plain one in a thread. It returns the ms until its next call, None for
+        ``pause_ms``; raising makes it ``error_pause_ms``. Its calls for a queue follow one another, those for several
+        queues overlap. A queue is given up, and this is closed, when its call has ended, or after 30 s.
+        Raises SettingsError, ClientError: as `subscribe`."""
+        self._check_mode(is_wrong=self._membership.is_manual)
+        self._membership.schedule(topic, Schedule(task, pause_ms))
+        self._open_later()
+
+    async def poll(self, timeout_ms: float = 5000, *, max_count: int | None = None) -> list[ReceivedMessage]:
+        """The next messages, all of one queue and at most ``max_count``; an empty list when there is none in time.
+
+        Those of the poll before are consumed now: their offsets are saved within seconds, or by `commit` when
+        ``auto_commit`` is off.
+        Raises ClientError: nothing is subscribed or assigned."""
+        self._check_polling()
+        messages = await self._polling.poll(timeout_ms, max_count)
+        self._hooks.polled(self.group, messages)
+        return messages
+
+    def messages(self) -> MessageStream:
+        """The messages, for ``async for``, as long as the consumer is open; not together with `poll`.
+
+        A message counts as consumed when the next one is asked for, or when the consumer is closed without an
+        exception. Raises ClientError: nothing is subscribed or assigned."""
+        self._check_polling()
+        return self._stream_of(self._polling)
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at an offset of a queue.
+        Raises ClientError: the queue is not held, or the offset is not within the queue."""
+        low, high = await asyncio.gather(self.min_offset(queue), self.max_offset(queue))
+        if not low <= offset <= high:
+            raise ClientError(
+                f"Seek offset illegal, seek offset = {offset}, min offset = {low}, max offset = {high} in {queue}: "
+                "seek between them"
+            )
+        await self._membership.start_at(queue, offset)
+        self._polling.seek(queue, self._membership.process_queues.get(queue), offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on at the first message that is still stored. Raises ClientError: the queue is not held."""
+        await self.seek(queue, await self.min_offset(queue))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on with what is stored from now on. Raises ClientError: the queue is not held."""
+        await self.seek(queue, await self.max_offset(queue))
+
+    async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
+        """Go on at the first message stored at or after a time. Raises ClientError: the queue is not held."""
+        await self.seek(queue, await self.search_offset(queue, timestamp_ms))
+
+    # -- queue by queue
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic, sorted.
+        Raises ClientError: the topic's name is not legal.
+        Raises NoRoute: it does not exist."""
+        self._check_started()
+        return await self._runtime.routes.readable_queues(topic)
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        expression: str = "*",
+        *,
+        max_count: int = 32,
+        suspend_ms: int = 0,
+        expression_type: str = TAG,
+    ) -> PullResult:
+        """Read a queue from an offset on: at most ``max_count`` messages; a broker may give fewer.
+        The broker may wait ``suspend_ms`` for the first one. ``expression`` says which tags, ``*`` for everything.
+        Raises ClientError: the expression names no tag.
+        Raises BodyError: a message's body is damaged."""
+        self._check_started()
+        address = await self._address(queue, self._suggested.get(queue, 0))
+        try:
+            wanted = subscription(queue.topic, expression, expression_type=expression_type)
+        except ValueError as error:
+            raise ClientError(str(error)) from None
+        header = PullMessageRequest(
+            consumer_group=self.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=max_count,
+            sys_flag=int(PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if suspend_ms else 0)),
+            commit_offset=0,
+            suspend_timeout_millis=suspend_ms,
+            sub_version=self._clock.now_ms(),
+            subscription=wanted.sub_string,
+            expression_type=wanted.expression_type,
+            bname=self._runtime.routes.broker_of(queue),
+        )
+        pulled = await self._runtime.calls.pull(address, header, self.settings.request_timeout_ms + suspend_ms)
+        self._suggested[queue] = pulled.suggested_broker_id
+        messages = read_messages(pulled.body, queue.broker_name) if pulled.status is PullStatus.FOUND else []
+        place_in(queue, messages, pulled.offset_delta)
+        bare(self._runtime.namespace, messages)
+        return PullResult(
+            pulled.status,
+            pulled.next_begin_offset,
+            pulled.min_offset,
+            pulled.max_offset,
+            [message for message in messages if matches_tags(wanted, message.tags)],
+        )
+
+    @keeps_open
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The first message that is still stored."""
+        return await self._runtime.calls.min_offset(await self._address(queue), queue)
+
+    @keeps_open
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """One past the last message."""
+        return await self._runtime.calls.max_offset(await self._address(queue), queue)
+
+    @keeps_open
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first message stored at or after a time, in ms since the epoch."""
+        return await self._runtime.calls.search_offset(await self._address(queue), queue, timestamp_ms)
+
+    @keeps_open
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Where the group is, None when the broker has no offset of it."""
+        return await self._runtime.calls.committed_offset(await self._address(queue), self.group, queue)
+
+    @keeps_open
+    async def commit(self, queue: MessageQueue | None = None, offset: int | None = None) -> None:
+        """Save where the group is: in all queues behind what was polled; in one queue; or there at an offset, that of
+        the next message the group wants, which may go back.
+
+        A broker refuses it for a group it does not know; the group's first pull makes it known."""
+        if queue is not None and offset is not None:
+            positions = {queue: offset}
+        else:
+            self._polling.settle()
+            positions = {one: at for one, at in self._polling.positions().items() if queue in (None, one)}
+        for one, at in positions.items():
+            if one in self._membership.process_queues or self.settings.is_broadcasting:
+                self._offsets.set_to(one, at)  # of others' queues nothing is to be said again later
+        if self.settings.is_broadcasting:
+            await self._offsets.save_all()
+        else:
+            await asyncio.gather(*(self._commit(one, at) for one, at in positions.items()))
+
+    # -- looking messages up
+
+    async def view_message(self, topic: str, msg_id: str) -> ReceivedMessage | None:
+        """A message of a topic by its id, of either kind (``msg_id``, ``offset_msg_id``); None when no broker has it.
+        Raises NoRoute: the topic does not exist."""
+        self._check_started()
+        return await view_message(self._runtime, topic, msg_id)
+
+    async def query_messages(
+        self, topic: str, key: str, *, max_count: int = 32, begin_ms: int = 0, end_ms: int | None = None
+    ) -> list[ReceivedMessage]:
+        """The messages of a topic with a word among their keys, stored from ``begin_ms`` to ``end_ms`` (ms since the
+        epoch). Raises NoRoute: the topic does not exist."""
+        self._check_started()
+        return await query_messages(self._runtime, topic, key, max_count, begin_ms, end_ms)
+
+    # -- inside
+
+    def _check_started(self) -> None:
+        is_closing = self._closing is not None and not self._closing.done()
+        if not is_closing or self._opening is None or self._has_stopped:
+            super()._check_started()  # while it closes, scheduled pulls under way may still commit
+
+    def _check_mode(self, *, is_wrong: bool) -> None:
+        if is_wrong:
+            raise ClientError(f"Subscribe and assign are mutually exclusive. {self._described} did the other: use two")
+
+    def _check_polling(self) -> None:
+        super()._check_started()
+        if not self._membership.subscriptions:
+            raise ClientError(f"{self._described} has no queues to poll: subscribe to a topic or assign queues")
+
+    def _open_later(self, *, is_late: bool = True) -> None:
+        """Begin to pull in the background when this is started, once there is something to pull."""
+        if self._is_started and self._opening is None:
+            if not self._membership.is_manual:
+                self._runtime.register_consumer(self.group, self._membership)
+            opening = self._membership.open(is_late=is_late)
+            self._opening = asyncio.create_task(opening, name=f"opening of {self._described}")
+
+    async def _open(self) -> None:
+        if self._membership.subscriptions:
+            self._open_later(is_late=False)
+            assert self._opening is not None, "this is started"
+            await self._opening
+
+    async def _finish(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+            await self._membership.stop()
+            self._has_stopped = True
+            self._polling.settle()
+            for stream in self._streams:
+                stream.settle()
+            self._polling.close()
+        await self._calls_ended()
+        if self._opening is not None:
+            await self._membership.leave()
+
+    @property
+    def _is_in_handler(self) -> bool:
+        return scheduled_call.get() in self._membership.process_queues.values()
+
+    def _abandon(self) -> None:
+        self._polling.abandon()
+        super()._abandon()
+
+    async def _commit(self, queue: MessageQueue, offset: int) -> None:
+        await self._runtime.calls.commit_offset(await self._address(queue), self.group, queue, offset)
+
+    async def _address(self, queue: MessageQueue, broker_id: int = 0) -> str:
+        routes = self._runtime.routes
+        if routes.broker_of(queue).startswith(LOGICAL_BROKER_PREFIX):  # its route is not known yet
+            await routes.refresh(queue.topic)
+        return await routes.find_address(routes.broker_of(queue), queue.topic, broker_id)

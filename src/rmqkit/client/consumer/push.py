@@ -1,0 +1,252 @@
+"""The push consumer (``DefaultMQPushConsumer``): what is pushed is pulled in the background.
+
+::
+
+    Membership ──> ProcessQueue ──> workers (Consuming, OrderedConsuming) ──> handler
+                                       └── Offsets <── lowest message left
+
+Closing goes the other way round: pulling stops, handlers finish, offsets are saved, the group is left.
+Source: behaviour.md §8.3, §8.8, §8.10, §8.12; remoting.md §9.5, §9.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rmqkit.client.consumer import watchdog
+from rmqkit.client.consumer.allocate import Allocate, averagely
+from rmqkit.client.consumer.base import Consumer
+from rmqkit.client.consumer.consume import BatchHandler, Consuming, Handler, Listener
+from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.group import Membership, offsets_of
+from rmqkit.client.consumer.locks import QueueLocks
+from rmqkit.client.consumer.ordered import OrderedConsuming
+from rmqkit.client.consumer.poll import MessageStream
+from rmqkit.client.consumer.process_queue import ProcessQueue
+from rmqkit.client.observe.hooks import Hook
+from rmqkit.client.pop.consume import OrderedPopConsuming, PopConsuming
+from rmqkit.client.pop.session import Pops
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import PushConsumerSettings, check
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ClientError, SettingsError
+from rmqkit.filter.subscription import TAG
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import RETRY_PREFIX, retry_topic
+from rmqkit.remoting.tasks import Tasks
+
+__all__ = ["PushConsumer"]
+
+H = TypeVar("H", bound="Handler | BatchHandler")
+
+_BATCH_MAX = 1024
+_READER_SECONDS = 1.0
+"""Until messages that nobody handles are worth a warning: a program may begin to iterate after the start."""
+
+_log = logging.getLogger(__name__)
+
+
+class PushConsumer(Consumer):
+    """Consumes messages as a member of a group::
+
+        consumer = PushConsumer("billing", name_servers="127.0.0.1:9876")
+
+        @consumer.on("Orders", "new || changed")
+        async def bill(message: ReceivedMessage) -> None:
+            ...                                   # returning consumes the message, raising has it come again
+
+        await consumer.run()                      # until SIGINT or SIGTERM
+
+    The members of a group share the queues and must have equal subscriptions and ``allocate`` functions (see
+    `rmqkit.client.consumer.allocate`). ``ordered`` handles the messages of a queue one after the other: no other member
+    has the queue meanwhile, and one whose handler raises comes again before any that follow. With ``message_model``
+    BROADCASTING in the settings every member gets every message, at most one time, and keeps its own offsets.
+    Arguments are otherwise those of a `Producer`.
+    Raises SettingsError: a name or a setting is not legal, or no name server is known."""
+
+    _kind = "consumer"
+    _only_pops = False
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | None = None,
+        *,
+        settings: PushConsumerSettings | None = None,
+        ordered: bool = False,
+        allocate: Allocate = averagely,
+        runtime: ClientRuntime | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.settings = settings = check(settings or PushConsumerSettings())
+        if self._only_pops and settings.is_broadcasting:
+            raise SettingsError("message_model is BROADCASTING: what is popped goes to one member, use a PushConsumer")
+        super().__init__(group, name_servers, settings, runtime, clock, hooks)
+        runtime = self._runtime
+        self._is_ordered = ordered
+        self._is_watched = False
+        self._listeners: dict[str, Listener | None] = {}
+        offsets = offsets_of(runtime, group, settings)
+        is_shared_by_brokers = not (settings.client_rebalance or ordered or settings.is_broadcasting)
+        pops = Pops(runtime, group, settings, is_ordered=ordered) if self._only_pops or is_shared_by_brokers else None
+        self._pops = pops
+        locks = QueueLocks(runtime, group) if ordered and not (settings.is_broadcasting or pops) else None
+        kinds = {
+            (False, False): Consuming,
+            (True, False): OrderedConsuming,
+            (False, True): PopConsuming,
+            (True, True): OrderedPopConsuming,
+        }
+        self._consuming = kinds[ordered, pops is not None](
+            runtime, group, offsets, settings, self._listener_of, self._hooks, locks
+        )
+        kind = "CONSUME_POP" if self._only_pops else "CONSUME_PASSIVELY"
+        member = Member(
+            runtime, group, settings, offsets, self._consuming, allocate, kind, locks, ordered, pops, self._only_pops
+        )
+        self._membership = Membership(member)
+        self._tasks = Tasks()
+        self._streams = []
+        if not settings.is_broadcasting and not self._only_pops:
+            self._membership.subscribe(retry_topic(group), "*", TAG)
+            self._listeners[retry_topic(group)] = None
+
+    # -- what programs call
+
+    def subscribe(
+        self,
+        topic: str,
+        expression: str = "*",
+        handler: Handler | BatchHandler | None = None,
+        *,
+        expression_type: str = TAG,
+        batch_max: int | None = None,
+    ) -> None:
+        """Subscribe to a topic, or replace its subscription; before or after the start.
+        Raises SettingsError: topic or expression are not legal, ``batch_max`` is out of bounds, or ordered consumption
+        has no handler.
+
+        Args:
+            topic: it need not exist yet.
+            expression: ``*`` for everything, ``A || B`` for some tags, an SQL92 text with ``expression_type="SQL92"``.
+            handler: called with each message: a coroutine function on the loop, a plain function in a thread. It
+                may be called twice for a message. Without a handler messages come through `messages`.
+            expression_type: ``TAG`` or ``SQL92``. A broker that cannot filter by an SQL92 expression makes `start`
+                fail; one that is subscribed later is only logged.
+            batch_max: the handler gets a list of messages, of one queue and at most so many, 1 to 1024. When it raises,
+                all of them come again, or those that `ConsumeLater` names.
+        """
+        if batch_max is not None and not 1 <= batch_max <= _BATCH_MAX:
+            raise SettingsError(f"batch_max is {batch_max}: it must be at least 1 and at most {_BATCH_MAX}")
+        if self._is_ordered and handler is None:
+            raise SettingsError(f"ordered consumption of topic {topic} has no handler: give one")
+        self._membership.subscribe(topic, expression, expression_type)
+        self._listeners[topic] = self._consuming.on_loop(handler, batch_max)
+
+    def on(
+        self, topic: str, expression: str = "*", *, expression_type: str = TAG, batch_max: int | None = None
+    ) -> Callable[[H], H]:
+        """`subscribe` as a decorator of the handler. Raises SettingsError: as `subscribe`."""
+
+        def decorate(handler: H) -> H:
+            self.subscribe(topic, expression, handler, expression_type=expression_type, batch_max=batch_max)
+            return handler
+
+        return decorate
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give up a topic; its queues go with the next rebalance, at once."""
+        self._listeners.pop(topic, None)
+        super().unsubscribe(topic)
+
+    def messages(self) -> MessageStream:
+        """The messages of topics subscribed without a handler, for ``async for``.
+
+        A message counts as consumed when the next one is asked for, or when the consumer is closed without an
+        exception. One that was not is delivered again to the next consumer of the group.
+        """
+        return self._stream_of(self._consuming)
+
+    # -- inside
+
+    def _register(self) -> None:
+        self._runtime.register_consumer(self.group, self._membership)
+
+    async def _open(self) -> None:
+        await self._membership.open()
+        self._consuming.start()
+        watchdog.watch()
+        self._is_watched = True
+        if self._pops is not None:
+            self._pops.start()
+        if not self._only_pops:
+            self._tasks.start(self._look_for_readers(), f"start of group {self.group}")
+        self._tasks.start(self._expire(), f"consume time-outs of group {self.group}")
+        if self._is_ordered:
+            self._tasks.start(self._renew_locks(), f"locks of group {self.group}")
+
+    async def _finish(self) -> None:
+        await self._tasks.close()
+        if self._is_watched:
+            self._is_watched = False
+            watchdog.let_go()
+        await self._membership.stop()
+        process_queues = list(self._membership.process_queues.values())
+        idle = await asyncio.gather(*(one.wait_for_handlers(self.settings.drain_ms) for one in process_queues))
+        for stream in self._streams:
+            stream.settle()
+        still_handled = [
+            one.queue
+            for one, is_idle in zip(process_queues, idle, strict=True)
+            if not is_idle and self._is_in_thread(one)
+        ]
+        await self._consuming.close()
+        await self._calls_ended()
+        if self._pops is not None:
+            await self._pops.close()
+        await self._membership.leave(still_handled)
+
+    def _is_in_thread(self, process_queue: ProcessQueue) -> bool:
+        """Whether the handler at work cannot be cancelled."""
+        return any((self._listener_of(one.topic) or _NOT_SUBSCRIBED).is_threaded for one in process_queue.lowest(1))
+
+    @property
+    def _is_in_handler(self) -> bool:
+        return self._consuming.is_at_work_here
+
+    def _listener_of(self, topic: str) -> Listener | None:
+        return self._listeners.get(topic, _NOT_SUBSCRIBED)
+
+    async def _look_for_readers(self) -> None:
+        """Tell of a start that nobody gets messages from. Subscriptions and iterations may come a moment after it."""
+        await asyncio.sleep(_READER_SECONDS)
+        topics = [topic for topic in self._membership.subscriptions if not topic.startswith(RETRY_PREFIX)]
+        if not topics:
+            _log.warning("%s has no subscription, it gets nothing: call subscribe() or on()", self._described)
+        unread = [topic for topic in topics if topic in self._listeners and self._listeners[topic] is None]
+        if unread and not self._streams:
+            said = "%s has no handler for topic %s, and nothing iterates messages(): give subscribe() a handler"
+            _log.warning(said, self._described, ", ".join(unread))
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.consume_timeout_minutes * 60.0)
+            for process_queue in list(self._membership.process_queues.values()):
+                await self._consuming.expire(process_queue)
+
+    async def _renew_locks(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.lock_interval_ms / 1000.0)
+            await self._membership.renew_locks()
+
+
+async def _not_subscribed(message: ReceivedMessage) -> None:
+    """The handler of messages that come again after their topic was given up: a member that has it may get them."""
+    raise ClientError(f"topic {message.topic} is not subscribed any more")
+
+
+_NOT_SUBSCRIBED = Listener(_not_subscribed)

@@ -1,0 +1,177 @@
+"""The watchdog: which queues stand still, since when, and why.
+
+==================  ============================================================================================
+a queue is          when
+==================  ============================================================================================
+moving, caught up   its offset rises; it has no backlog
+paused              the program paused it
+taking over         its former owner may still save its offset
+waiting for lock    another member of the group has the broker's lock (ordered consumption), or the lock ran out
+unreachable         no broker answers, or no route names one
+refused             the broker answers with a code
+full                a limit of what is held ends the pulling (flow control)
+failing             its handler fails on the first message again and again
+busy                its handler works on the first message
+waiting for turn    no handler has begun with the first message, or the program does not ask for it
+==================  ============================================================================================
+
+A queue *stands still* that has a backlog, or a broker that does not say whether it has, and whose first offset not yet
+consumed has been the same for ``stall_after_ms``; the last three are told only then. Each change is one log line. Costs
+per round some comparisons per queue, nothing per message. Loop only. Source: behaviour.md §8.6, §8.10, §8.12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from rmqkit.client.consumer.assigned import HeldQueues
+from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.process_queue import ProcessQueue
+from rmqkit.client.observe.rates import SAMPLE_INTERVAL_MS
+from rmqkit.client.observe.status import QueueState, QueueStatus, utc
+from rmqkit.errors import PeerRefused
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.properties import CONSUME_START_TIME
+
+__all__ = ["Watch"]
+
+_log = logging.getLogger(__name__)
+
+
+_FINE = frozenset((QueueState.MOVING, QueueState.CAUGHT_UP))
+_SILENT = frozenset((QueueState.UNREACHABLE, QueueState.REFUSED, QueueState.WAITING_FOR_LOCK, QueueState.TAKING_OVER))
+"""Where the backlog is not known, or nobody is there to ask for it."""
+_BLOCKED = _SILENT | {QueueState.PAUSED}
+_TOLD_LATE = frozenset((QueueState.FAILING, QueueState.BUSY, QueueState.WAITING_FOR_TURN))
+
+
+class _Seen(Struct):
+    """What was last seen of a queue; times are monotonic."""
+
+    position: int | None
+    moved_ms: float
+    state: QueueState
+    since_ms: float
+    reported: QueueState | None = None
+
+
+class Watch:
+    """Looks at the queues of one member; ``unlocked`` are those that it wants and has no lock of."""
+
+    def __init__(self, member: Member, held: HeldQueues, unlocked: Callable[[], set[MessageQueue]]) -> None:
+        self._member = member
+        self._held = held
+        self._unlocked = unlocked
+        self._clock = member.runtime.clock
+        self._stall_after_ms = member.settings.stall_after_ms
+        self._seen: dict[MessageQueue, _Seen] = {}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(min(self._stall_after_ms / 2, SAMPLE_INTERVAL_MS) / 1000.0)
+            self.report()
+            for rates in self._held.rates.values():
+                rates.sample(self._clock.monotonic_ms())
+
+    def report(self) -> None:
+        """Log which queues came to stand still, do so for another reason, or move again."""
+        for status in self.look():
+            seen = self._seen[status.queue]
+            if status.is_stalled and seen.reported is not status.state:
+                seen.reported = status.state
+                _log.log(
+                    logging.INFO if status.state is QueueState.PAUSED else logging.WARNING,
+                    "group %s: %s stands still since %s at offset %s, backlog %s: %s, %s",
+                    self._member.group,
+                    status.queue,
+                    utc(status.since_ms),
+                    status.consumed_offset,
+                    "unknown" if status.backlog is None else status.backlog,
+                    status.state.value,
+                    status.reason,
+                )
+            elif seen.reported is not None and not status.is_stalled:
+                seen.reported = None
+                _log.info(
+                    "group %s: %s moves again, at offset %s", self._member.group, status.queue, status.consumed_offset
+                )
+
+    def look(self) -> list[QueueStatus]:
+        """What every queue is doing now, sorted."""
+        missing = self._unlocked() - self._held.process_queues.keys()
+        found = [self._status(queue, one) for queue, one in self._held.process_queues.items()]
+        found += [self._status(queue, None) for queue in missing]
+        self._seen = {one.queue: self._seen[one.queue] for one in found}
+        return sorted(found, key=lambda one: one.queue)
+
+    def _status(self, queue: MessageQueue, process_queue: ProcessQueue | None) -> QueueStatus:
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.now_ms()
+        status = QueueStatus(queue=queue, state=QueueState.WAITING_FOR_LOCK)
+        if process_queue is not None:
+            status.consumed_offset, status.pulled_offset = process_queue.position, process_queue.next_offset
+            status.max_offset = process_queue.max_offset
+            status.held_messages, status.held_bytes = len(process_queue), process_queue.body_bytes
+        seen = self._seen.get(queue)
+        if seen is None:
+            seen = self._seen[queue] = _Seen(status.consumed_offset, now_ms, QueueState.MOVING, now_ms)
+        elif seen.position != status.consumed_offset:
+            seen.position, seen.moved_ms = status.consumed_offset, now_ms
+        blocked = self._blocked(queue, process_queue)
+        if blocked is None and seen.state in _BLOCKED:
+            seen.moved_ms = now_ms
+        is_slow = now_ms - seen.moved_ms >= self._stall_after_ms
+        status.state, status.reason = blocked or self._judged(status, process_queue, is_slow=is_slow)
+        if status.state is QueueState.CAUGHT_UP:
+            seen.moved_ms, is_slow = now_ms, False
+        status.is_stalled = is_slow and status.state not in _FINE and (status.backlog != 0 or status.state in _SILENT)
+        if status.state is not seen.state:
+            # What is told only of a queue that stands still began when it did.
+            seen.state, seen.since_ms = status.state, seen.moved_ms if status.state in _TOLD_LATE else now_ms
+        status.since_ms = wall_ms - round(now_ms - seen.since_ms)
+        return status
+
+    def _blocked(self, queue: MessageQueue, one: ProcessQueue | None) -> tuple[QueueState, str] | None:
+        """Why nothing may be pulled or handled of a queue, whatever is held of it."""
+        locks = self._member.locks
+        if locks is not None and not locks.is_held(queue):
+            error = locks.error_of(queue)
+            if error is not None and not isinstance(error, PeerRefused):
+                return QueueState.UNREACHABLE, f"its lock cannot be had: {error}"
+            return QueueState.WAITING_FOR_LOCK, "another member of the group has it" if error is None else str(error)
+        if one is None:
+            return QueueState.TAKING_OVER, "its lock was just granted"
+        if one.is_paused:
+            return QueueState.PAUSED, "the program paused it: resume() goes on"
+        if one.is_taking_over or one.is_dropped:
+            who = "its handlers finish before it is given up" if one.is_dropped else "its former owner may still save"
+            return QueueState.TAKING_OVER, who
+        if one.error is not None:
+            is_refused = isinstance(one.error, PeerRefused)
+            return QueueState.REFUSED if is_refused else QueueState.UNREACHABLE, str(one.error)
+        return None
+
+    def _judged(self, status: QueueStatus, one: ProcessQueue | None, *, is_slow: bool) -> tuple[QueueState, str]:
+        """What a queue is doing that nothing blocks."""
+        assert one is not None, "a queue that is not held is blocked"
+        if not len(one):
+            return QueueState.MOVING if status.backlog else QueueState.CAUGHT_UP, ""
+        state, reason = self._of_message(one) if is_slow else (QueueState.MOVING, "")
+        full = one.full
+        if full is not None:
+            return QueueState.FULL, f"{full}; {reason}" if reason else full
+        return state, reason
+
+    def _of_message(self, process_queue: ProcessQueue) -> tuple[QueueState, str]:
+        message, failure = process_queue.lowest(1)[0], process_queue.failure
+        name = f"message {message.msg_id} at offset {message.queue_offset}"
+        if failure is not None and failure.message is message:
+            error, times = failure.error, message.reconsume_times
+            return QueueState.FAILING, f"the handler failed {times} times on {name}: {type(error).__name__}: {error}"
+        started_ms = message.properties.get(CONSUME_START_TIME)
+        if started_ms is not None:
+            return QueueState.BUSY, f"the handler works on {name} since {utc(int(started_ms))}"
+        return QueueState.WAITING_FOR_TURN, f"{name} waits for {self._member.sink.waits_for(message)}"

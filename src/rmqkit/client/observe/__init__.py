@@ -1,0 +1,1 @@
+"""What clients tell of their work: hooks, trace topic, OpenTelemetry, status."""

@@ -1,0 +1,197 @@
+"""What a client does, told as it does it (``SendMessageHook``, ``ConsumeMessageHook``, ``EndTransactionHook``).
+
+A `Hook` is told what begins and may return a function that is told how it ended. Hooks are called in their order, ends
+in the opposite one, on the loop and within the task whose work it is; so they must not block. What a hook raises is
+logged and changes nothing. The trace topic (`tracing`) and OpenTelemetry (`telemetry`) are hooks; a client without any
+does not come by here. Loop only. Source: behaviour.md §7.6, §7.11.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct, field
+
+from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.trace import ConsumeReturn
+
+if TYPE_CHECKING:
+    from rmqkit.client.producer.encode import Outgoing
+    from rmqkit.client.producer.sender import SendResult
+
+__all__ = [
+    "NO_HOOKS",
+    "ConsumeOutcome",
+    "Consumption",
+    "Hook",
+    "Hooks",
+    "Recall",
+    "SendOutcome",
+    "Sending",
+    "TransactionEnd",
+]
+
+A = TypeVar("A")
+
+_log = logging.getLogger(__name__)
+
+
+class Sending(Struct):
+    """A message, or a batch, that is about to be prepared and sent.
+
+    Attributes:
+        messages: one, or those of a batch; in `Producer.send_many` the first, and the others as they come.
+        is_half: whether it is sent in a transaction.
+        properties: what hooks put here is sent with every message.
+    """
+
+    group: str
+    messages: list[Message]
+    is_batch: bool = False
+    is_half: bool = False
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+class SendOutcome(Struct):
+    """How a send ended.
+
+    Attributes:
+        result: where it was stored; None after a failure or a one-way send.
+        error: what the program gets instead.
+        address: of the broker that was tried last, ``host:port``.
+        tried_ms: when that try began, in ms since the epoch.
+        body_bytes: as sent, that is compressed; a batch's whole body.
+        region_id, is_traced: what the broker said of traces.
+    """
+
+    result: SendResult | None = None
+    error: BaseException | None = None
+    address: str | None = None
+    tried_ms: int = 0
+    body_bytes: int = 0
+    region_id: str = "DefaultRegion"
+    is_traced: bool = True
+
+
+class Consumption(Struct):
+    """Messages of one queue that a handler is about to be called with; ``is_polled`` when they go to the program."""
+
+    group: str
+    messages: list[ReceivedMessage]
+    is_polled: bool = False
+
+
+class ConsumeOutcome(Struct):
+    """How a handler ended: ``TIME_OUT`` is one that took longer than the consume time-out, ``FAILED`` one that asked
+    for a later delivery, ``error`` what it raised."""
+
+    returned: ConsumeReturn = ConsumeReturn.SUCCESS
+    error: BaseException | None = None
+
+
+class TransactionEnd(Struct):
+    """How a transaction ended, as the broker at ``address`` is told; ``is_checked`` when it had asked.
+    ``state`` is the reference's name, ``message`` the one that was sent, or what came with the broker's question."""
+
+    group: str
+    message: Message | ReceivedMessage
+    msg_id: str
+    transaction_id: str | None
+    state: str
+    address: str | None
+    is_checked: bool
+
+
+class Recall(Struct):
+    """A message was called back, or ``error`` says why not."""
+
+    group: str
+    topic: str
+    msg_id: str
+    error: BaseException | None = None
+
+
+class Hook:
+    """What a program wants to know: give an object of a class of your own to a client, as one of its ``hooks``::
+
+    class SlowSends(Hook):
+        def sending(self, sending: Sending) -> Callable[[SendOutcome], None]:
+            begun = time.perf_counter()
+            return lambda outcome: histogram.record(time.perf_counter() - begun)
+    """
+
+    def sending(self, sending: Sending) -> Callable[[SendOutcome], None] | None:
+        """A message or batch is about to be prepared."""
+
+    def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None] | None:
+        """A handler is about to be called."""
+
+    def transaction_ended(self, end: TransactionEnd) -> None:
+        """The broker is about to be told how a transaction ended."""
+
+    def recalled(self, recall: Recall) -> None:
+        """A broker answered, or did not answer, a recall."""
+
+
+class Hooks(tuple[Hook, ...]):
+    """The hooks of one client."""
+
+    __slots__ = ()
+
+    def prepare(self, sending: Sending, prepare: Callable[[dict[str, str]], Outgoing]) -> Outgoing:
+        """What ``prepare`` makes, told the properties to add; whoever sends it has to tell how that ended.
+        Raises what ``prepare`` raises; that is told here."""
+        if not self:
+            return prepare({})
+        tell = self.sending(sending)
+        try:
+            prepared = prepare(sending.properties)
+        except BaseException as error:
+            tell(SendOutcome(error=error))
+            raise
+        prepared.tell = tell
+        return prepared
+
+    def sending(self, sending: Sending) -> Callable[[SendOutcome], None]:
+        """As `Hook.sending`, of all; the end is to be told once."""
+        return _begin([hook.sending for hook in self], sending)
+
+    def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None]:
+        """As `Hook.consuming`, of all; the end is to be told once."""
+        return _begin([hook.consuming for hook in self], consumption)
+
+    def polled(self, group: str, messages: list[ReceivedMessage]) -> None:
+        """Messages go to the program, which counts as consuming them."""
+        if self and messages:
+            self.consuming(Consumption(group, messages, is_polled=True))(ConsumeOutcome())
+
+    def transaction_ended(self, end: TransactionEnd) -> None:
+        for hook in self:
+            _call(hook.transaction_ended, end)
+
+    def recalled(self, recall: Recall) -> None:
+        for hook in self:
+            _call(hook.recalled, recall)
+
+
+NO_HOOKS = Hooks(())
+
+
+def _begin(starts: list[Callable[[A], Callable[[Any], None] | None]], about: A) -> Callable[[Any], None]:
+    ends = [end for start in starts if (end := _call(start, about)) is not None]
+
+    def tell(outcome: Any) -> None:
+        for end in reversed(ends):
+            _call(end, outcome)
+
+    return tell
+
+
+def _call(function: Callable[[A], Any], argument: A) -> Any:
+    try:
+        return function(argument)
+    except Exception as error:  # noqa: BLE001 - the outer edge of a program's part: no message is lost for it
+        _log.warning("hook %r failed", function, exc_info=error)
+        return None

@@ -1,0 +1,1 @@
+"""Consumers by POP (ConsumeMessagePopConcurrentlyService)."""

@@ -1,0 +1,144 @@
+"""The pop consumer: brokers keep who has which message, not which queue, so any number of members share every queue.
+
+=====================  =========================================================================================
+a program calls        and the consumer
+=====================  =========================================================================================
+`on`, `subscribe`      pops in the background and calls handlers, or gives messages to `messages`
+only `pop`             does nothing by itself: the program acknowledges, and says when messages come again
+=====================  =========================================================================================
+
+Source: behaviour.md §4.7–§4.15, §8.13; remoting.md §4.6.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.pop.session import ANY_QUEUE, Pops
+from rmqkit.client.runtime.lifecycle import keeps_open
+from rmqkit.errors import ClientError, RemotingError
+from rmqkit.filter.subscription import TAG, subscription
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.message import ReceivedMessage
+
+__all__ = ["PopConsumer"]
+
+
+class PopConsumer(PushConsumer):
+    """Consumes messages of queues that nobody owns; every member of its group has to pop::
+
+        consumer = PopConsumer("billing", name_servers="127.0.0.1:9876")
+
+        @consumer.on("Orders", "new || changed")
+        async def bill(message: ReceivedMessage) -> None:
+            ...                                   # returning acknowledges the message, raising has it come again
+
+        await consumer.run()                      # until SIGINT or SIGTERM
+
+    or message by message::
+
+        async with PopConsumer("billing", name_servers="127.0.0.1:9876") as consumer:
+            for message in await consumer.pop("Orders", invisible_ms=30_000):
+                ...
+                await consumer.ack(message)       # what is not acknowledged in time comes again
+
+    A message that a handler or `messages` holds stays invisible to others; one that `pop` gives only so long as was
+    said. ``ordered`` has a queue's messages with one member at a time until all of them are acknowledged. ``allocate``
+    is how brokers share out queues where an operator had them do it: `averagely` or `averagely_by_circle`. Every
+    coroutine method raises RemotingError when a broker does not answer and PeerRefused when it refuses. Otherwise as
+    `PushConsumer`. Raises SettingsError: also for broadcasting."""
+
+    _kind = "pop consumer"
+    _only_pops = True
+    _turn = 0
+
+    async def pop(
+        self,
+        topic: str,
+        expression: str = "*",
+        *,
+        max_count: int = 32,
+        invisible_ms: int | None = None,
+        poll_ms: int = 0,
+        queue: MessageQueue | None = None,
+        expression_type: str = TAG,
+    ) -> list[ReceivedMessage]:
+        """At most ``max_count`` messages that others do not get for ``invisible_ms``; a broker may give fewer.
+
+        Brokers are asked in turns until one has some; the last one may wait ``poll_ms`` for the first message.
+        Raises ClientError: topic or expression are not legal.
+        Raises NoRoute: the topic does not exist.
+
+        Args:
+            topic: of whose messages, those that come again included.
+            expression: ``*`` for everything, ``A || B`` for some tags, an SQL92 text with ``expression_type="SQL92"``.
+            max_count: 1 to 32.
+            invisible_ms: None takes ``pop_invisible_ms`` of the settings.
+            poll_ms: 0 does not wait.
+            queue: of this one alone, which an ordered consumer should name; None for all of the topic.
+            expression_type: ``TAG`` or ``SQL92``.
+        """
+        self._check_started()
+        try:
+            wanted = subscription(topic, expression, expression_type=expression_type)
+        except ValueError as error:
+            raise ClientError(str(error)) from None
+        queues = [queue] if queue is not None else await self._next_brokers(topic)
+        for one in queues:
+            is_last = one is queues[-1]
+            try:
+                popped = await self._held.pop(
+                    one,
+                    wanted,
+                    count=max_count,
+                    invisible_ms=self.settings.pop_invisible_ms if invisible_ms is None else invisible_ms,
+                    poll_ms=poll_ms if is_last else 0,
+                )
+            except RemotingError:
+                if is_last:
+                    raise
+                continue
+            for message in popped.unwanted:
+                self._held.ack_soon(message)
+            for message in popped.unreadable:
+                await self._consuming.unreadable(message)
+                self._held.ack_soon(message)
+            if popped.messages:
+                self._hooks.polled(self.group, popped.messages)
+                return popped.messages
+        return []
+
+    @keeps_open
+    async def ack(self, message: ReceivedMessage) -> None:
+        """A message is consumed; a handler may say so before it returns. Raises ClientError: it was not popped."""
+        await self._held.ack([message])
+
+    @keeps_open
+    async def ack_many(self, messages: Collection[ReceivedMessage]) -> None:
+        """Messages are consumed, those of one broker by one request. Raises ClientError: one was not popped."""
+        await self._held.ack(messages)
+
+    @keeps_open
+    async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
+        """Have a message come again so many ms from now, unless it is acknowledged before.
+        Raises ClientError: it was not popped."""
+        await self._held.change_invisible_time(message, invisible_ms)
+
+    def _check_started(self) -> None:
+        if not self._is_in_handler:
+            super()._check_started()  # while it closes, handlers at work may still acknowledge
+
+    @property
+    def _held(self) -> Pops:
+        assert self._pops is not None, "only popping consumers are of this class"
+        return self._pops
+
+    async def _next_brokers(self, topic: str) -> list[MessageQueue]:
+        """All queues of each broker, or in order each queue, another one first each time."""
+        queues = await self._runtime.routes.readable_queues(topic)
+        if not self._is_ordered:
+            queues = [MessageQueue(topic, name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in queues})]
+        self._turn += 1
+        start = self._turn % len(queues)
+        return queues[start:] + queues[:start]

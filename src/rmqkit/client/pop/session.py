@@ -1,0 +1,374 @@
+"""Popping: a broker gives messages out and hides them from the group until they are acknowledged or their time is over.
+
+======================================  ======================================================================
+request                                 what it does here
+======================================  ======================================================================
+POP_MESSAGE (200050)                    messages, each with a handle in its property POP_CK
+ACK_MESSAGE (200051)                    the message is consumed; of one alone
+BATCH_ACK_MESSAGE (200151)              the same of many of one broker: those that came while an ack was under way
+CHANGE_MESSAGE_INVISIBLETIME (200053)   when the message comes again; it has another handle then
+======================================  ======================================================================
+
+A message that is not acknowledged comes again through the group's retry topic of its topic, counted once more. While a
+message is held here (`PopProcessQueue`) its invisible time is renewed, so that nobody else gets it. An ack that is
+lost, and a message that lapses because the broker did not answer, lead to a second delivery.
+
+Not handled: inner batches, whose members brokers can acknowledge only together (the ack of the first one counts).
+Loop only. Source: behaviour.md §4.7–§4.11, §8.13; remoting.md §4.6.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from rmqkit.client.consumer.loop import unpack
+from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
+from rmqkit.client.observe.rates import TopicRates
+from rmqkit.client.pop.handles import Receipt, batch_acks, give_handles, receipt_of
+from rmqkit.client.runtime.requests import Popped, PopStatus
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
+from rmqkit.errors import RemotingError, RmqError
+from rmqkit.filter.subscription import matches_tags
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData
+from rmqkit.protocol.bodies.pop import BatchAckBody
+from rmqkit.protocol.headers.pop import AckMessageRequest, ChangeInvisibleTimeRequest, PopMessageRequest
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.pop import PopHandle, encode_pop_handle
+from rmqkit.remoting.tasks import Tasks
+
+__all__ = ["ANY_QUEUE", "PopProcessQueue", "PopResult", "Pops"]
+
+ANY_QUEUE = -1
+"""The queue id that stands for all queues of a broker."""
+
+_ANSWER_MS = 10_000
+"""What a pop may take besides the time that the broker may hold it."""
+
+_ACK_TRIES = 3
+_ACK_PAUSE_MS = 1000.0
+_RELEASE_MS = 1000
+_NO_SPAN = 1 << 63
+_FOREVER = float("inf")
+
+_log = logging.getLogger(__name__)
+
+
+class PopResult(Struct):
+    """What a pop brought: messages that match the subscription, others that only have a tag of the same hash, and such
+    whose bodies cannot be unpacked; all of them are to be acknowledged. ``rest_count`` more are at the broker."""
+
+    status: PopStatus
+    rest_count: int
+    messages: list[ReceivedMessage]
+    unwanted: list[ReceivedMessage]
+    unreadable: list[ReceivedMessage]
+
+
+class _Lease(Struct):
+    """How long a message is ours, on the monotonic scale, and until when that is prolonged."""
+
+    expires_ms: float
+    limit_ms: float
+
+
+class PopProcessQueue(ProcessQueue):
+    """Messages that were popped from a queue, or from all of a broker's, and that are held.
+    There is no offset to keep: `position` counts what is done with, and `max_offset` goes on from there."""
+
+    def __init__(self, queue: MessageQueue, pops: Pops, *, bytes_max: int, rates: TopicRates) -> None:
+        held_max = pops.settings.pop_held_max
+        super().__init__(queue, messages_max=held_max, bytes_max=bytes_max, span_max=_NO_SPAN, rates=rates)
+        self.pops = pops
+        self.leases: dict[int, _Lease] = {}
+        self._done_count = 0
+
+    def __contains__(self, message: ReceivedMessage) -> bool:
+        return id(message) in self._messages
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be popped; in order only when everything is done with that was."""
+        return not self._messages if self.pops.is_ordered else super().has_room
+
+    @property
+    def position(self) -> int:
+        """How many messages are done with here."""
+        return self._done_count
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Offsets of different queues say nothing."""
+        return 0, 0
+
+    def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Hold popped messages, from now on for the invisible time."""
+        new, now_ms, settings = list(messages), self.pops.clock.monotonic_ms(), self.pops.settings
+        limit_ms = _FOREVER if self.pops.is_ordered else now_ms + settings.consume_timeout_minutes * 60_000
+        for message in new:
+            self._messages[id(message)] = message
+            self.leases[id(message)] = _Lease(now_ms + settings.pop_invisible_ms, limit_ms)
+            self.body_bytes += len(message.body)
+        return new
+
+    def remove(self, message: ReceivedMessage) -> int:
+        if self._messages.pop(id(message), None) is None:
+            return NOTHING_HELD
+        del self.leases[id(message)]
+        self._done_count += 1
+        self.body_bytes -= len(message.body)
+        self._changed.set()
+        return self._done_count
+
+    def lowest(self, count: int) -> list[ReceivedMessage]:
+        """The messages that were popped first, at most ``count``."""
+        return list(islice(self._messages.values(), count))
+
+    def not_begun(self) -> list[ReceivedMessage]:
+        """The messages that no handler has begun with."""
+        return [one for one in self._messages.values() if names.CONSUME_START_TIME not in one.properties]
+
+    def due(self, now_ms: float) -> list[ReceivedMessage]:
+        """The messages whose time has to be renewed. Those whose time is over leave, in order with all behind them."""
+        due: list[ReceivedMessage] = []
+        for message in self.lowest(len(self)):
+            lease = self.leases.get(id(message))
+            if lease is None:
+                continue
+            if lease.expires_ms <= now_ms:
+                said = "message %s of %s is handled for too long, or no broker answers: it comes again"
+                _log.warning(said, message.msg_id, message.topic)
+                for lapsed in self.lowest(len(self)) if self.pops.is_ordered else [message]:
+                    self.remove(lapsed)
+            elif lease.expires_ms - now_ms < self.pops.settings.pop_invisible_ms / 2 and now_ms < lease.limit_ms:
+                due.append(message)
+        return due
+
+
+class Pops:
+    """What a group pops: the requests, which queues are popped and not pulled (`queues`), and what is held of them."""
+
+    def __init__(
+        self, runtime: ClientRuntime, group: str, settings: PushConsumerSettings, *, is_ordered: bool = False
+    ) -> None:
+        self.settings = settings
+        self.is_ordered = is_ordered
+        self.queues: set[MessageQueue] = set()
+        self.clock = runtime.clock
+        self._runtime = runtime
+        self._group = group
+        self._held: set[PopProcessQueue] = set()
+        self._acks: defaultdict[str, list[Receipt]] = defaultdict(list)
+        self._ackers: dict[str, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
+
+    def start(self) -> None:
+        """Begin to renew the time of what is held."""
+        self._tasks.start(self._renew(), f"invisible times of group {self._group}")
+
+    async def close(self) -> None:
+        """Send the acks under way, and have what is still held delivered soon to somebody else."""
+        await self._release([message for one in self._held for message in one.lowest(len(one))])
+        await self.flush()
+        await self._tasks.close()
+
+    def process_queue(self, queue: MessageQueue, *, bytes_max: int, rates: TopicRates) -> PopProcessQueue:
+        """A new one, whose messages are kept ours."""
+        self._held = {one for one in self._held if len(one) or not one.is_dropped}
+        process_queue = PopProcessQueue(queue, self, bytes_max=bytes_max, rates=rates)
+        self._held.add(process_queue)
+        return process_queue
+
+    # -- requests
+
+    async def pop(
+        self,
+        queue: MessageQueue,
+        subscription: SubscriptionData,
+        *,
+        count: int,
+        invisible_ms: int,
+        poll_ms: int,
+        attempt_id: str | None = None,
+    ) -> PopResult:
+        """At most ``count`` messages, 32 at most; a broker that has none may wait ``poll_ms`` for the first one.
+        What comes after this was cancelled is given back. Raises RemotingError, PeerRefused, HeaderError."""
+        header = PopMessageRequest(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            max_msg_nums=count,
+            invisible_time=invisible_ms,
+            poll_time=poll_ms,
+            born_time=self.clock.now_ms(),
+            init_mode=0 if self.settings.start_from is StartFrom.FIRST_OFFSET else 1,
+            exp_type=subscription.expression_type,
+            exp=subscription.sub_string,
+            order=self.is_ordered or None,
+            attempt_id=attempt_id,
+        )
+        address = await self._runtime.routes.find_address(queue.broker_name, queue.topic)
+        asked = asyncio.create_task(self._runtime.calls.pop(address, header, poll_ms + _ANSWER_MS))
+        try:
+            popped = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            self._tasks.start(self._release_late(asked, queue), f"pop of {queue} that nobody waits for")
+            raise
+        messages, unreadable = self._read(popped, queue)
+        unwanted = [one for one in messages if not matches_tags(subscription, one.tags)]
+        messages = [one for one in messages if matches_tags(subscription, one.tags)]
+        return PopResult(popped.status, popped.header.rest_num, messages, unwanted, unreadable)
+
+    async def ack(self, messages: Collection[ReceivedMessage]) -> None:
+        """Messages are consumed. Raises RemotingError, PeerRefused.
+        Raises ClientError: one of them was not popped."""
+        by_broker: defaultdict[str, list[Receipt]] = defaultdict(list)
+        for message in messages:
+            self._forget(message)
+            receipt = receipt_of(message)
+            by_broker[receipt.handle.broker_name].append(receipt)
+        await asyncio.gather(*(self._ack(broker_name, receipts) for broker_name, receipts in by_broker.items()))
+
+    def ack_soon(self, message: ReceivedMessage) -> None:
+        """A message is consumed; the broker is told together with others. An ack that fails is logged."""
+        self._ack_soon(receipt_of(message))
+
+    async def flush(self) -> None:
+        """Until every ack so far is answered, or given up."""
+        while self._ackers:
+            await asyncio.wait(list(self._ackers.values()))
+
+    async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
+        """Have a message come again so many ms from now, unless it is acknowledged before.
+        Raises RemotingError, PeerRefused. Raises ClientError: it was not popped."""
+        receipt = receipt_of(message)
+        handle = await self._changed(receipt, invisible_ms)
+        if not self.is_ordered and (renewed := receipt_of(message)) != receipt:
+            self._ack_soon(renewed)  # meanwhile: each change is a delivery of its own
+        message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
+        for process_queue in self._held:
+            if (lease := process_queue.leases.get(id(message))) is not None:
+                lease.expires_ms = self.clock.monotonic_ms() + invisible_ms
+
+    # -- inside
+
+    def _read(self, popped: Popped, queue: MessageQueue) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+        messages, unreadable = unpack(popped.body, queue.broker_name)
+        give_handles([*messages, *unreadable], popped.header, queue)
+        return messages, unreadable
+
+    async def _address(self, receipt: Receipt) -> str:
+        return await self._runtime.routes.find_address(receipt.handle.broker_name, receipt.topic)
+
+    async def _ack(self, broker_name: str, receipts: list[Receipt]) -> None:
+        address, calls = await self._address(receipts[0]), self._runtime.calls
+        if len(receipts) > 1:
+            body = BatchAckBody(broker_name=broker_name, acks=batch_acks(self._group, receipts))
+            await calls.ack_batch(address, body)
+            return
+        (receipt,) = receipts
+        header = AckMessageRequest(
+            consumer_group=self._group,
+            topic=receipt.real_topic(self._group, self._runtime.namespace),
+            queue_id=receipt.handle.queue_id,
+            extra_info=encode_pop_handle(receipt.handle),
+            offset=receipt.queue_offset,
+        )
+        await calls.ack(address, header)
+
+    def _ack_soon(self, receipt: Receipt) -> None:
+        broker_name = receipt.handle.broker_name
+        self._acks[broker_name].append(receipt)
+        if broker_name not in self._ackers:
+            name = f"acks of group {self._group} to {broker_name}"
+            self._ackers[broker_name] = self._tasks.start(self._send_acks(broker_name), name)
+
+    async def _send_acks(self, broker_name: str) -> None:
+        try:
+            while receipts := self._acks.pop(broker_name, None):
+                await self._ack_or_log(broker_name, receipts)
+        finally:
+            del self._ackers[broker_name]
+
+    async def _ack_or_log(self, broker_name: str, receipts: list[Receipt]) -> None:
+        for left in reversed(range(_ACK_TRIES)):
+            try:
+                return await self._ack(broker_name, receipts)
+            except RmqError as error:
+                if not left or not isinstance(error, RemotingError):
+                    _log.warning("%d acks of group %s, the messages come again: %s", len(receipts), self._group, error)
+                    return None
+            await asyncio.sleep(_ACK_PAUSE_MS / 1000.0)
+        return None
+
+    async def _changed(self, receipt: Receipt, invisible_ms: int) -> PopHandle:
+        handle, offset = receipt.handle, receipt.queue_offset
+        header = ChangeInvisibleTimeRequest(
+            consumer_group=self._group,
+            topic=receipt.real_topic(self._group, self._runtime.namespace),
+            queue_id=handle.queue_id,
+            extra_info=encode_pop_handle(handle),
+            offset=offset,
+            invisible_time=invisible_ms,
+        )
+        answer = await self._runtime.calls.change_invisible_time(await self._address(receipt), header)
+        return replace(
+            handle,
+            check_point_offset=offset,
+            pop_time=answer.pop_time,
+            invisible_time=answer.invisible_time,
+            revive_queue_id=answer.revive_qid,
+        )
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.pop_invisible_ms / 6000.0)
+            now_ms, held = self.clock.monotonic_ms(), list(self._held)
+            await asyncio.gather(*(self._renew_one(one, message) for one in held for message in one.due(now_ms)))
+            for one in held:
+                if one.is_dropped:
+                    await self._release(one.not_begun())
+
+    async def _renew_one(self, process_queue: PopProcessQueue, message: ReceivedMessage) -> None:
+        asked_ms, invisible_ms = self.clock.monotonic_ms(), self.settings.pop_invisible_ms
+        try:
+            receipt = receipt_of(message)
+            handle = await self._changed(receipt, invisible_ms)
+            lease = process_queue.leases.get(id(message))
+            if lease is not None and receipt_of(message) == receipt:
+                lease.expires_ms = asked_ms + invisible_ms
+                message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
+            elif not self.is_ordered:
+                self._ack_soon(Receipt(message.topic, handle))  # it was settled meanwhile, with the handle of before
+        except RmqError as error:
+            _log.warning("message %s of %s is not renewed: %s", message.msg_id, message.topic, error)
+
+    async def _release_late(self, asked: asyncio.Task[Popped], queue: MessageQueue) -> None:
+        try:
+            messages, unreadable = self._read(await asked, queue)
+        except RmqError:
+            return
+        await self._release([*messages, *unreadable])
+
+    async def _release(self, messages: list[ReceivedMessage]) -> None:
+        results = await asyncio.gather(
+            *(self.change_invisible_time(message, _RELEASE_MS) for message in messages), return_exceptions=True
+        )
+        for message, result in zip(messages, results, strict=True):
+            self._forget(message)
+            if isinstance(result, RmqError):
+                _log.warning("message %s of %s is not given back: %s", message.msg_id, message.topic, result)
+            elif isinstance(result, BaseException):
+                raise result
+
+    def _forget(self, message: ReceivedMessage) -> None:
+        for process_queue in self._held:
+            process_queue.remove(message)

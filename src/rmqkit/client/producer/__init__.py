@@ -1,0 +1,1 @@
+"""Producers: what programs send with, and how a send reaches a broker (DefaultMQProducerImpl)."""

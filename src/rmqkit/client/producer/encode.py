@@ -1,0 +1,227 @@
+"""Messages on their way out: checked, given a unique key, compressed, and put into the form requests carry.
+
+=================  ==============================================================================================
+check              rule
+=================  ==============================================================================================
+topic              legal characters, at most 127 of them, not a topic only the broker writes to
+body               bytes, at least one, at most ``maxMessageSize`` (of a batch: all entries together)
+delay level        at most ``delay_level_max``
+properties         text, names not reserved, no separator characters, at most 32 767 bytes encoded
+batch              one topic, one ``wait_store``, no retry topic, no delays, no priorities; never compressed
+=================  ==============================================================================================
+
+Pure: the unique key and the time are given. Source: behaviour.md §7.3, §7.6, §7.8; remoting.md §7.2, §7.3, §7.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from rmqkit.client.observe.hooks import SendOutcome
+from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.errors import MessageIllegal
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.compression import Compression, compress
+from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.names import FORBIDDEN_TO_SEND, RETRY_PREFIX, retry_topic, topic_fault, with_namespace
+from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
+from rmqkit.protocol.record import COMPRESSED
+
+__all__ = [
+    "Outgoing",
+    "batch_entry",
+    "check_topic",
+    "outgoing",
+    "outgoing_batch",
+    "outgoing_entries",
+    "outgoing_retry",
+    "telling",
+]
+
+_ZLIB_LEVEL_MAX = 9
+_topic_fault = functools.lru_cache(maxsize=1024)(topic_fault)
+_FIRST_RETRY_LEVEL = 3
+
+
+class Outgoing(Struct, gc=False):
+    """A message, or a batch, as send requests carry it.
+    ``msg_id`` is the unique key, of a batch those of its messages, joined by commas; ``properties`` is the property
+    string; ``reconsume_times`` and ``retries_max`` are only for messages sent to a retry topic. Where hooks are,
+    ``tell`` is told once how the send ended, ``outcome`` is what it is told."""
+
+    topic: str
+    body: bytes
+    properties: str
+    msg_id: str
+    flag: int = 0
+    sys_flag: int = 0
+    is_batch: bool = False
+    is_reply: bool = False
+    reconsume_times: int = 0
+    retries_max: int | None = None
+    tell: Callable[[SendOutcome], None] | None = None
+    outcome: SendOutcome | None = None
+
+
+def outgoing(
+    message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
+) -> Outgoing:
+    """Prepare one message; ``own`` are properties of RocketMQ that ask something of the broker.
+    Raises MessageIllegal: it breaks one of the rules above."""
+    check_topic(message.topic)
+    if message.delay_level > settings.delay_level_max:
+        raise MessageIllegal(
+            f"message for topic {message.topic} has delay_level {message.delay_level}: brokers have levels up to "
+            f"{settings.delay_level_max}, give delay_ms for any time, or set delay_level_max to what they have"
+        )
+    body = _checked_body(message, settings.message_bytes_max)
+    properties = _properties(message, unique_key, own)
+    sys_flag = 0
+    if len(body) >= settings.compress_body_bytes:
+        body, sys_flag = _compressed(body, settings)
+    return Outgoing(message.topic, body, properties.decode(), unique_key, message.flag, sys_flag)
+
+
+def outgoing_batch(
+    messages: Sequence[Message],
+    unique_keys: Sequence[str],
+    batch_key: str,
+    settings: ProducerSettings,
+    own: Mapping[str, str] | None = None,
+) -> Outgoing:
+    """Prepare a batch; ``batch_key`` is the unique key of the request itself, ``own`` are properties of each message.
+    Raises MessageIllegal: a message breaks one of the rules above, or they differ where they must not."""
+    if not messages:
+        raise MessageIllegal("a batch has no messages: give at least one")
+    first = messages[0]
+    for message in messages:
+        if message.topic != first.topic or message.wait_store != first.wait_store:
+            raise MessageIllegal(
+                f"a batch has one topic and one wait_store: found {message.topic}, {message.wait_store} "
+                f"besides {first.topic}, {first.wait_store}"
+            )
+    entries = [batch_entry(message, key, settings, own) for message, key in zip(messages, unique_keys, strict=True)]
+    return outgoing_entries(first, entries, unique_keys, batch_key, settings)
+
+
+def batch_entry(
+    message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
+) -> BatchEntry:
+    """Prepare one message of a batch. Raises MessageIllegal: as `outgoing`, or a batch cannot hold it."""
+    check_topic(message.topic)
+    if message.topic.startswith(RETRY_PREFIX):
+        raise MessageIllegal(f"a batch cannot be sent to retry topic {message.topic}: send its messages one by one")
+    if message.goes_alone:
+        what = "delayed messages" if message.is_delayed else "messages with a priority"
+        raise MessageIllegal(f"a batch for topic {message.topic} cannot hold {what}: send them one by one")
+    body = _checked_body(message, settings.message_bytes_max)
+    return BatchEntry(body, _properties(message, unique_key, own), message.flag)
+
+
+def outgoing_entries(
+    first: Message,
+    entries: Sequence[BatchEntry],
+    unique_keys: Sequence[str],
+    batch_key: str,
+    settings: ProducerSettings,
+) -> Outgoing:
+    """Prepare the batch of some entries, which go where their first message goes.
+    Raises MessageIllegal: they are too large together."""
+    body = encode_batch(entries)
+    if len(body) > settings.message_bytes_max:
+        over = len(body) - settings.message_bytes_max
+        raise MessageIllegal(
+            f"batch of {len(entries)} messages for topic {first.topic} has {len(body)} bytes, {over} more than the "
+            f"limit of {settings.message_bytes_max}: split it"
+        )
+    wait = "true" if first.wait_store else "false"
+    properties = encode_properties({names.UNIQ_KEY: batch_key, names.WAIT: wait}).decode()
+    return Outgoing(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
+
+
+def outgoing_retry(message: ReceivedMessage, group: str, retries_max: int, namespace: str = "") -> Outgoing:
+    """A received message as a client sends it to its group's retry topic itself, when the broker could not do it."""
+    properties = dict(message.properties)
+    for name in (names.MIN_OFFSET, names.MAX_OFFSET, names.CONSUME_START_TIME, names.TRANSACTION_PREPARED):
+        properties.pop(name, None)
+    properties.setdefault(names.RETRY_TOPIC, with_namespace(namespace, message.topic))
+    properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+    properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
+    return Outgoing(
+        retry_topic(group),
+        message.body,
+        encode_properties(properties).decode(),
+        message.msg_id,
+        message.flag,
+        reconsume_times=message.reconsume_times + 1,
+        retries_max=retries_max,
+    )
+
+
+@contextlib.contextmanager
+def telling(message: Outgoing) -> Iterator[None]:
+    """Tell what goes wrong before the message is with a `Sender`."""
+    try:
+        yield
+    except BaseException as error:
+        if message.tell is not None:
+            message.tell(SendOutcome(error=error))
+        raise
+
+
+def check_topic(topic: str) -> None:
+    """Whether a topic may be sent to. Raises MessageIllegal: it may not."""
+    fault = _topic_fault(topic)
+    if fault is not None:
+        raise MessageIllegal(fault)
+    if topic in FORBIDDEN_TO_SEND:
+        raise MessageIllegal(f"Sending message to topic[{topic}] is forbidden: only the broker writes to it")
+
+
+def _checked_body(message: Message, bytes_max: int) -> bytes:
+    body: object = message.body
+    if not isinstance(body, bytes):
+        if not isinstance(body, bytearray | memoryview):
+            found = type(body).__name__
+            raise MessageIllegal(f"body of a message for topic {message.topic} is {found}: it must be bytes")
+        body = bytes(body)
+    if not body:
+        raise MessageIllegal(f"body of a message for topic {message.topic} is empty: it must have at least one byte")
+    if len(body) > bytes_max:
+        raise MessageIllegal(
+            f"body of a message for topic {message.topic} has {len(body)} bytes, {len(body) - bytes_max} more than "
+            f"the limit of {bytes_max} (maxMessageSize, for rmq send --max-bytes): split it, or raise the limit here "
+            "and at the brokers"
+        )
+    return body
+
+
+def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None = None) -> bytes:
+    try:
+        merged = message.wire_properties()
+        if own is not None:
+            merged.update(own)
+        merged[names.UNIQ_KEY] = unique_key
+        encoded = encode_properties(merged)
+    except ValueError as error:
+        raise MessageIllegal(f"message for topic {message.topic}: {error}") from None
+    if len(encoded) > PROPERTIES_BYTES_MAX:
+        raise MessageIllegal(
+            f"properties of a message for topic {message.topic} have {len(encoded)} bytes, "
+            f"{len(encoded) - PROPERTIES_BYTES_MAX} more than the limit of {PROPERTIES_BYTES_MAX}: "
+            "move some to the body"
+        )
+    return encoded
+
+
+def _compressed(body: bytes, settings: ProducerSettings) -> tuple[bytes, int]:
+    """The body and sysFlag; a body that would not get smaller stays as it is."""
+    compression = Compression[settings.compression.name]
+    level = settings.compression_level
+    smaller = compress(body, compression, min(level, _ZLIB_LEVEL_MAX) if compression is Compression.ZLIB else level)
+    return (smaller, COMPRESSED | compression) if len(smaller) < len(body) else (body, 0)

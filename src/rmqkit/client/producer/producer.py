@@ -1,0 +1,330 @@
+"""The producer (``DefaultMQProducer``). Source: behaviour.md §7."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence, Sized
+
+from rmqkit.client.observe.hooks import NO_HOOKS, Hook, Recall, Sending
+from rmqkit.client.observe.status import ProducerStatus
+from rmqkit.client.producer.accumulator import Accumulator
+from rmqkit.client.producer.batching import Batching
+from rmqkit.client.producer.encode import Outgoing, check_topic, outgoing, outgoing_batch, telling
+from rmqkit.client.producer.request_reply import Reply, reply_address
+from rmqkit.client.producer.selectors import Selector
+from rmqkit.client.producer.sender import Sender, SendResult
+from rmqkit.client.runtime.lifecycle import Client, keeps_open
+from rmqkit.client.runtime.routes import NOT_REGISTERED
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ProducerSettings, check
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, PeerRefused, ReplyTimedOut
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.headers.brokers import RecallMessageRequest
+from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.properties import TRANSACTION_PREPARED
+from rmqkit.protocol.recall import decode_recall_handle
+
+__all__ = ["Producer"]
+
+
+class Producer(Client):
+    """Sends messages::
+
+        async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
+            result = await producer.send(Message(topic="Orders", body=b"17", tags="new"))
+
+    Any number of sends may be under way at the same time: run many tasks, or `asyncio.gather` them. `close` refuses new
+    ones with ClientError and waits for those under way, each at most for its own time.
+    Raises SettingsError: a name or a setting is not legal, or no name server is known.
+
+    Args:
+        group: the producer group.
+        name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
+        settings: time-outs, retries, compression.
+        runtime: shares another client's connections instead of having its own.
+        hooks: are told of every send.
+    """
+
+    closes_last = True
+
+    _kind = "producer"
+    _trace_kind = "PRODUCE"
+    _reserved_group = "DEFAULT_PRODUCER"
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | None = None,
+        *,
+        settings: ProducerSettings | None = None,
+        runtime: ClientRuntime | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.settings = check(settings or ProducerSettings())
+        super().__init__(group, name_servers, self.settings, runtime, clock, hooks)
+        self._clock = self._runtime.clock
+        self._sender = Sender(self._runtime, group, self.settings)
+        self._announced: set[str] = set()
+        self._batchings: set[Batching] = set()  # of messages that may go on for ever
+        self._accumulator: Accumulator | None = None
+        if self.settings.auto_batch:
+            self._accumulator = Accumulator(
+                group, self.settings, send=self._send_prepared, next_key=self._next_key, hooks=self._hooks
+            )
+
+    @keeps_open
+    async def send(
+        self,
+        message: Message,
+        *,
+        timeout_ms: float | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+    ) -> SendResult:
+        """Send a message and wait until a broker has stored it.
+
+        Args:
+            timeout_ms: for all tries and pauses together, from when it is the send's turn; the setting
+                ``send_timeout_ms`` otherwise. With ``auto_batch`` a send that gives it does not wait for others.
+            queue: send there, and nowhere else.
+            selector: chooses the queue (see `rmqkit.client.producer.selectors`), then as above.
+
+        Raises:
+            MessageIllegal: the message breaks a rule; nothing was sent.
+            NoRoute: no broker takes the topic's messages.
+            PeerRefused: a broker refused it in a way that no other broker would change.
+            SendFailed: every try failed.
+            ClientError: the producer is not started, or the selector chose nothing.
+        """
+        if self._accumulator is not None and timeout_ms is None and self._accumulator.takes(message):
+            queue, selector = await self._chosen(message, queue, selector), None
+            if self._is_started:
+                return await self._accumulator.send(message, queue)
+        prepared = self._prepare(message)
+        if queue is not None or selector is not None:
+            with telling(prepared):
+                queue = await self._chosen(message, queue, selector)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
+
+    @keeps_open
+    async def send_one_way(
+        self,
+        message: Message,
+        *,
+        timeout_ms: float | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+    ) -> None:
+        """Write a message to a broker's connection and not wait: it may be lost without a word.
+        Raises MessageIllegal, NoRoute, ClientError: as `send`.
+        Raises ConnectFailed: the broker cannot be reached, or takes nothing more for ``timeout_ms``."""
+        prepared = self._prepare(message)
+        with telling(prepared):
+            queue = await self._chosen(message, queue, selector)
+        await self._sender.send_one_way(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
+
+    @keeps_open
+    async def send_batch(
+        self, messages: Sequence[Message], *, timeout_ms: float | None = None, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Send messages of one topic in one request; they lie one after the other in one queue.
+        Raises MessageIllegal: a message breaks a rule, they differ in topic or ``wait_store``, or are too large
+        together.
+        Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
+        unique_keys = [message.msg_id or self._next_key() for message in messages]
+        prepared = (self._hooks if messages else NO_HOOKS).prepare(
+            Sending(self.group, list(messages), is_batch=True),
+            lambda own: outgoing_batch(messages, unique_keys, self._next_key(), self.settings, own),
+        )
+        if queue is not None:
+            with telling(prepared):
+                queue = await self._chosen(messages[0], queue, None)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
+
+    async def send_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        timeout_ms: float | None = None,
+        selector: Selector | None = None,
+    ) -> list[SendResult]:
+        """Send any number of messages, of any topics, in batches; the results are in the order of the messages.
+
+        Batches are as large as the setting ``batch_bytes`` and go out several at a time; those of a source to be
+        iterated with ``async for`` wait no longer than ``batch_delay_ms`` for their next message. With a selector the
+        messages of a queue keep their order. While too many are under way, no further message is taken, nor when the
+        producer is closed, unless the messages have a length. ``timeout_ms`` is for each batch.
+
+        Raises SendManyFailed: some were not sent; it has the result or error of each. Raises ClientError: as `send`.
+        What the source raises ends it: batches under way may or may not be stored then."""
+        self._check_started()
+        timeout_ms = self._time(timeout_ms)
+
+        async def send(prepared: Outgoing, queue: MessageQueue | None) -> SendResult:
+            return await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
+
+        async def choose(message: Message) -> MessageQueue | None:
+            return await self._chosen(message, None, selector)
+
+        chosen = None if selector is None else choose
+        batching = Batching(
+            self.group, self.settings, send=send, choose=chosen, next_key=self._next_key, hooks=self._hooks
+        )
+        if isinstance(messages, Sized):
+            return await self._send_whole(batching, messages)
+        self._batchings.add(batching)
+        try:
+            return await batching.send_all(messages)
+        finally:
+            self._batchings.discard(batching)
+
+    @keeps_open
+    async def request(
+        self,
+        message: Message,
+        *,
+        timeout_ms: float | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+    ) -> Reply:
+        """Send a message and wait until a consumer has replied to it.
+
+        ``timeout_ms`` is for both together; other arguments as for `send`.
+        Raises ReplyTimedOut: the message is stored, and nobody has replied.
+        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
+        timeout_ms = self._time(timeout_ms)
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
+            prepared = self._prepare(message, own)
+            with telling(prepared):
+                queue = await self._chosen(message, queue, selector)
+                await self._announce(message.topic)
+            await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
+            try:
+                async with asyncio.timeout((deadline_ms - self._clock.monotonic_ms()) / 1000):
+                    return await reply
+            except TimeoutError:
+                raise ReplyTimedOut(message.topic, timeout_ms) from None
+
+    @keeps_open
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_ms: float | None = None,
+    ) -> SendResult:
+        """Reply to a message that was sent with `request`; call it in a consumer's handler.
+        Raises NotARequest: the message was sent otherwise.
+        Raises SendFailed: who asked is gone, or every try failed otherwise.
+        Raises MessageIllegal, NoRoute, PeerRefused, ClientError: as `send`."""
+        topic, own = reply_address(request)
+        prepared = self._prepare(Message(topic=topic, body=body, properties=dict(properties or {})), own)
+        prepared.is_reply = True
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms))
+
+    @keeps_open
+    async def recall(self, recall_handle: str) -> str:
+        """Call back a message whose time of delivery has not come; returns its ``msg_id``.
+        Raises MessageIllegal: it is no handle that a `SendResult` had; those of messages for at once have None.
+        Raises NoRoute: the broker that has the message is not known.
+        Raises PeerRefused: it refused; it must have ``recallMessageEnable=true``.
+        Raises RemotingError: it did not answer."""
+        given: object = recall_handle
+        if not isinstance(given, str):
+            why = "pass the recall_handle of the SendResult of a message with a time of delivery"
+            raise MessageIllegal(f"recall_handle is {recall_handle!r}: {why}")
+        try:
+            handle = decode_recall_handle(recall_handle)
+        except HeaderError as error:
+            raise MessageIllegal(f"{error}: pass the recall_handle of a SendResult") from None
+        await self._sender.queues(handle.topic)
+        address = self._runtime.routes.address(handle.broker_name)
+        if address is None:
+            has = f"broker {handle.broker_name}, which has the message to recall"
+            raise NoRoute(f"{has}, is in no route: {NOT_REGISTERED}")
+        header = RecallMessageRequest(producer_group=self.group, topic=handle.topic, recall_handle=recall_handle)
+        recall = Recall(self.group, handle.topic, handle.unique_key)
+        try:
+            msg_id = await self._runtime.calls.recall(address, header)
+        except PeerRefused as error:
+            recall.error = error
+            self._hooks.recalled(recall)
+            raise
+        self._hooks.recalled(recall)
+        return msg_id
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues a topic may be sent to.
+        Raises MessageIllegal: the topic's name is not legal.
+        Raises NoRoute: there are none."""
+        self._check_started()
+        check_topic(topic)
+        return list((await self._sender.queues(topic)).queues)
+
+    def status(self) -> ProducerStatus:
+        """The brokers that are known, connections to them, and what is under way; its text is a table."""
+        return self._sender.status(self._state.value)
+
+    def _register(self) -> None:
+        self._runtime.register_producer(self.group)
+
+    async def _finish(self) -> None:
+        refusal = ClientError(f"{self._described} was closed: its messages so far were sent")
+        await asyncio.gather(*(batching.close(refusal) for batching in self._batchings))
+        if self._accumulator is not None:
+            await self._accumulator.close()
+        await self._calls_ended()
+        await self._runtime.unregister_producer(self.group)
+
+    @keeps_open
+    async def _send_whole(
+        self, batching: Batching, messages: Iterable[Message] | AsyncIterable[Message]
+    ) -> list[SendResult]:
+        return await batching.send_all(messages)
+
+    async def _send_prepared(self, prepared: Outgoing, queue: MessageQueue | None) -> SendResult:
+        return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
+
+    def _time(self, timeout_ms: float | None) -> float:
+        """What a send may take. Raises ClientError: that is no time."""
+        if timeout_ms is not None and not timeout_ms >= 0:
+            raise ClientError(f"timeout_ms is {timeout_ms}: give a positive number of ms, or None for the setting")
+        return timeout_ms or self.settings.send_timeout_ms
+
+    def _next_key(self) -> str:
+        return self._runtime.keys.next(self._clock.now_ms())
+
+    def _prepare(self, message: Message, own: Mapping[str, str] | None = None) -> Outgoing:
+        key = message.msg_id or self._next_key()
+        if not self._hooks:
+            return outgoing(message, key, self.settings, own)
+        sending = Sending(self.group, [message], is_half=own is not None and TRANSACTION_PREPARED in own)
+        return self._hooks.prepare(sending, lambda more: outgoing(message, key, self.settings, {**more, **(own or {})}))
+
+    async def _announce(self, topic: str) -> None:
+        """Have the brokers of a topic know this client before they have to find it to push a reply."""
+        if topic not in self._announced:
+            await self._sender.queues(topic)
+            await self._runtime.heartbeat()
+            self._announced.add(topic)
+
+    async def _chosen(
+        self, message: Message, queue: MessageQueue | None, selector: Selector | None
+    ) -> MessageQueue | None:
+        check_topic(message.topic)
+        if queue is not None:
+            if queue.topic != message.topic:
+                why = f"message for topic {message.topic} cannot go to a queue of topic {queue.topic}"
+                raise MessageIllegal(f"{why}: choose one of its topic's")
+            routes = self._runtime.routes
+            if routes.address(routes.broker_of(queue)) is None:
+                await self._sender.queues(message.topic)
+        elif selector is not None:
+            queue = selector((await self._sender.queues(message.topic)).queues, message)
+            if queue is None:
+                raise ClientError(f"the selector chose no queue for a message of topic {message.topic}: return one")
+        return queue

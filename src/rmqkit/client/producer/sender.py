@@ -1,0 +1,465 @@
+"""Sending to brokers: which queue, how often, and what the answer means (``sendDefaultImpl``).
+
+==========================================  ========================================================================
+outcome of a try                            then
+==========================================  ========================================================================
+stored (SEND_OK)                            return it
+stored, but not flushed or replicated       return it; with ``retryAnotherBrokerWhenNotStoreOK`` the next try, twice
+no address, no connection, no answer, or    next try, on another broker where there is one
+one that cannot be read
+refused with a code of `PASSING`            next try, as above
+refused with another code of `RETRYABLE`    next try, as above, twice at most
+refused with any other code                 raise PeerRefused at once
+==========================================  ========================================================================
+
+All tries share one budget of time, and go on until it is used up unless ``retries`` says how many there may be. A try
+that is not answered ends after ``try_timeout_ms``, the next such one after twice the time: a message may be stored by
+each of them, and consumers tell by its unique key. Before a broker is tried again there is a pause (`Backoff`).
+
+A message for a queue that the caller chose goes to that queue only. While one such message is tried again, those for
+the same queue wait behind it, so the order in which they were first tried is kept (`_Mending`).
+
+Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies, sends wait in line; their time begins when it is
+their turn. Not here: checks and compression (`outgoing`), which brokers are avoided (`faults`). Loop only.
+Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from rmqkit.client.observe.hooks import SendOutcome
+from rmqkit.client.observe.status import BrokerStatus, ProducerStatus
+from rmqkit.client.producer.encode import Outgoing
+from rmqkit.client.producer.faults import FaultTable
+from rmqkit.client.runtime.routes import NOT_REGISTERED, PublishQueues
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.errors import (
+    ClientError,
+    ConnectFailed,
+    HeaderError,
+    NoRoute,
+    PeerRefused,
+    RemotingError,
+    RequestTimedOut,
+    RmqError,
+    SendFailed,
+)
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_fields, decode_header, request
+from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.properties import MSG_REGION, TRACE_ON
+from rmqkit.remoting.backoff import Backoff
+from rmqkit.remoting.permits import Permits
+
+__all__ = ["PASSING", "RETRYABLE", "SendResult", "SendStatus", "Sender"]
+
+R = TypeVar("R")
+
+RETRYABLE = frozenset(
+    (
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    )
+)
+"""Refusals after which another broker is tried."""
+
+PASSING = frozenset((ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.GO_AWAY))
+"""Refusals of a broker that starts, stops or has too much to do: they are tried again as long as there is time."""
+assert PASSING < RETRYABLE, "what passes is worth another try"
+
+_LASTING_RETRIES = 2
+"""Further tries after refusals that time does not mend, as in Java."""
+_PAUSE_MS = 20.0
+_PAUSE_MS_MAX = 2000.0
+
+
+class SendStatus(enum.Enum):
+    """How safely a message is stored; all of them count as sent."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+_STATUS: dict[int, SendStatus] = {
+    ResponseCode.SUCCESS: SendStatus.SEND_OK,
+    ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+}
+
+
+class SendResult(Struct, gc=False):
+    """Where a message was stored.
+
+    Attributes:
+        msg_id: the unique key the client gave; of a batch those of its messages, joined by commas.
+        offset_msg_id: the id the broker gave: its address and the place in its log; of a batch joined by commas.
+        queue_offset: position in the queue; of a batch that of its first message.
+        transaction_id: as the broker answered it.
+        recall_handle: what `Producer.recall` takes; only of messages with a time of delivery.
+    """
+
+    status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+    transaction_id: str | None = None
+    recall_handle: str | None = None
+
+
+class Sender:
+    """Sends prepared messages for one group."""
+
+    def __init__(self, runtime: ClientRuntime, group: str, settings: ProducerSettings) -> None:
+        self._runtime = runtime
+        self._remoting = runtime.remoting
+        self._clock = runtime.clock
+        self._group = group
+        self._settings = settings
+        self._permits = Permits(settings.sends_max, settings.sends_bytes_max)
+        self._mending: dict[MessageQueue, _Mending] = {}
+        self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
+
+    async def queues(self, topic: str, timeout_ms: float | None = None) -> PublishQueues:
+        """The queues of a topic, known within the time, else of ``send_timeout_ms``.
+        Raises NoRoute: there are none, or no name server answered."""
+        known = self._runtime.routes.known_publish_queues(topic)
+        if known is not None:
+            return known
+        settings = self._settings
+        timeout_ms = settings.send_timeout_ms if timeout_ms is None else timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._runtime.routes.publish_queues(
+                    topic, settings.template_topic, settings.template_queue_count
+                )
+        except TimeoutError:
+            known = self._runtime.routes.known_publish_queues(topic)
+            if known is not None:  # it came just now
+                return known
+            asked = ", ".join(self._runtime.name_servers)
+            where = f"no name server said in {timeout_ms:.0f} ms where topic {topic} is"
+            raise NoRoute(f"{where}, asked {asked}: look whether they run and can be reached") from None
+
+    def status(self, state: str) -> ProducerStatus:
+        """Connections, faults and what is under way; ``state`` is that of the client."""
+        runtime, faults = self._runtime, self._faults
+        return ProducerStatus(
+            group=self._group,
+            client_id=runtime.client_id,
+            state=state,
+            name_servers=runtime.name_servers,
+            brokers=[
+                BrokerStatus(
+                    name=name,
+                    broker_id=broker_id,
+                    address=address,
+                    is_connected=self._remoting.connected(address) is not None,
+                    avoided_ms=0.0 if faults is None else faults.avoided_ms(name),
+                    is_reachable=faults is None or faults.is_reachable(name),
+                )
+                for name, ids in sorted(runtime.routes.brokers.items())
+                for broker_id, address in sorted(ids.items())
+            ],
+            sends_under_way=self._settings.sends_max - self._permits.free,
+            bytes_under_way=self._settings.sends_bytes_max - self._permits.free_bytes,
+        )
+
+    async def send(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> SendResult:
+        """Send until a broker has stored the message; to one queue only if it is given.
+        Raises NoRoute: the topic has no queues, or no name server says in time where they are.
+        Raises PeerRefused: a broker refused it in a way that no other broker would change.
+        Raises SendFailed: every try failed, or the time is over."""
+        if message.tell is not None:
+            return await self._told(message, self.send(message, timeout_ms=timeout_ms, queue=queue))
+        body_bytes = len(message.body)
+        if not self._permits.take_now(body_bytes):
+            await self._wait_in_line(message.topic, body_bytes)
+        try:
+            return await self._send(message, self._clock.monotonic_ms() + timeout_ms, queue)
+        finally:
+            self._permits.give_back(body_bytes)
+
+    async def _wait_in_line(self, topic: str, body_bytes: int) -> None:
+        settings = self._settings
+        line_ms = settings.line_timeout_ms
+        if not await self._permits.take(None if line_ms < 0 else line_ms, body_bytes):
+            limit = f"{settings.sends_max} sends (backPressureForAsyncSendNum)"
+            if self._permits.free > 0:
+                limit = f"{settings.sends_bytes_max} bytes (backPressureForAsyncSendSize)"
+            raise SendFailed(topic, [], ClientError(f"{line_ms} ms in line behind {limit}: slow down"))
+
+    async def _send(self, message: Outgoing, deadline_ms: float, queue: MessageQueue | None) -> SendResult:
+        if queue is None:
+            return await self._send_anywhere(message, deadline_ms)
+        tries = _Tries(self._settings.retries if self._settings.retry_chosen_queue else 0)
+        mending = self._mending.get(queue)
+        if mending is None:
+            result = await self._try_noted(message, queue, deadline_ms, tries)
+            if result is not None:
+                return result
+            is_known = self._runtime.routes.has_known(self._runtime.routes.broker_of(queue))
+            if not is_known or not tries.may_go_on or self._left_ms(deadline_ms) <= 0:
+                return tries.outcome(message.topic)
+            mending = self._mending.setdefault(queue, _Mending())
+        mending.users += 1
+        try:
+            # asyncio's locks are fair: it is the order in which sends failed, or came.
+            if not await self._has_turn(mending, deadline_ms):
+                tries.failure = tries.failure or ConnectFailed(queue.broker_name, "sends before this one still wait")
+                return tries.outcome(message.topic)
+            try:
+                while tries.may_go_on and (not tries.brokers or self._left_ms(deadline_ms) > 0):
+                    if tries.brokers:
+                        await self._pause(tries.backoff.next_ms(), deadline_ms)
+                    result = await self._try_noted(message, queue, deadline_ms, tries)
+                    if result is not None:
+                        return result
+                return tries.outcome(message.topic)
+            finally:
+                mending.turn.release()
+        finally:
+            mending.users -= 1
+            if not mending.users and self._mending.get(queue) is mending:
+                del self._mending[queue]
+
+    async def _send_anywhere(self, message: Outgoing, deadline_ms: float) -> SendResult:
+        tries = _Tries(self._settings.retries)
+        tried_since_pause: set[str] = set()
+        queues: PublishQueues | None = None
+        while tries.may_go_on:
+            left_ms = self._left_ms(deadline_ms)
+            if left_ms <= 0 and tries.brokers:
+                break
+            # An own topic's route may have changed for the better; while it has no master the queues are the old ones.
+            queues = self._runtime.routes.known_publish_queues(message.topic) or queues
+            if queues is None:
+                queues = await self._found_queues(message.topic, deadline_ms)
+            chosen = self._pick(queues, tries.brokers[-1] if tries.brokers else None)
+            if chosen.broker_name in tried_since_pause:
+                await self._pause(tries.backoff.next_ms(), deadline_ms)
+                tried_since_pause.clear()
+            tried_since_pause.add(chosen.broker_name)
+            result = await self._try_noted(message, chosen, deadline_ms, tries)
+            if result is not None:
+                return result
+        return tries.outcome(message.topic)
+
+    async def _found_queues(self, topic: str, deadline_ms: float) -> PublishQueues:
+        """The queues of a topic; the master of one that has none just now is waited for.
+        Raises NoRoute: as `queues`."""
+        backoff = Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
+        while True:
+            try:
+                return await self.queues(topic, self._left_ms(deadline_ms))
+            except NoRoute as error:
+                if not self._settings.retries or not self._runtime.routes.lacks_master(topic):
+                    raise
+                self._runtime.refresh_routes_soon()
+                await self._pause(backoff.next_ms(), deadline_ms)
+                if self._left_ms(deadline_ms) <= 0:
+                    raise error from None
+
+    async def _has_turn(self, mending: _Mending, deadline_ms: float) -> bool:
+        try:
+            async with asyncio.timeout(max(0.0, self._left_ms(deadline_ms)) / 1000):
+                await mending.turn.acquire()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _pause(self, pause_ms: float, deadline_ms: float) -> None:
+        await asyncio.sleep(max(0.0, min(pause_ms, self._left_ms(deadline_ms))) / 1000)
+
+    def _left_ms(self, deadline_ms: float) -> float:
+        return deadline_ms - self._clock.monotonic_ms()
+
+    async def _try_noted(
+        self, message: Outgoing, queue: MessageQueue, deadline_ms: float, tries: _Tries
+    ) -> SendResult | None:
+        """Try once and write down in ``tries`` how it went; None when there is nothing to return yet.
+        Raises PeerRefused: in a way that no other broker would change."""
+        started_ms = self._clock.monotonic_ms()
+        timeout_ms = tries.timeout_ms(deadline_ms - started_ms, self._settings.try_timeout_ms)
+        tries.begins(queue.broker_name)
+        try:
+            result = await self._try(message, queue, timeout_ms)
+        except (RemotingError, HeaderError) as error:
+            tries.failed(error, is_passing=isinstance(error, RemotingError))
+            self._note(queue, started_ms, is_isolated=True)
+            self._runtime.refresh_routes_soon()
+            return None
+        except PeerRefused as error:
+            self._note(queue, started_ms, is_isolated=True, is_reachable=error.code not in RETRYABLE)
+            if error.code not in RETRYABLE:
+                raise
+            tries.failed(error, is_passing=error.code in PASSING and not message.is_reply)
+            return None
+        self._note(queue, started_ms)
+        if result.status is SendStatus.SEND_OK or not self._settings.retry_not_stored:
+            return result
+        tries.stored_less_safely(result)
+        return None
+
+    async def send_one_way(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> None:
+        """Write the message to a connection; nobody tells whether it was stored.
+        Raises NoRoute: the topic has no queues.
+        Raises ConnectFailed: the broker cannot be reached."""
+        if message.tell is not None:
+            return await self._told(message, self.send_one_way(message, timeout_ms=timeout_ms, queue=queue))
+        chosen = queue or self._pick(await self.queues(message.topic, timeout_ms))
+        command = self._command(message, chosen, one_way=True)
+        address = self._master_address(chosen)
+        if message.outcome is not None:
+            message.outcome.address, message.outcome.tried_ms = address, self._clock.now_ms()
+        await self._remoting.send_one_way(address, command, timeout_ms)
+        return None
+
+    async def _told(self, message: Outgoing, sending: Coroutine[Any, Any, R]) -> R:
+        """Send where hooks are told of it."""
+        tell, message.tell = message.tell, None
+        assert tell is not None, "hooks prepared the message"
+        message.outcome = outcome = SendOutcome(body_bytes=len(message.body))
+        try:
+            result = await sending
+        except BaseException as error:
+            outcome.error = error
+            raise
+        else:
+            outcome.result = result if isinstance(result, SendResult) else None
+            return result
+        finally:
+            tell(outcome)
+
+    async def _try(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> SendResult:
+        address = self._master_address(queue)
+        if message.outcome is not None:
+            message.outcome.address, message.outcome.tried_ms = address, self._clock.now_ms()
+        answer = await self._remoting.call(address, self._command(message, queue), timeout_ms)
+        if message.outcome is not None:
+            fields = decode_fields(answer)
+            message.outcome.region_id = fields.get(MSG_REGION) or message.outcome.region_id
+            message.outcome.is_traced = fields.get(TRACE_ON) != "false"
+        status = _STATUS.get(answer.code)
+        if status is None:
+            raise PeerRefused(answer.code, answer.remark, address)
+        stored = decode_header(answer, SendMessageResponse)
+        if stored.queue_id != queue.queue_id:
+            queue = MessageQueue(queue.topic, queue.broker_name, stored.queue_id)
+        found = stored.queue_offset, stored.transaction_id, stored.recall_handle
+        return SendResult(status, message.msg_id, stored.msg_id, queue, *found)
+
+    def _command(self, message: Outgoing, queue: MessageQueue, *, one_way: bool = False) -> Command:
+        settings = self._settings
+        header = SendMessageV2Request(
+            producer_group=self._group,
+            topic=message.topic,
+            default_topic=settings.template_topic,
+            default_topic_queue_nums=settings.template_queue_count,
+            queue_id=queue.queue_id,
+            sys_flag=message.sys_flag,
+            born_timestamp=self._clock.now_ms(),
+            flag=message.flag,
+            properties=message.properties,
+            reconsume_times=message.reconsume_times or None,
+            max_reconsume_times=message.retries_max,
+            batch=message.is_batch or None,
+            bname=self._runtime.routes.broker_of(queue),
+        )
+        code = RequestCode.SEND_BATCH_MESSAGE if message.is_batch else RequestCode.SEND_MESSAGE_V2
+        if message.is_reply:
+            code = RequestCode.SEND_REPLY_MESSAGE_V2
+        return request(code, header, message.body, one_way=one_way)
+
+    def _pick(self, queues: PublishQueues, last_broker: str | None = None) -> MessageQueue:
+        return queues.pick(last_broker) if self._faults is None else self._faults.pick(queues, last_broker)
+
+    def _note(
+        self, queue: MessageQueue, started_ms: float, *, is_isolated: bool = False, is_reachable: bool = True
+    ) -> None:
+        if self._faults is not None:
+            latency_ms = self._clock.monotonic_ms() - started_ms
+            self._faults.note(queue.broker_name, latency_ms, is_isolated=is_isolated, is_reachable=is_reachable)
+
+    def _master_address(self, queue: MessageQueue) -> str:
+        address = self._runtime.routes.address(self._runtime.routes.broker_of(queue))
+        if address is None:
+            raise ConnectFailed(queue.broker_name, "no route names its master", NOT_REGISTERED)
+        return address
+
+
+class _Tries:
+    """How the tries of one message went.
+
+    Attributes:
+        brokers: names, in the order they were tried.
+        failure: the last one.
+    """
+
+    __slots__ = ("_lasting", "_most", "_not_safe", "_unanswered", "backoff", "brokers", "failure")
+
+    def __init__(self, retries: int) -> None:
+        self._most = retries + 1 if retries >= 0 else 0
+        self._lasting = 0
+        self._unanswered = 0
+        self._not_safe: SendResult | None = None
+        self.brokers: list[str] = []
+        self.failure: RmqError | None = None
+        self.backoff = Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
+
+    @property
+    def may_go_on(self) -> bool:
+        return self._lasting <= _LASTING_RETRIES and (not self._most or len(self.brokers) < self._most)
+
+    def timeout_ms(self, left_ms: float, limit_ms: int) -> float:
+        """What the next try may take; the last one, if that is known, all that is left."""
+        is_last = self._most and len(self.brokers) == self._most - 1
+        if limit_ms > 0 and not is_last:
+            left_ms = min(left_ms, limit_ms << self._unanswered)
+        return max(1.0, left_ms)
+
+    def begins(self, broker_name: str) -> None:
+        self.brokers.append(broker_name)
+
+    def failed(self, error: RmqError, *, is_passing: bool) -> None:
+        self.failure = error
+        self._lasting += not is_passing
+        self._unanswered += isinstance(error, RequestTimedOut)
+
+    def stored_less_safely(self, result: SendResult) -> None:
+        self._not_safe = result
+        self._lasting += 1
+
+    def outcome(self, topic: str) -> SendResult:
+        """Raises SendFailed: it is stored nowhere."""
+        if self._not_safe is not None:
+            return self._not_safe
+        assert self.failure is not None, "a try ends with a result or a failure"
+        raise SendFailed(topic, self.brokers, self.failure) from self.failure
+
+
+class _Mending:
+    """The sends to one queue since one of them failed: one at a time, until none is left."""
+
+    __slots__ = ("turn", "users")
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.users = 0

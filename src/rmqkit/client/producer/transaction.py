@@ -1,0 +1,279 @@
+"""The transaction producer (``TransactionMQProducer``): a message that counts only if a local transaction commits.
+
+=====================================  =========================================================================
+step                                   what happens
+=====================================  =========================================================================
+half send                              the message is stored where no consumer sees it
+… other than SEND_OK                   rolled back; ``execute`` is not called
+``execute(message, argument)``         the local transaction; what it returns is told to the broker, one-way
+CHECK_TRANSACTION_STATE                the broker did not hear how it ended: any producer of the group is asked,
+                                       ``check(message)`` says it, and that is told as above
+either raises, or returns None         UNKNOWN: the broker asks again, by default up to 15 times, then gives up
+=====================================  =========================================================================
+
+Questions wait in a line of 2000; beyond it they are dropped, as the broker repeats them. Loop only.
+Source: behaviour.md §7.9, §9.1; remoting.md §4.3.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import enum
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from rmqkit.client.observe.hooks import Hook, TransactionEnd
+from rmqkit.client.producer.encode import telling
+from rmqkit.client.producer.producer import Producer
+from rmqkit.client.producer.sender import SendResult, SendStatus
+from rmqkit.client.runtime.lifecycle import keeps_open
+from rmqkit.client.runtime.routes import NOT_REGISTERED
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ConnectFailed, MessageIllegal, RemotingError
+from rmqkit.protocol import properties as names
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.headers.transactions import CheckTransactionRequest, EndTransactionRequest
+from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.names import with_namespace
+from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from rmqkit.remoting.tasks import Tasks, is_cancelled
+
+__all__ = ["Check", "Execute", "TransactionProducer", "TransactionResult", "TransactionState"]
+
+_CHECKS_WAITING_MAX = 2000
+_CHECKS_AT_A_TIME = 4
+_FINISH_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
+_at_work: contextvars.ContextVar[TransactionProducer | None] = contextvars.ContextVar("_at_work", default=None)
+
+
+class TransactionState(enum.Enum):
+    """How a local transaction ended (``LocalTransactionState``)."""
+
+    COMMIT = TRANSACTION_COMMIT
+    ROLLBACK = TRANSACTION_ROLLBACK
+    UNKNOWN = 0
+
+
+_JAVA_NAMES = {
+    TransactionState.COMMIT: "COMMIT_MESSAGE",
+    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionState.UNKNOWN: "UNKNOW",
+}
+Execute = Callable[[Message, Any], "Awaitable[TransactionState | None] | TransactionState | None"]
+Check = Callable[[ReceivedMessage], "Awaitable[TransactionState | None] | TransactionState | None"]
+
+
+class TransactionResult(Struct):
+    """How a message was sent in a transaction.
+
+    Attributes:
+        sent: where the half message is stored; its ``msg_id`` is the id of the transaction.
+        state: what the broker was told.
+        error: what ``execute`` raised.
+    """
+
+    sent: SendResult
+    state: TransactionState
+    error: BaseException | None = None
+
+
+class TransactionProducer(Producer):
+    """Sends messages that consumers get only if a local transaction commits::
+
+        async def execute(message, argument):     # write to your database, with message.msg_id as the key
+            return TransactionState.COMMIT
+
+        async def check(message):                 # look whether message.msg_id is there
+            return TransactionState.COMMIT if ... else TransactionState.ROLLBACK
+
+        async with TransactionProducer("shop", execute=execute, check=check) as producer:
+            result = await producer.send_in_transaction(Message(topic="Orders", body=b"17"), argument)
+
+    Coroutine functions run on the loop, plain functions in a thread. Every producer of the group must be able to check
+    every transaction of the group. `close` waits at most 30 s for local transactions under way: how others end is then
+    asked of the group's other producers. Further arguments are those of a `Producer`.
+
+    Args:
+        execute: the local transaction, called with the message and the argument once the message is stored.
+        check: called with a stored message when the broker asks how its transaction ended; maybe more than once.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | None = None,
+        *,
+        execute: Execute,
+        check: Check,
+        settings: ProducerSettings | None = None,
+        runtime: ClientRuntime | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        super().__init__(group, name_servers, settings=settings, runtime=runtime, clock=clock, hooks=hooks)
+        self._execute = execute
+        self._check = check
+        self._questions: asyncio.Queue[tuple[str, CheckTransactionRequest, ReceivedMessage]]
+        self._questions = asyncio.Queue(_CHECKS_WAITING_MAX)
+        self._tasks = Tasks()
+        self._threads = ThreadPoolExecutor(thread_name_prefix=f"rmqkit {group}")
+
+    @keeps_open
+    async def send_in_transaction(
+        self, message: Message, argument: Any = None, *, timeout_ms: float | None = None
+    ) -> TransactionResult:
+        """Store a message, run the local transaction, and tell the broker how it ended.
+
+        ``timeout_ms`` is for storing it.
+        Raises MessageIllegal: as `send`, or the message has a delay level.
+        Raises NoRoute, PeerRefused, SendFailed, ClientError: as `send`; the local transaction did not run."""
+        sent = await self.send_half(message, timeout_ms=timeout_ms)
+        result = TransactionResult(sent, TransactionState.ROLLBACK)
+        end = EndTransactionRequest(
+            topic=message.topic,
+            producer_group=self.group,
+            tran_state_table_offset=sent.queue_offset,
+            commit_log_offset=decode_offset_id(sent.offset_msg_id)[2],
+            commit_or_rollback=result.state.value,
+            msg_id=sent.msg_id,
+            transaction_id=sent.transaction_id,
+            bname=self._runtime.routes.broker_of(sent.queue),
+        )
+        if sent.status is SendStatus.SEND_OK:
+            named = replace(message, msg_id=sent.msg_id)
+            result.state, result.error = await self._outcome(sent.msg_id, self._execute, named, argument)
+            end.commit_or_rollback = result.state.value
+        address = self._runtime.routes.address(end.bname or "")
+        await self._end(address, end, result.state, result.error, message)
+        return result
+
+    @keeps_open
+    async def send_half(
+        self, message: Message, *, timeout_ms: float | None = None, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Store a message where no consumer sees it, for a transaction that ends elsewhere (END_TRANSACTION).
+        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send_in_transaction`."""
+        if message.delay_level:
+            where = f"message for topic {message.topic} in a transaction"
+            raise MessageIllegal(f"{where} cannot have a delay_level: leave it out")
+        if message.priority is not None:
+            where = f"message for topic {message.topic} in a transaction"
+            raise MessageIllegal(f"{where} cannot have a priority, brokers drop it: leave it out")
+        group = with_namespace(self._runtime.namespace, self.group)
+        prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group})
+        prepared.sys_flag |= TRANSACTION_PREPARED
+        if queue is not None:
+            with telling(prepared):
+                queue = await self._chosen(message, queue, None)
+        return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
+
+    def _register(self) -> None:
+        self._runtime.register_producer(self.group, self._asked)
+
+    async def _open(self) -> None:
+        for number in range(_CHECKS_AT_A_TIME):
+            self._tasks.start(self._answer_questions(), f"transaction checks {number} of group {self.group}")
+
+    async def _finish(self) -> None:
+        await self._tasks.close()
+        await super()._finish()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _calls_ended(self) -> None:
+        try:
+            async with asyncio.timeout(_FINISH_SECONDS):
+                await super()._calls_ended()
+        except TimeoutError:
+            said = "%s is closed with %d transactions under way: brokers will ask the group how they ended"
+            _log.warning(said, self._described, self._calls)
+
+    @property
+    def _is_in_handler(self) -> bool:
+        return _at_work.get() is self
+
+    def _asked(self, address: str, header: CheckTransactionRequest, message: ReceivedMessage) -> None:
+        try:
+            self._questions.put_nowait((address, header, message))
+        except asyncio.QueueFull:
+            _log.warning(
+                "transaction %s: %d checks wait, the broker will ask again", message.msg_id, _CHECKS_WAITING_MAX
+            )
+
+    async def _answer_questions(self) -> None:
+        while True:
+            address, header, message = await self._questions.get()
+            state, error = await self._outcome(message.msg_id, self._check, message)
+            answer = EndTransactionRequest(
+                topic=message.topic,
+                producer_group=self.group,
+                tran_state_table_offset=header.tran_state_table_offset,
+                commit_log_offset=header.commit_log_offset,
+                commit_or_rollback=state.value,
+                from_transaction_check=True,
+                msg_id=message.msg_id,
+                transaction_id=header.transaction_id,
+                bname=header.bname,
+            )
+            await self._end(self._runtime.routes.address(header.bname or "") or address, answer, state, error, message)
+
+    async def _outcome(
+        self, msg_id: str, function: Callable[..., Any], *arguments: Any
+    ) -> tuple[TransactionState, BaseException | None]:
+        outside = _at_work.set(self)
+        try:
+            if inspect.iscoroutinefunction(function):
+                outcome = await function(*arguments)
+            else:
+                run = contextvars.copy_context().run
+                outcome = await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *arguments)
+                if inspect.isawaitable(outcome):
+                    outcome = await outcome
+            return TransactionState.UNKNOWN if outcome is None else TransactionState(outcome), None
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return TransactionState.UNKNOWN, error  # what it waited for was
+        except Exception as error:  # noqa: BLE001 - the outer edge of the program's part: the broker will ask again
+            _log.warning("state of transaction %s is not known", msg_id, exc_info=error)
+            return TransactionState.UNKNOWN, error
+        finally:
+            _at_work.reset(outside)
+
+    async def _end(
+        self,
+        address: str | None,
+        header: EndTransactionRequest,
+        state: TransactionState,
+        error: BaseException | None,
+        message: Message | ReceivedMessage,
+    ) -> None:
+        self._hooks.transaction_ended(
+            TransactionEnd(
+                group=self.group,
+                message=message,
+                msg_id=header.msg_id or "",
+                transaction_id=header.transaction_id,
+                state=_JAVA_NAMES[state],
+                address=address,
+                is_checked=bool(header.from_transaction_check),
+            )
+        )
+        remark = None if error is None else f"{type(error).__name__}: {error}"
+        try:
+            if address is None:
+                raise ConnectFailed(header.bname or "broker", "no route names its master any more", NOT_REGISTERED)
+            await self._runtime.calls.end_transaction(address, header, remark)
+        except RemotingError as failure:
+            _log.warning("end of transaction %s not told, the broker will ask: %s", header.msg_id, failure)

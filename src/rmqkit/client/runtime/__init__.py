@@ -1,0 +1,1 @@
+"""One client instance: its connections, routes, typed requests and settings (MQClientInstance)."""

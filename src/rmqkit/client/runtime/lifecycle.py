@@ -1,0 +1,245 @@
+"""What producers and consumers have in common: they are started, used and closed, and have a runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from rmqkit.client.observe.hooks import Hook, Hooks
+from rmqkit.client.runtime import forks
+from rmqkit.client.runtime.running import run
+from rmqkit.client.runtime.runtime import ClientRuntime
+from rmqkit.client.runtime.settings import ClientSettings
+from rmqkit.clock import Clock
+from rmqkit.errors import ClientError, SettingsError
+from rmqkit.protocol.names import group_fault
+from rmqkit.remoting.tasks import is_cancelled
+
+if TYPE_CHECKING:
+    from rmqkit.client.observe.trace import MessageTrace
+
+__all__ = ["Client", "keeps_open"]
+
+C = TypeVar("C", bound="Client")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _State(enum.Enum):
+    NEW = "not started"
+    STARTED = "started"
+    CLOSED = "closed"
+    LEFT_BEHIND = "the parent process's, from before a fork"
+
+
+_REMEDIES = {
+    _State.NEW: "use it inside 'async with' or call start()",
+    _State.CLOSED: "make a new one",
+    _State.LEFT_BEHIND: "make a new one here, or start it only after the fork",
+}
+
+
+def keeps_open(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[C, P], Coroutine[Any, Any, T]]:
+    """A method of a started client: `Client.close` waits until its calls have ended (`Client._calls_ended`)."""
+
+    @functools.wraps(method)
+    async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check_started()
+        self._calls += 1
+        try:
+            return await method(self, *args, **kwargs)
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    return call
+
+
+class Client:
+    """A member of a group; started and closed once, best by ``async with``.
+
+    After a fork the child may start what was not started before; what was, it can only make anew.
+
+    ``name_servers`` None takes the environment's ``NAMESRV_ADDR``. ``runtime`` shares the connections of another client
+    instead; its owner starts and closes it.
+    Raises SettingsError: the group's name is not legal, both or neither of name servers and runtime are given."""
+
+    closes_last = False
+    """Whether handlers of other clients may use it, so that `run` closes it after them."""
+
+    _kind = "client"
+    _reserved_group = ""
+    _trace_kind = "CONSUME"
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | None,
+        settings: ClientSettings,
+        runtime: ClientRuntime | None,
+        clock: Clock,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        fault = group_fault(group)
+        if fault is None and group == self._reserved_group:
+            fault = f"The specified group: {group}, is reserved: choose another"
+        if fault is not None:
+            raise SettingsError(fault)
+        if runtime is not None and name_servers is not None:
+            raise SettingsError("name_servers and runtime exclude each other: a runtime has its own name servers")
+        self.group = group
+        self._owns_runtime = runtime is None
+        self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)
+        self._trace = self._make_trace(settings) if settings.enable_trace else None
+        self._hooks = Hooks(hooks if self._trace is None else (*hooks, self._trace))
+        self._state = _State.NEW
+        self._is_registered = False
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._closed = asyncio.Event()
+        forks.tell(self, Client._forked)
+
+    def _make_trace(self, settings: ClientSettings) -> MessageTrace:
+        from rmqkit.client.observe.trace import MessageTrace  # few programs need it, and it takes time to load
+
+        return MessageTrace(self._runtime, self.group, self._trace_kind, settings)
+
+    async def start(self) -> None:
+        """Begin to work.
+        Raises ClientError: it was started before, or is closed meanwhile; a closed client cannot be started again."""
+        if self.is_left_behind:
+            self._check_started()
+        if self._state is not _State.NEW:
+            raise ClientError(f"{self._described} is {self._state.value} already: make a new one")
+        self._runtime.check_process()
+        self._state = _State.STARTED
+        self._starting = asyncio.create_task(self._start(), name=f"start of {self._described}")
+        try:
+            await self._starting
+        except BaseException:
+            was_closed = self._closing is not None
+            await self.close()
+            if was_closed and not is_cancelled():
+                raise ClientError(f"{self._described} was closed while it started") from None
+            raise
+        finally:
+            self._starting = None  # which would keep an error, and all it refers to, as long as this client
+
+    async def _start(self) -> None:
+        if self._owns_runtime:
+            await self._runtime.start()
+        self._register()
+        self._is_registered = True
+        if self._trace is not None:
+            self._trace.start()
+        await self._open()
+
+    async def close(self) -> None:
+        """Finish what is under way, leave the group and let go of the connections; nothing happens twice.
+
+        Called by one of the client's own handlers it returns at once: the handler has to end first."""
+        if self._state is _State.LEFT_BEHIND:
+            return
+        if self._closing is None:
+            self._state = _State.CLOSED
+            self._closing = asyncio.create_task(self._close(), name=f"closing of {self._described}")
+        if not self._is_in_handler:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        try:
+            if self._is_registered:
+                await self._finish()
+        finally:
+            if self._trace is not None:
+                await self._trace.close()
+            if self._owns_runtime:
+                await self._runtime.close()
+            self._closed.set()
+
+    async def run(self) -> None:
+        """Run until SIGINT or SIGTERM asks the process to end, then finish what is under way and close::
+
+            asyncio.run(consumer.run())
+
+        Starts it if that was not done. `rmqkit.run`, or `rmqkit.sync.run`, does it for several clients together; raises
+        as that does."""
+        await run(self)
+
+    async def wait_closed(self) -> None:
+        """Wait until somebody has closed it."""
+        await self._closed.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _register(self) -> None:
+        """Join the group in the runtime; `_finish` is called only when this succeeded."""
+
+    async def _open(self) -> None:
+        """What else a kind of client does to start."""
+
+    async def _finish(self) -> None:
+        """What a kind of client does to end."""
+
+    async def _calls_ended(self) -> None:
+        """Until no call of a method that `keeps_open` is under way."""
+        while self._calls:
+            self._idle.clear()
+            await self._idle.wait()
+
+    @property
+    def _is_in_handler(self) -> bool:
+        """Whether a handler calls that the end of the client has to wait for."""
+        return False
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether it was started in a process that this one was forked from."""
+        return self._state is _State.LEFT_BEHIND
+
+    def _forked(self) -> bool:
+        """In the child of a fork: what was started is the parent's."""
+        if self._is_started or (self._closing is not None and not self._closing.done()):
+            self._state = _State.LEFT_BEHIND
+        return self.is_left_behind
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was neither started nor closed."""
+        return self._state is _State.NEW
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and has ended."""
+        return self._closed.is_set()
+
+    @property
+    def _is_started(self) -> bool:
+        return self._state is _State.STARTED
+
+    @property
+    def _described(self) -> str:
+        return f"{self._kind} of group {self.group}"
+
+    def _check_started(self) -> None:
+        if self._state is not _State.STARTED:
+            raise ClientError(f"{self._described} is {self._state.value}: {_REMEDIES[self._state]}")

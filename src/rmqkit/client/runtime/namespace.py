@@ -1,0 +1,153 @@
+"""What every request of a client gets on its way out: its namespace, and the broker's VIP port.
+
+================  ===============================================================================================
+setting           a request then
+================  ===============================================================================================
+``namespace``     names topics and groups ``NS%name``; the rest of the client, and programs, have the bare names
+``namespace_v2``  has ``nsd=true`` and ``ns=<namespace>``, for proxies that keep names apart themselves
+``vip_channel``   goes to the broker's port - 2 if it is one of `VIP_CODES`; that port serves no pulls
+================  ===============================================================================================
+
+Requests of brokers, and topics of received messages, come with the full names: `Inquiries` and the readers of messages
+take the namespace off (`bare`). Source: remoting.md §3.1, §3.2, §4.2, §9.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from rmqkit.client.runtime.settings import ClientSettings
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_fields
+from rmqkit.protocol.fastjson import loads
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import with_namespace, without_namespace
+from rmqkit.remoting.address import join_address, split_address
+from rmqkit.remoting.client import RemotingClient
+
+__all__ = ["VIP_CODES", "Outbound", "bare", "renamed", "vip_address"]
+
+V = TypeVar("V")
+
+VIP_CODES = frozenset(
+    (
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.QUERY_MESSAGE,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+        RequestCode.CHECK_CLIENT_CONFIG,
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.QUERY_ASSIGNMENT,
+    )
+)
+_NAMED = ("topic", "consumerGroup", "producerGroup", "group", "originTopic")
+_SHORT_NAMED = ("a", "b")
+_NAMED_MEMBERS = frozenset(("topic", "group", "groupName", "consumerGroup", "c", "t"))
+"""Members of bodies that name a topic or a group; the short ones are those of `BatchAck`."""
+
+_BODIES = frozenset(
+    (
+        RequestCode.HEART_BEAT,
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.CHECK_CLIENT_CONFIG,
+        RequestCode.QUERY_ASSIGNMENT,
+        RequestCode.BATCH_ACK_MESSAGE,
+    )
+)
+_ANSWERS = (RequestCode.LOCK_BATCH_MQ, RequestCode.QUERY_ASSIGNMENT)
+_SENDS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+
+_Name = Callable[[str], str]
+
+
+class Outbound(RemotingClient):
+    """The calling side of a client that has one of the settings above; arguments as for `RemotingClient`."""
+
+    def __init__(self, settings: ClientSettings, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings = settings
+
+    async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
+        answer = await super().call(self._address(address, command), self._dressed(command), timeout_ms)
+        if command.code in _ANSWERS and answer.code == ResponseCode.SUCCESS:
+            namespace = self.settings.namespace
+            answer.body = _renamed_body(answer.payload, lambda name: without_namespace(namespace, name))
+        return answer
+
+    async def send_one_way(self, address: str, command: Command, timeout_ms: float) -> None:
+        await super().send_one_way(self._address(address, command), self._dressed(command), timeout_ms)
+
+    def drop(self, address: str) -> None:
+        """As `RemotingClient.drop`, the VIP port's connection included."""
+        super().drop(address)
+        super().drop(vip_address(address))
+
+    def _address(self, address: str, command: Command) -> str:
+        return vip_address(address) if self.settings.vip_channel and command.code in VIP_CODES else address
+
+    def _dressed(self, command: Command) -> Command:
+        """The request with the names that brokers know."""
+        settings, fields = self.settings, decode_fields(command)
+        if settings.namespace:
+            for field in _SHORT_NAMED if command.code in _SENDS else _NAMED:
+                if field in fields:
+                    fields[field] = self._full(fields[field])
+            if command.code in _BODIES:
+                command.body = _renamed_body(command.payload, self._full)
+        if settings.namespace_v2:
+            fields |= {"nsd": "true", "ns": settings.namespace_v2}
+        command.fields = fields
+        return command
+
+    def _full(self, name: str) -> str:
+        """A topic or group as brokers know it; the trace topic is in no namespace."""
+        return name if name == self.settings.trace_topic else with_namespace(self.settings.namespace, name)
+
+
+def vip_address(address: str) -> str:
+    """The second port a broker listens on, for clients that are not to wait behind pulls."""
+    host, port = split_address(address)
+    return join_address(host, port - 2)
+
+
+def bare(namespace: str, messages: Iterable[ReceivedMessage]) -> None:
+    """Take a client's namespace off the topics of messages that a broker gave."""
+    if namespace:
+        for message in messages:
+            message.topic = without_namespace(namespace, message.topic)
+
+
+def renamed(table: Mapping[MessageQueue, V], name: _Name) -> dict[MessageQueue, V]:
+    """A table of queues under other topic names."""
+    return {replace(queue, topic=name(queue.topic)): value for queue, value in table.items()}
+
+
+def _renamed_body(body: bytes, name: _Name) -> bytes:
+    """A JSON body under other names of topics and groups."""
+    return msgspec.json.encode(_renamed_members(loads(body), name))
+
+
+def _renamed_members(value: Any, name: _Name) -> Any:
+    if isinstance(value, list):
+        return [_renamed_members(one, name) for one in value]
+    if isinstance(value, dict):
+        return {
+            key: name(one) if key in _NAMED_MEMBERS and isinstance(one, str) else _renamed_members(one, name)
+            for key, one in value.items()
+        }
+    return value

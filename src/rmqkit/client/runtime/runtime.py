@@ -1,0 +1,317 @@
+"""One client instance (``MQClientInstance``): its id, connections, routes and heartbeats, shared by its groups.
+
+====================  ==========================================================================================
+what it repeats       when
+====================  ==========================================================================================
+route refresh         every 30 s; sooner after a failed send and while a subscribed topic does not exist (1, 2, 4 …
+                      30 s), so that a consumer may be started before the first message of a topic is sent
+heartbeat             every 30 s to every broker of the routes (to masters only, when it only produces); at once when
+                      a subscription changed, or a broker's connection was lost or forgot us
+====================  ==========================================================================================
+
+Brokers send their own requests over our connections; `dispatch` answers them (`inquiries`). Loop only.
+Source: behaviour.md §7.1, §8.15; remoting.md §4.5, §9.1–9.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable
+
+from rmqkit.client.consumer.absences import Absences
+from rmqkit.client.consumer.inquiries import GroupConsumer, Inquiries
+from rmqkit.client.producer.request_reply import PendingReplies
+from rmqkit.client.runtime import forks
+from rmqkit.client.runtime.name_servers import NameServers
+from rmqkit.client.runtime.namespace import Outbound, bare
+from rmqkit.client.runtime.requests import BrokerCalls
+from rmqkit.client.runtime.route_table import RouteTable
+from rmqkit.client.runtime.routes import MASTER_ID
+from rmqkit.client.runtime.settings import ClientSettings, name_server_list
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import ClientError, RemotingError, RmqError
+from rmqkit.protocol.bodies.clients import HeartbeatData, ProducerData
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, decode_header
+from rmqkit.protocol.headers.transactions import CheckTransactionRequest
+from rmqkit.protocol.ids import UniqueKeys
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.names import without_namespace
+from rmqkit.protocol.properties import PRODUCER_GROUP
+from rmqkit.protocol.record import pack_host
+from rmqkit.remoting.address import advertised_ip
+from rmqkit.remoting.authentication import Credentials
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.tasks import Tasks, keep_doing
+from rmqkit.remoting.tls import ClientTls
+
+__all__ = ["ClientRuntime"]
+
+_MISSING_TOPIC_PAUSE_MS = 1000.0
+_REFRESH_GAP_MS = 500.0
+"""However many sends fail, name servers are not asked more often than this."""
+
+_DISCOVERY_INTERVAL_MS = 120_000.0
+_PORT_BYTES = 4
+
+_log = logging.getLogger(__name__)
+_instances = itertools.count()
+
+
+AnswerCheck = Callable[[str, CheckTransactionRequest, ReceivedMessage], None]
+"""Takes a broker's question what became of a transaction: its address, the header, the half message."""
+
+
+class ClientRuntime:
+    """What producers and consumers with one client id share.
+    Raises SettingsError: no name server is given, or an address is not ``host:port``.
+
+    Attributes:
+        namespace: part of all names at brokers; here they are without it.
+        client_id: ``<ip>@<pid>#<nanoseconds>``, with the unit name behind it if there is one.
+        name_servers: their addresses.
+        keys: unique keys for messages.
+        calls: typed requests to brokers.
+        absences: tells which brokers cannot be reached.
+        dispatch: answers requests of brokers; further codes may be registered before `start`.
+    """
+
+    def __init__(
+        self, name_servers: str | None = None, *, settings: ClientSettings | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        settings = settings or ClientSettings()
+        self.name_servers = name_server_list(name_servers, domain=settings.name_server_domain)
+        self._has_to_discover = not self.name_servers
+        self._settings = settings
+        self.namespace = settings.namespace
+        self.clock = clock
+        self._name_process()
+        self.replies = PendingReplies(clock)
+        self.absences = Absences(clock)
+        self.dispatch = Dispatch()
+        self.dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
+        self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.take)
+        is_plain = not (settings.namespace or settings.namespace_v2 or settings.vip_channel)
+        self.remoting = (RemotingClient if is_plain else functools.partial(Outbound, settings))(
+            self.dispatch,
+            clock=clock,
+            on_close=self._connection_closed,
+            tls=ClientTls(settings) if settings.tls_enable else None,
+            credentials=_credentials(settings),
+        )
+        self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
+        name_servers_asked = NameServers(self.name_servers, self.remoting, settings.api_timeout_ms)
+        self.routes = RouteTable(name_servers_asked, self._route_changed)
+        self._producers: dict[str, AnswerCheck | None] = {}
+        self._consumers: dict[str, GroupConsumer] = {}
+        Inquiries(self._consumers, self.namespace).register(self.dispatch)
+        self._tasks = Tasks()
+        self._refresh = asyncio.Event()
+        self._beat = asyncio.Event()
+        self._beats_under_way: set[asyncio.Task[None]] = set()
+        self._missing_pause_ms = _MISSING_TOPIC_PAUSE_MS
+        self._is_running = False
+        self._is_left_behind = False
+        forks.tell(self, ClientRuntime._forked)
+
+    def check_process(self) -> None:
+        """Raises ClientError: it was started in a process that this one was forked from."""
+        if self._is_left_behind:
+            raise ClientError(
+                f"client {self.client_id} was started before this process was forked, its connections are the "
+                "parent's: make a new one here"
+            )
+
+    async def start(self) -> None:
+        """Begin to refresh routes and send heartbeats; nothing happens the second time.
+        Raises ClientError: as `check_process`. Raises NoRoute: no web server says where name servers are."""
+        self.check_process()
+        if self._is_running:
+            return
+        self._is_running = True
+        if self._has_to_discover:
+            try:
+                await self._discover()
+            except BaseException:
+                self._is_running = False
+                raise
+            discovery = f"discovery of name servers of client {self.client_id}"
+            self._tasks.start(keep_doing(self._discover, wake=asyncio.Event(), name=discovery), discovery)
+        name = f"of client {self.client_id}"
+        self._tasks.start(
+            keep_doing(self._refresh_routes, wake=self._refresh, name=f"route refresh {name}", gap_ms=_REFRESH_GAP_MS),
+            f"routes {name}",
+        )
+        self._tasks.start(keep_doing(self._heartbeat, wake=self._beat, name=f"heartbeat {name}"), f"heartbeat {name}")
+
+    async def close(self) -> None:
+        """Stop what `start` began and close every connection. Groups have to be unregistered before."""
+        if self._is_left_behind:
+            return
+        self._is_running = False
+        await self._tasks.close()
+        await self.remoting.close()
+
+    # -- groups
+
+    def register_producer(self, group: str, answer_check: AnswerCheck | None = None) -> None:
+        """Announce a producer group in heartbeats; transactions of the group are asked of ``answer_check``.
+        Raises ClientError: the instance has a producer of that group."""
+        if group in self._producers:
+            raise ClientError(f"producer group {group} exists in client {self.client_id}: choose another group")
+        self._producers[group] = answer_check
+        self.heartbeat_soon()
+
+    def register_consumer(self, group: str, consumer: GroupConsumer) -> None:
+        """Announce a consumer group in heartbeats and tell it about changes.
+        Raises ClientError: the instance has a consumer of that group."""
+        if group in self._consumers:
+            raise ClientError(f"consumer group {group} exists in client {self.client_id}: choose another group")
+        self._consumers[group] = consumer
+
+    async def unregister_producer(self, group: str) -> None:
+        """Leave a producer group at all brokers; a broker that does not answer finds out by itself."""
+        self._producers.pop(group, None)
+        await self._say_goodbye(lambda address: self.calls.unregister(address, self.client_id, producer_group=group))
+
+    async def unregister_consumer(self, group: str) -> None:
+        """Leave a consumer group at all brokers, as above."""
+        self._consumers.pop(group, None)
+        await self._say_goodbye(lambda address: self.calls.unregister(address, self.client_id, consumer_group=group))
+
+    # -- what is to be done soon
+
+    def heartbeat_soon(self) -> None:
+        self._beat.set()
+
+    def refresh_routes_soon(self) -> None:
+        """Look at the routes again, for example because a broker did not answer."""
+        self._missing_pause_ms = _MISSING_TOPIC_PAUSE_MS
+        self._refresh.set()
+
+    async def heartbeat(self) -> None:
+        """Tell all brokers which groups are here; a broker that does not answer is logged."""
+        data = HeartbeatData(
+            clientID=self.client_id,
+            producerDataSet=[ProducerData(group) for group in sorted(self._producers)],
+            consumerDataSet=[
+                data for consumer in self._consumers.values() if (data := consumer.consumer_data()) is not None
+            ],
+        )
+        if data.producerDataSet or data.consumerDataSet:
+            beating = self._everywhere(lambda address: self.calls.heartbeat(address, data), "heartbeat")
+            beat = self._tasks.start(beating, f"one heartbeat of client {self.client_id}")
+            self._beats_under_way.add(beat)
+            beat.add_done_callback(self._beats_under_way.discard)
+            await asyncio.shield(beat)
+
+    # -- inside
+
+    def _forked(self) -> bool:
+        """In the child of a fork: one that was not started can be, under a name of its own."""
+        self._is_left_behind = self._is_left_behind or self._is_running
+        if not self._is_left_behind:
+            self._name_process()
+        return self._is_left_behind
+
+    def _name_process(self) -> None:
+        settings = self._settings
+        ip = settings.client_ip or advertised_ip("")
+        self.client_id = _client_id(ip, settings, self.clock.now_ms())
+        self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
+
+    async def _discover(self) -> float:
+        from rmqkit.client.runtime.discovery import discover  # few programs need it
+
+        self.name_servers[:] = await discover(self._settings)
+        return _DISCOVERY_INTERVAL_MS
+
+    async def _heartbeat(self) -> float:
+        await self.heartbeat()
+        return self._settings.heartbeat_interval_ms
+
+    async def _refresh_routes(self) -> float:
+        known = set(self._broker_addresses())
+        all_exist = await self.routes.refresh_all()
+        for address in known - set(self._broker_addresses()):
+            self.remoting.drop(address)
+        interval_ms = float(self._settings.route_interval_ms)
+        if all_exist:
+            return interval_ms
+        pause_ms = min(self._missing_pause_ms, interval_ms)
+        self._missing_pause_ms = min(pause_ms * 2, interval_ms)
+        return pause_ms
+
+    async def _say_goodbye(self, call: Callable[[str], Awaitable[None]]) -> None:
+        """Leave a group once no heartbeat is under way: handled after the farewell, it would make us a member again,
+        whose queues nobody reads until the broker misses further heartbeats, 120 s later."""
+        if self._beats_under_way:
+            await asyncio.wait(self._beats_under_way)
+        await self._everywhere(call, "unregistering")
+
+    async def _everywhere(self, call: Callable[[str], Awaitable[None]], what: str) -> None:
+        addresses = self._broker_addresses()
+        results = await asyncio.gather(*(call(address) for address in addresses), return_exceptions=True)
+        for address, result in zip(addresses, results, strict=True):
+            if isinstance(result, RemotingError):
+                self.absences.lost(address, result, what)
+            elif isinstance(result, RmqError):
+                _log.warning("%s at broker %s: %s", what, address, result)
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                self.absences.answers(address)
+
+    def _broker_addresses(self) -> list[str]:
+        """Those that get heartbeats."""
+        return [
+            address
+            for ids in self.routes.brokers.values()
+            for broker_id, address in ids.items()
+            if self._consumers or broker_id == MASTER_ID
+        ]
+
+    def _route_changed(self, topic: str) -> None:
+        self.heartbeat_soon()  # the route may lead to brokers that do not know us
+        for consumer in self._consumers.values():
+            consumer.rebalance_soon()
+
+    def _connection_closed(self, address: str, connection: Connection) -> None:
+        if self._is_running and address in self._broker_addresses():
+            self.heartbeat_soon()
+            self.refresh_routes_soon()
+
+    def _check_transaction(self, connection: Connection, command: Command) -> None:
+        header = decode_header(command, CheckTransactionRequest)
+        messages = read_messages(command.payload, header.bname)
+        bare(self.namespace, messages)
+        for message in messages:
+            group = without_namespace(self.namespace, message.properties.get(PRODUCER_GROUP, ""))
+            answer_check = self._producers.get(group)
+            if answer_check is None:
+                _log.warning("transaction %s of group %r: no transaction producer here", message.msg_id, group)
+            else:
+                answer_check(connection.peer, header, message)
+
+
+def _client_id(ip: str, settings: ClientSettings, now_ms: int) -> str:
+    """Two instances of one process differ, also when they are made in the same millisecond."""
+    name = settings.instance_name
+    if name == "DEFAULT" and not settings.keeps_instance_name:
+        name = f"{os.getpid()}#{now_ms * 1_000_000 + next(_instances)}"
+    return "@".join(part for part in (ip, name, settings.unit_name) if part)
+
+
+def _credentials(settings: ClientSettings) -> Credentials | None:
+    if not settings.access_key:
+        return None
+    return Credentials(
+        access_key=settings.access_key, secret_key=settings.secret_key, security_token=settings.security_token or None
+    )

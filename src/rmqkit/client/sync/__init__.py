@@ -1,0 +1,1 @@
+"""The facade for programs without an event loop."""

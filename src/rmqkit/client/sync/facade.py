@@ -1,0 +1,317 @@
+"""The clients for programs without an event loop: same names, same arguments, blocking::
+
+    from rmqkit import Message, sync
+
+    with sync.Producer("orders", name_servers="127.0.0.1:9876") as producer:
+        producer.send(Message(topic="Orders", body=b"17"))
+
+A thin facade: each class here holds the asyncio client of the same name, which lives on one loop thread (`portal`),
+and each method hands its arguments over and waits. There is no second implementation; signatures and docstrings are
+the originals'. Methods may be called from any thread, several at a time. Handlers of a push consumer that are plain
+functions run in threads of their own and may use the facade; coroutine functions run on the loop thread and may not.
+
+After ``os.fork`` a producer goes on in the child with a client, connections and a loop thread of its own, made when it
+is first used there; the parent's are not touched. A consumer is the parent's: the child has to make its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
+
+from rmqkit.client.consumer import base as consumer
+from rmqkit.client.consumer import pull as pull_consumer
+from rmqkit.client.consumer import push as push_consumer
+from rmqkit.client.consumer.poll import MessageStream
+from rmqkit.client.pop import consumer as pop_consumer
+from rmqkit.client.producer import producer, transaction
+from rmqkit.client.runtime import forks
+from rmqkit.client.runtime.lifecycle import Client
+from rmqkit.client.runtime.running import closing_order, told_by_signals
+from rmqkit.client.sync.portal import Portal, portal
+from rmqkit.errors import ClientError
+from rmqkit.protocol.message import ReceivedMessage
+
+__all__ = ["PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer", "run"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_LOOK_SECONDS = 0.2
+_Method = Callable[Concatenate[Any, P], T]
+
+
+def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
+    """Has an ``__init__`` make the asyncio client, on the loop, from the arguments that one takes."""
+
+    def init(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        async def make() -> Client:
+            return client_type(*args, **kwargs)
+
+        self._make = make
+        self._anew = threading.Lock()
+        self._portal = portal()
+        self._client = self._portal.run(make)
+        self._portal.close_at_exit(self._client)
+        forks.tell(self, _Blocking._forked)
+
+    def replace(declared: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
+        return functools.update_wrapper(init, cast("type[Client]", client_type).__init__)
+
+    return replace
+
+
+def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
+    """A method that waits for the coroutine of the same name."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        outcome: T = self._here().run(lambda: method(self._client, *args, **kwargs))
+        return outcome
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def _waits_unless_left_behind(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
+    """`_waits`, but nothing happens when the client is still the parent process's."""
+    wait = _waits(method)
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not self._client.is_left_behind:
+            wait(self, *args, **kwargs)
+
+    return functools.update_wrapper(call, method)
+
+
+def _calls(method: _Method[P, T]) -> _Method[P, T]:
+    """A method that calls the plain one of the same name, on the loop."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def on_loop() -> T:
+            return method(self._client, *args, **kwargs)
+
+        outcome: T = self._here().run(on_loop)
+        return outcome
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def _shares(method: _Method[P, T]) -> _Method[P, T]:
+    """The same method: it uses only others of the facade."""
+    return method
+
+
+def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[ReceivedMessage]]:
+    """The messages of a stream, for ``for``; the class has the stream itself as ``_stream``."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ReceivedMessage]:
+        stream = self._stream(*args, **kwargs)
+        while True:
+            try:
+                message = self._here().run(stream.__anext__)
+            except StopAsyncIteration:
+                return
+            yield message
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def run(*clients: _Blocking) -> None:
+    """`rmqkit.run`, blocking: it ends the same way, and coroutine functions and threads at work may finish.
+    Raises ClientError: it is called elsewhere than in the main thread, which alone gets signals, or without clients.
+    Raises NoRoute: as `start` of the clients."""
+    if not clients:
+        raise ClientError("run() has no clients: give it at least one")
+    asked = threading.Event()
+    with told_by_signals(asked.set):
+        try:
+            for client in clients:
+                if client.is_new and not asked.is_set():
+                    client.start()
+            # With a time, as a wait without one keeps signals away on Windows.
+            while not asked.wait(_LOOK_SECONDS) and not all(client.is_closed for client in clients):
+                pass
+        finally:
+            for together in filter(None, closing_order(clients)):
+                together[0]._here().run(functools.partial(_close_all, [one._client for one in together]))
+
+
+def _runs(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
+    """A method that runs the client by `run` of this module."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        run(self)
+
+    return functools.update_wrapper(call, method)
+
+
+async def _close_all(clients: list[Client]) -> None:
+    await asyncio.gather(*(client.close() for client in clients))
+
+
+class _Blocking:
+    """What the facades have in common."""
+
+    _portal: Portal
+    _client: Client
+    _make: Callable[[], Awaitable[Client]]
+    _anew: threading.Lock
+
+    _goes_on_after_fork = False
+
+    start = _waits(Client.start)
+    wait_closed = _waits(Client.wait_closed)
+    run = _runs(Client.run)
+    close = _waits_unless_left_behind(Client.close)
+
+    @property
+    def closes_last(self) -> bool:
+        """As `Client.closes_last`."""
+        return self._client.closes_last
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was neither started nor closed."""
+        return self._client.is_new
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and has ended."""
+        return self._client.is_closed
+
+    def _forked(self) -> bool:
+        self._anew = threading.Lock()  # the thread that held the lock is not here
+        return False
+
+    def _here(self) -> Portal:
+        """The portal of this process, with the client on it.
+        Raises ClientError: the client is a consumer that was started before a fork."""
+        if self._portal.is_left_behind:
+            with self._anew:
+                if self._portal.is_left_behind:
+                    self._come_here()
+        return self._portal
+
+    def _come_here(self) -> None:
+        own, client = portal(), self._client
+        if client.is_left_behind:
+            if self._goes_on_after_fork:
+                client = own.run(self._make)
+            own.run(client.start)
+        own.close_at_exit(client)
+        self._client, self._portal = client, own
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be sent to another process: make one there")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._client.is_left_behind:
+            self._here().run(lambda: self._client.__aexit__(kind, error, trace))
+
+
+class Producer(_Blocking):
+    """`rmqkit.client.producer.producer.Producer`, blocking."""
+
+    _goes_on_after_fork = True
+
+    @_makes(producer.Producer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.producer.producer.Producer`."""
+
+    send = _waits(producer.Producer.send)
+    send_one_way = _waits(producer.Producer.send_one_way)
+    send_batch = _waits(producer.Producer.send_batch)
+    send_many = _waits(producer.Producer.send_many)
+    request = _waits(producer.Producer.request)
+    reply = _waits(producer.Producer.reply)
+    recall = _waits(producer.Producer.recall)
+    queues = _waits(producer.Producer.queues)
+    status = _calls(producer.Producer.status)
+
+
+class TransactionProducer(Producer):
+    """`rmqkit.client.producer.transaction.TransactionProducer`, blocking."""
+
+    @_makes(transaction.TransactionProducer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.producer.transaction.TransactionProducer`."""
+
+    send_in_transaction = _waits(transaction.TransactionProducer.send_in_transaction)
+    send_half = _waits(transaction.TransactionProducer.send_half)
+
+
+class _Consumer(_Blocking):
+    """What the consumers have in common."""
+
+    unsubscribe = _calls(consumer.Consumer.unsubscribe)
+    pause = _calls(consumer.Consumer.pause)
+    resume = _calls(consumer.Consumer.resume)
+    on_queues_changed = _calls(consumer.Consumer.on_queues_changed)
+    held_queues = _calls(consumer.Consumer.held_queues)
+    status = _calls(consumer.Consumer.status)
+
+
+class PullConsumer(_Consumer):
+    """`rmqkit.client.consumer.pull.PullConsumer`, blocking."""
+
+    @_makes(pull_consumer.PullConsumer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.consumer.pull.PullConsumer`."""
+
+    subscribe = _calls(pull_consumer.PullConsumer.subscribe)
+    assign = _calls(pull_consumer.PullConsumer.assign)
+    schedule = _calls(pull_consumer.PullConsumer.schedule)
+    poll = _waits(pull_consumer.PullConsumer.poll)
+    seek = _waits(pull_consumer.PullConsumer.seek)
+    seek_to_begin = _waits(pull_consumer.PullConsumer.seek_to_begin)
+    seek_to_end = _waits(pull_consumer.PullConsumer.seek_to_end)
+    seek_to_time = _waits(pull_consumer.PullConsumer.seek_to_time)
+    queues = _waits(pull_consumer.PullConsumer.queues)
+    pull = _waits(pull_consumer.PullConsumer.pull)
+    min_offset = _waits(pull_consumer.PullConsumer.min_offset)
+    max_offset = _waits(pull_consumer.PullConsumer.max_offset)
+    search_offset = _waits(pull_consumer.PullConsumer.search_offset)
+    committed = _waits(pull_consumer.PullConsumer.committed)
+    commit = _waits(pull_consumer.PullConsumer.commit)
+    view_message = _waits(pull_consumer.PullConsumer.view_message)
+    query_messages = _waits(pull_consumer.PullConsumer.query_messages)
+    _stream = _calls(pull_consumer.PullConsumer.messages)
+    messages = _iterates(pull_consumer.PullConsumer.messages)
+
+
+class PushConsumer(_Consumer):
+    """`rmqkit.client.consumer.push.PushConsumer`, blocking."""
+
+    @_makes(push_consumer.PushConsumer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.consumer.push.PushConsumer`."""
+
+    subscribe = _calls(push_consumer.PushConsumer.subscribe)
+    on = _shares(push_consumer.PushConsumer.on)
+    unsubscribe = _calls(push_consumer.PushConsumer.unsubscribe)
+    _stream = _calls(push_consumer.PushConsumer.messages)
+    messages = _iterates(push_consumer.PushConsumer.messages)
+
+
+class PopConsumer(PushConsumer):
+    """`rmqkit.client.pop.consumer.PopConsumer`, blocking."""
+
+    @_makes(pop_consumer.PopConsumer)
+    def __init__(self) -> None:
+        """As `rmqkit.client.pop.consumer.PopConsumer`."""
+
+    pop = _waits(pop_consumer.PopConsumer.pop)
+    ack = _waits(pop_consumer.PopConsumer.ack)
+    ack_many = _waits(pop_consumer.PopConsumer.ack_many)
+    change_invisible_time = _waits(pop_consumer.PopConsumer.change_invisible_time)
