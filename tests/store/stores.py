@@ -103,3 +103,15 @@ def tree(root: Path) -> dict[str, str]:
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
         for path in sorted(root.rglob("*"))
     }
+
+
+def change_body(root: Path, body: bytes) -> int:
+    """Flip one bit of the newest stored body that is this one, also under an open store; its physical offset."""
+    for path in sorted((root / "commitlog").iterdir(), reverse=True):
+        at = path.read_bytes().rfind(len(body).to_bytes(4) + body)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + 4)
+                file.write(bytes([body[0] ^ 1]))
+            return int(path.name) + at - 84
+    raise AssertionError(f"no record has the body {body!r}")

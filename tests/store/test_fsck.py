@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
+from rmqkit.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqkit.protocol.record import INNER_BATCH, decode_record
 from rmqkit.store.bulk.scan import Damage, runs
 from rmqkit.store.offline.bulk_compare import IndexComparison
@@ -676,3 +677,21 @@ def test_many_index_files_cost_what_one_does(tmp_path, monkeypatch):
     assert first["opened"] == 2, "to compare the entries, and to follow the chains"
     assert later["opened"] == 2 * many
     assert later["compared"] <= first["compared"] + many
+
+
+@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC])
+@pytest.mark.parametrize("name", ["REAL_TOPIC", "REAL_QID", "TIMER_OUT_MS"])
+def test_messages_that_cannot_be_delivered_when_they_are_due_are_found(tmp_path, topic, name):
+    """A broker drops them, and no CRC covers their properties."""
+    needed = {"REAL_TOPIC": "T", "REAL_QID": "0", "TIMER_OUT_MS": "1800000000000"}
+    with opened(tmp_path, small_settings()) as store:
+        put_all(store, message(topic, **needed))
+        at = put_all(store, message(topic, **needed))[0].physical_offset
+    assert verify(tmp_path, small_settings()).is_sound
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().rindex(name.encode()))
+        file.write(b"X")
+    found = [(one.kind, one.position, one.expected, one.found) for one in verify(tmp_path, small_settings()).findings]
+    is_needed = topic == TIMER_TOPIC or name != "TIMER_OUT_MS"
+    assert found == ([(Kind.PROPERTIES, at, f"a {name} in {topic}", "none")] if is_needed else [])

@@ -136,7 +136,7 @@ class StoreSource:
     """The log of a store, whose broker may be at work: then only what was stored when the replay began.
 
     Args:
-        on_damage: told of what is no record.
+        on_damage: told of what is no record, and of messages whose body changed on the disk: these are left out.
     """
 
     def __init__(
@@ -161,6 +161,7 @@ class StoreSource:
             end_ms=end_ms,
             begin_offset=offset,
             read_only=True,
+            verify_crc=True,
             on_damage=self._on_damage,
         )
         while some := await asyncio.to_thread(lambda: list(itertools.islice(messages, _EXAMINED_COUNT))):

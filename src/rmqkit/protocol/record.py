@@ -183,6 +183,11 @@ class Record(Struct, gc=False):
     topic: str
     properties: bytes
 
+    @property
+    def has_sound_body(self) -> bool:
+        """Whether the body is the one that the record was stored with, by its CRC."""
+        return zlib.crc32(self.body) & 0x7FFFFFFF == self.body_crc
+
 
 def body_crc(body: bytes | memoryview) -> int:
     """CRC-32 of a stored body with the top bit cleared."""

@@ -579,6 +579,12 @@ class MessageStore:
         """The stored record that begins at a physical offset, or None."""
         return self._commit_log.record_at(physical_offset)
 
+    @property
+    def checks_bodies(self) -> bool:
+        """Whether what is stored once more is compared with its CRC first (``checkCRCOnRecover``): its copy gets a new
+        one, and nobody could tell any more that the body was changed on the disk."""
+        return self._settings.check_crc_on_recover
+
     def entries(
         self, topic: str, queue_id: int, queue_offset: int, *, count_max: int
     ) -> list[tuple[int, int, int, int | None]]:

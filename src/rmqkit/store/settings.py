@@ -180,7 +180,11 @@ class StoreSettings(Struct, kw_only=True):
 
     # ---- recovery
     check_crc_on_recover: Annotated[
-        bool, Setting("checkCRCOnRecover", "compare body checksums in recovery, and of older messages in pulls")
+        bool,
+        Setting(
+            "checkCRCOnRecover",
+            "compare body checksums in recovery, of older messages in pulls, and of what a broker stores once more",
+        ),
     ] = True
     force_verify_property_crc: Annotated[
         bool, Setting("forceVerifyPropCRC", "recovery checks the record checksum instead of the body checksum")

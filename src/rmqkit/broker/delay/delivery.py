@@ -27,6 +27,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 
 from rmqkit.broker.copies import copy_of
@@ -34,7 +35,7 @@ from rmqkit.broker.delay.levels import TIMER_NAMES, Elsewhere
 from rmqkit.broker.delay.timer_state import Broken, Refused, TimerState
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.hashing import encoded_tags_code
+from rmqkit.protocol.hashing import encoded_tags_code, java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import find_property, in_stored_order
 from rmqkit.protocol.record import Record
@@ -104,6 +105,7 @@ class Dequeue:
         self._clock = clock
         self._on_delivered = on_delivered
         self._due: _Due | None = None
+        self._changed: set[int] = set()
 
     def begin(self) -> None:
         """Look at the second to deliver anew."""
@@ -142,7 +144,8 @@ class Dequeue:
 
     def deliver_at_once(self, record: Record) -> None:
         """Put a message that is due before it was on the wheel. Raises Refused: to be tried again."""
-        ready = self._ready(record, _AT_ONCE, is_roll=False)
+        ready = None if self._is_changed(record) else self._ready(record, _AT_ONCE, is_roll=False)
+        self._changed.discard(record.physical_offset)
         if ready is not None:
             self._put_one(ready)
 
@@ -220,12 +223,30 @@ class Dequeue:
             return None
         if self._is_deleted(due, record) or record.queue_offset in self._state.left_out:
             return None
-        if self._state.was_delivered(due.time_ms, record.queue_offset):
+        if self._state.was_delivered(due.time_ms, record.queue_offset) or self._is_changed(record):
             return None
         is_roll = bool(unit.magic & ROLL)
         if is_roll and is_away:
             return self._sent_again(record)
-        return self._ready(record, unit.write_ms, is_roll=is_roll)
+        ready = self._ready(record, unit.write_ms, is_roll=is_roll)
+        if ready is not None and _hash_of(ready.topic) != unit.topic_hash:
+            _log.warning(
+                "timed message at %d is for %s, its unit in the timer log for another topic: one of both was changed",
+                *(record.physical_offset, ready.topic),
+            )
+        return ready
+
+    def _is_changed(self, record: Record) -> bool:
+        """Whether a body is not the one that was stored: it would get a CRC that says so. Told once."""
+        if record.has_sound_body or not self._store.checks_bodies:
+            return False
+        if record.physical_offset not in self._changed:
+            self._changed.add(record.physical_offset)
+            _log.error(
+                "timed message at %d for %s is not delivered: its body is not the one of its CRC, %08x",
+                *(record.physical_offset, find_property(record.properties, _REAL_TOPIC), record.body_crc),
+            )
+        return True
 
     def _is_deleted(self, due: _Due, record: Record) -> bool:
         if not due.deleted:
@@ -324,10 +345,15 @@ class Dequeue:
             self._end_second()
 
     def _left_out(self, due: _Due, position: int) -> int | None:
-        """The hash of the topic of a unit whose record was deleted in time, or delivered by another broker."""
+        """The hash of the topic of a unit whose record was deleted in time or changed on the disk, or delivered by
+        another broker."""
         state = self._state
         unit = state.files.log.unit(position)
-        is_left_out = unit is not None and unit.physical_offset < self._store.min_physical_offset
+        is_left_out = unit is not None and (
+            unit.physical_offset < self._store.min_physical_offset or unit.physical_offset in self._changed
+        )
+        if unit is not None:
+            self._changed.discard(unit.physical_offset)
         if unit is not None and state.is_told_by_another and not is_left_out:
             record = state.record(unit.physical_offset, unit.size)
             is_left_out = record is not None and state.was_delivered(due.time_ms, record.queue_offset)
@@ -345,6 +371,11 @@ def _deleted_name(record: Record, key: bytes) -> bytes:
     own topic, never a message of another topic: its sender may have no right there."""
     topic = (find_property(record.properties, _REAL_TOPIC) or b"") + b"+"
     return topic + key.removeprefix(topic)
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(topic: str) -> int:
+    return java_hash(topic)
 
 
 def _alike(ready: _Ready | None) -> tuple[bytes, bytes, bool] | None:

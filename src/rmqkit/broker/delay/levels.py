@@ -10,7 +10,8 @@ what                                then
 ==================================  ==========================================================================
 due later than now + its delay      the clock or the table changed: due now
 level not in ``messageDelayLevel``  its messages are delivered at the time their entries say
-record gone                         skipped
+record expired                      skipped
+record or entry damaged             skipped and logged
 store refuses                       the same message again after 100 ms
 anything unexpected                 that level again after 10 s
 message can never be stored         skipped and logged: the reference tries it for ever and holds up its level
@@ -290,7 +291,7 @@ class Schedule:
             if now_ms < due_ms:
                 level.look_at_ms = due_ms
                 return False
-            message = self._message(physical_offset, size)
+            message = self._message(level, physical_offset, size)
             if message is not None and not self._deliver(message, physical_offset):
                 level.look_at_ms = now_ms + _RETRY_MS
                 return False
@@ -302,7 +303,7 @@ class Schedule:
         """When an entry is due; 0 when it says a time that is further away than its level's delay."""
         _, physical_offset, size, due_ms = entry
         if due_ms is None:  # the extension unit that holds it is missing
-            record = self._record(physical_offset, size)
+            record = self._record(level, physical_offset, size)
             due_ms = 0 if record is None else record.store_timestamp + (level.delay_ms or 0)
         return 0 if level.delay_ms is not None and due_ms > now_ms + level.delay_ms else due_ms
 
@@ -318,7 +319,7 @@ class Schedule:
 
     async def _send(self, level: _Level, due: list[_Entry], put: Elsewhere) -> None:
         """Put messages elsewhere until all are stored or delivery stops; the offset moves past those that are."""
-        messages = ((index, self._message(at, size)) for index, (_, at, size, _) in enumerate(due))
+        messages = ((index, self._message(level, at, size)) for index, (_, at, size, _) in enumerate(due))
         waiting = {index: message for index, message in messages if message is not None}
         passed, pause_ms = 0, 0
         try:
@@ -342,17 +343,29 @@ class Schedule:
             level.is_away = False
             self._look_at(level.look_at_ms)
 
-    def _record(self, physical_offset: int, size: int) -> Record | None:
+    def _record(self, level: _Level, physical_offset: int, size: int) -> Record | None:
         stored = self._store.copy_record(physical_offset, size)
-        try:
-            return None if stored is None else decode_record(stored)
-        except RecordCorrupt as error:
-            _log.error("delayed message at %d is skipped: %s", physical_offset, error)
+        if stored is None:
+            if physical_offset >= self._store.min_physical_offset:
+                self._tell_skipped(level, physical_offset, f"the log has no {size} bytes there")
             return None
+        try:
+            record = decode_record(stored, verify_crc=self._store.checks_bodies)
+        except RecordCorrupt as error:
+            self._tell_skipped(level, physical_offset, str(error))
+            return None
+        if (record.topic, record.queue_id) == (SCHEDULE_TOPIC, level.queue_id):
+            return record
+        self._tell_skipped(level, physical_offset, f"it is one of {record.topic}-{record.queue_id}")
+        return None
 
-    def _message(self, physical_offset: int, size: int) -> PutMessage | None:
+    @staticmethod
+    def _tell_skipped(level: _Level, physical_offset: int, why: str) -> None:
+        _log.error("delay level %d: message at %d is skipped: %s", level.number, physical_offset, why)
+
+    def _message(self, level: _Level, physical_offset: int, size: int) -> PutMessage | None:
         """The message to put for a delayed one; None when it is gone or does not say where it belongs."""
-        record = self._record(physical_offset, size)
+        record = self._record(level, physical_offset, size)
         if record is None:
             return None
         topic = find_property(record.properties, _REAL_TOPIC)

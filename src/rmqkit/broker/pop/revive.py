@@ -86,7 +86,7 @@ class Revive:
     def _record(self, pending: Pending, offset: int) -> Record | None:
         found = self._store.get(pending.topic, pending.queue_id, offset, count_max=1)
         try:
-            record = decode_record(found.records[0]) if found.records else None
+            record = decode_record(found.records[0], verify_crc=self._store.checks_bodies) if found.records else None
         except RecordCorrupt as error:
             _log.error("popped message %s[%d]@%d cannot be read: %s", pending.topic, pending.queue_id, offset, error)
             return None

@@ -142,7 +142,7 @@ class CheckBack:
         raw = found.records[0]
         walk.work += len(raw) >> 10
         try:
-            half = decode_record(raw)
+            half = decode_record(raw, verify_crc=self._store.checks_bodies)
         except RecordCorrupt as error:
             _log.error("half message %d of queue %d cannot be read, it is passed over: %s", at, walk.queue_id, error)
             walk.half_offset += 1
@@ -318,7 +318,7 @@ class _OpReader:
         before, self._next = self._next, found.next_begin_offset
         for raw in found.records:
             try:
-                op = decode_record(raw)
+                op = decode_record(raw, verify_crc=self._store.checks_bodies)
             except RecordCorrupt as error:
                 _log.error("an op message of queue %d cannot be read, it is passed over: %s", self._queue_id, error)
                 continue

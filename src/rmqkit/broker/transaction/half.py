@@ -79,12 +79,21 @@ def to_half(message: PutMessage) -> None:
 
 
 def record_at(store: MessageStore, physical_offset: int) -> Record | None:
-    """The record that lies at a physical offset, or None where none begins or can be read."""
+    """The record that lies at a physical offset, to be stored once more; None where none begins or can be read, or its
+    body changed on the disk, which is told."""
     raw = store.record_at(physical_offset)
     try:
-        return None if raw is None else decode_record(raw)
+        record = None if raw is None else decode_record(raw)
     except RecordCorrupt:
         return None
+    if record is None or record.has_sound_body or not store.checks_bodies:
+        return record
+    if record.physical_offset == physical_offset:  # else bytes within another message, which a client asked for
+        _log.error(
+            "the message of %s at %d is not stored once more: its body is not the one of its CRC, %08x",
+            *(record.topic, physical_offset, record.body_crc),
+        )
+    return None
 
 
 def half_at(store: MessageStore, physical_offset: int) -> Record | None:

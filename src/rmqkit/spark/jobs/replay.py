@@ -39,7 +39,7 @@ from rmqkit.spark.exactly_once import ExactlyOnce
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs.query import query
 from rmqkit.spark.ledger import Batch
-from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, parse_options
+from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, VerifyCrc, parse_options
 from rmqkit.spark.schema import MESSAGE_COLUMNS
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Filter", "Replayed", "replay"]
 
 _CHUNK_BYTES = 256 << 20
+_VERIFY = "verifycrc"
 _PLANNED = ("topic", "commitLogOffset", "storeTimestamp")
 _SENT = (*_PLANNED, "queueOffset", "tags", "keys", "properties", "flag", "body")
 
@@ -109,7 +110,7 @@ def replay(
     """Send what is wanted of a store or an archive to a topic.
 
     Args:
-        options: of ``rocketmq-store``: corruptRecordMode, decompress, ...
+        options: of ``rocketmq-store``: corruptRecordMode, decompress, ...; verifyCrc is ``fail`` unless it is there.
         sink: of the sink: nameServer, producerGroup, accessKey, ...
         replay_id: the same again goes on; by default it follows from path, target and filter.
         rate: messages a second at most, by one task; 0: as fast as possible.
@@ -138,7 +139,10 @@ def replay(
         if unfinished is not None and not is_dry_run and not ledger.progress(Batch(replay_id, unfinished)).gone:
             ledger.commit(Batch(replay_id, unfinished), ())
             done.up_to, unfinished = unfinished, None
-        source = _Source(spark, path, dict(options or {}), wanted)
+        own = dict(options or {})
+        if _VERIFY not in map(str.lower, own):
+            own[_VERIFY] = VerifyCrc.FAIL.value  # what is sent has a CRC of its own, whatever it was
+        source = _Source(spark, path, own, wanted)
         with one_line():
             chunks = list(_chunks(source, done.up_to, unfinished, chunk_bytes))
             if chunks and not is_dry_run:

@@ -33,7 +33,7 @@ from rmqkit.spark.jobs.stretches import Stretch, disk_errors, in_log, log_splits
 from rmqkit.spark.splits import Split
 from rmqkit.store.bulk.columns import Arrivals
 from rmqkit.store.offline.bulk_compare import Ranges
-from rmqkit.store.offline.check import LogDamage, QueueStat, check_sums, is_held, open_log, queue_ends, tally
+from rmqkit.store.offline.check import LogDamage, QueueStat, check_records, is_held, open_log, queue_ends, tally
 from rmqkit.store.offline.findings import Kind, Report, entries_of
 from rmqkit.store.offline.queue_check import DerivedFiles, Equal, FileSizes, QueueEnd
 from rmqkit.store.offline.timer_check import check_timer_files
@@ -144,7 +144,7 @@ class _Checks:
 
     def add(self, segment: Segment, arrivals: Arrivals) -> None:
         self._seen.report.checked["records"] += len(arrivals)
-        check_sums(segment, arrivals, self._seen.report)
+        check_records(segment, arrivals, self._seen.report)
         tally(arrivals, self._seen.tallies)
         if self._derived is not None:
             self._derived.compare(arrivals)

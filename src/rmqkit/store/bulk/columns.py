@@ -74,6 +74,10 @@ class Arrivals:
     def sys_flags(self) -> Ints:
         return self.records.field("sys_flag")
 
+    def rows_of(self, topic: str) -> Ints:
+        """Rows of the records of a topic."""
+        return np.flatnonzero(self.topic == self.topics.index(topic)) if topic in self.topics else np.empty(0, "i8")
+
     def dispatched(self) -> Ints:
         """Rows of the records that are in queues: all but the transaction markers of old stores."""
         kinds = self.sys_flags & TRANSACTION_MASK

@@ -180,6 +180,11 @@ class Records:
         with memoryview(self.buffer) as view:
             return decode_record(view, int(self.positions[row]))
 
+    def properties(self, row: int) -> bytes:
+        """The property string of one of the records."""
+        at = int(self.properties_at[row])
+        return bytes(self.buffer[at : at + int(self.properties_bytes[row])])
+
     def take(self, rows: slice | NDArray[Any]) -> Records:
         """Some of the records: a slice, a mask or ascending indexes."""
         arrays = (getattr(self, field.name)[rows] for field in fields(self)[2:])

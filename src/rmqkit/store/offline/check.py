@@ -13,6 +13,7 @@ Source: store.md §2–§8, §12.1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ from msgspec import Struct
 from rmqkit.errors import BodyError, StoreError, StoreLocked
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record
+from rmqkit.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from rmqkit.protocol.properties import REAL_QUEUE_ID, REAL_TOPIC, TIMER_OUT_MS, find_property
 from rmqkit.protocol.record import body_crc
 from rmqkit.store.bulk.scan import Damage, need_numpy
 from rmqkit.store.log.commit_log import log_directories
@@ -50,7 +53,7 @@ __all__ = [
     "QueueStat",
     "Report",
     "Stat",
-    "check_sums",
+    "check_records",
     "dump",
     "is_held",
     "open_log",
@@ -61,6 +64,14 @@ __all__ = [
 ]
 
 Part = TypeVar("Part")
+_NEEDED = {
+    SCHEDULE_TOPIC: {
+        REAL_TOPIC.encode(): re.compile(rb".+", re.DOTALL),
+        REAL_QUEUE_ID.encode(): re.compile(rb"[0-9]+"),
+    },
+}
+"""What messages of these topics need to be delivered, and how it looks: brokers drop others. No CRC covers it."""
+_NEEDED[TIMER_TOPIC] = {**_NEEDED[SCHEDULE_TOPIC], TIMER_OUT_MS.encode(): re.compile(rb"[+-]?[0-9]{1,18}")}
 _DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 
@@ -161,7 +172,7 @@ def verify(
     derived = DerivedFiles(root, log, used, report, sizes, advance=advance)
 
     def look(segment: Segment, arrivals: Arrivals) -> None:
-        check_sums(segment, arrivals, report)
+        check_records(segment, arrivals, report)
         derived.compare(arrivals)
 
     damages = LogDamage(report)
@@ -221,6 +232,7 @@ def dump(
     key: str | None = None,
     begin_offset: int = 0,
     read_only: bool = False,
+    verify_crc: bool = False,
     on_damage: Callable[[Finding], None] = lambda finding: None,
 ) -> Iterator[ReceivedMessage]:
     """The messages of a log in its order, inner batches unpacked and bodies decompressed.
@@ -229,7 +241,9 @@ def dump(
         begin_ms, end_ms: store times, inclusive.
         key: a word of KEYS, or the unique key.
         begin_offset: physical offset of the first record.
-        on_damage: told of bytes that are no record and bodies that cannot be read; the walk goes on behind them.
+        verify_crc: leave out messages whose body is not the one of its CRC.
+        on_damage: told of bytes that are no record and bodies that cannot be read or are left out; the walk goes on
+            behind them.
 
     Raises:
         StoreLocked, StoreError, OSError: as `verify`, with the first message.
@@ -250,10 +264,14 @@ def dump(
             and begin_ms <= part.store_timestamp
             and (end_ms is None or part.store_timestamp <= end_ms)
         ):
+            at = part.physical_offset - segment.start
+            if verify_crc and not part.has_sound_body:
+                found = f"{body_crc(part.body):08x}"
+                on_damage(Finding(Kind.BODY_CRC, str(segment.path), at, f"{part.body_crc:08x}", found))
+                continue
             try:
                 messages = list(messages_of_record(part))
             except BodyError as error:
-                at = part.physical_offset - segment.start
                 on_damage(Finding(Kind.RECORD, str(segment.path), at, "a body that can be read", str(error)))
                 continue
             yield from (one for one in messages if key is None or key in one.keys or key == one.msg_id)
@@ -390,8 +408,21 @@ class LogDamage:
         return finding
 
 
-def check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
-    """Note the records whose checksums are wrong."""
+def check_records(segment: Segment, arrivals: Arrivals, report: Report) -> None:
+    """Note the records whose checksums are wrong, and those that a broker cannot deliver when they are due."""
+    _check_sums(segment, arrivals, report)
+    for topic, needed in _NEEDED.items():
+        for row in arrivals.rows_of(topic).tolist():
+            properties = arrivals.records.properties(row)
+            for name, form in needed.items():
+                value = find_property(properties, name)
+                if value is None or not form.fullmatch(value):
+                    position = int(arrivals.records.positions[row])
+                    found = "none" if value is None else repr(value)
+                    report.add(Kind.PROPERTIES, segment.path, position, f"a {name.decode()} in {topic}", found)
+
+
+def _check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
     for row in arrivals.suspects().tolist():
         record = arrivals.records.record(row)
         position = record.physical_offset - segment.start

@@ -32,6 +32,7 @@ class Kind(enum.StrEnum):
     RECORD = "record"
     BODY_CRC = "body CRC"
     RECORD_CRC = "record CRC"
+    PROPERTIES = "properties"
     QUEUE_ENTRY = "queue entry"
     QUEUE_END = "queue end"
     EXT_UNIT = "extension unit"
