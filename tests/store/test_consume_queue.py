@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rmqkit.store.log.mapped_file import file_name
+from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY, ConsumeQueue
 from tests.open_files import open_files
 
@@ -232,3 +235,18 @@ def test_descriptors_are_given_back(queue: ConsumeQueue, tmp_path: Path) -> None
     assert open_files(tmp_path)
     queue.close()
     assert open_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", [ConsumeQueue, BatchQueue])
+def test_valid_entries_are_counted_as_one_by_one(kind: type[LogicQueue]) -> None:
+    chance = random.Random(7)
+    layout = kind.layout
+    for _ in range(300):
+        fields = [[5, 100, 0, 0, 3, 1, 0, 0][: len(layout.format) - 1] for _ in range(chance.randrange(12))]
+        for entry in fields:
+            if chance.random() < 0.2:
+                field = chance.randrange(len(entry))
+                entry[field] = chance.choice([-1, 0, 1, -256, 256])
+        raw = b"".join(layout.pack(*entry) for entry in fields)
+        expected = next((i for i, entry in enumerate(fields) if not kind.are_valid([tuple(entry)])), len(fields))
+        assert kind.valid_count(raw + bytes(chance.randrange(3))) == expected

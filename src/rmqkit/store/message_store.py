@@ -314,9 +314,9 @@ class MessageStore:
         self._checkpoint.confirm_physical_offset = end.last_record
         if end.newest_store_timestamp > end.last_store_timestamp:
             self._checkpoint.step_back(end.newest_store_timestamp, end.last_store_timestamp)
-        queues.finish_recovery(log.min_offset)
         log.queue.sync()  # after a clean stop only what was cut: bytes that come back would look like records
-        queues.sync_all()
+        queues.sync_all()  # first, as a queue that is on the disk can be read and closed again without a wait
+        queues.finish_recovery(log.min_offset)
         _log.info("store %s: log from %d to %d, %d queues", self.root, log.min_offset, end.offset, len(queues))
         return end
 

@@ -15,15 +15,18 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import TypeVar
 
 from rmqkit.errors import StoreMismatch
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.log.mapped_file import MappedFile, file_name
 
-__all__ = ["FileQueue", "sync_names", "sync_names_of"]
+__all__ = ["FileQueue", "split", "sync_names", "sync_names_of"]
 
 _log = logging.getLogger(__name__)
 _NAME_DIGITS = 20
+_PARTS = 16
+T = TypeVar("T")
 
 
 class FileQueue:
@@ -218,11 +221,26 @@ def sync_names(file: MappedFile, levels: int) -> None:
 
 def sync_names_of(files: Collection[MappedFile], levels: int, pool: Executor) -> None:
     """`sync_names` for many files, each directory once and several at a time; nobody deletes any meanwhile."""
-    directories = {directory for file in files for directory in list(file.path.parents)[:levels]}
-    for _ in pool.map(_sync_if_ours, directories):
+    level = {file.path.parent for file in files}
+    directories = set(level)
+    for _ in range(levels - 1):
+        level = {directory.parent for directory in level}
+        directories |= level
+    for _ in pool.map(_sync_all_of_ours, split(directories)):
         pass
     for file in files:
         file.is_named_durably = True
+
+
+def split(things: Collection[T]) -> list[list[T]]:
+    """Parts for the threads of a pool: a task for each thing would take longer than most waits."""
+    listed = list(things)
+    return [part for i in range(_PARTS) if (part := listed[i::_PARTS])]
+
+
+def _sync_all_of_ours(directories: list[Path]) -> None:
+    for directory in directories:
+        _sync_if_ours(directory)
 
 
 def _sync_if_ours(directory: Path) -> bool:
