@@ -6,7 +6,7 @@
 The pending messages lie over nine levels of an hour and more; the stream that becomes due meanwhile comes over nine
 levels of 2 to 10 s. The error of a delivery is the store time of the delivered copy minus the time the message was sent
 and its delay (so it counts the send, too); a consumer that waits with long polling sees it arrive a little later. What
-is measured, and for messages that wait for a second: `rmqkit.cli.timer_figures`, `rmq bench timer`.
+is measured, and for messages that wait for a second: `bench.commands.timer`, `rmq bench timer`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rmqkit.cli.timer_figures import DUE_SECONDS, Waiting
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.commands.timer import DUE_SECONDS, Waiting
 from rmqkit.protocol.codes import CURRENT_VERSION, version_name
 
 LEVELS = " ".join([f"{seconds}s" for seconds in DUE_SECONDS] + [f"{hours}h" for hours in range(1, 10)])

@@ -46,7 +46,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.broker_bench import APACHE_CONF
 from bench.ha_load import QUEUES, TOPIC, Load
-
 from rmqkit.protocol.bodies.replication import HaRuntimeInfo
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields

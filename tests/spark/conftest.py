@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,15 +38,14 @@ def spark() -> Iterator[SparkSession]:
     """A session on two cores, in UTC."""
     from rmqkit.spark import spark_session
 
-    session = spark_session(
-        "rmqkit-tests",
-        "local[2]",
-        {
-            "spark.sql.session.timeZone": "UTC",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.default.parallelism": "2",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # half the CPU of a short life
-        },
-    )
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # half the CPU of a short life
+    }
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where its workers find `bench`
+        session = spark_session("rmqkit-tests", "local[2]", settings)
     yield session
     session.stop()

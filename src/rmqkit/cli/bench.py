@@ -1,207 +1,41 @@
-"""``rmq bench``: measurements a person reads as a table and a program as JSON."""
+"""``rmq bench``: runs the measurements of a checkout, which lie in ``bench/`` beside ``src`` and are not installed.
+
+A user's installation has only the command that says so; ``make env`` or ``pip install -e .`` has them all.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import platform
 import sys
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
 from rmqkit.errors import SettingsError
 
-__all__ = ["app"]
-
-_WIDTH = 120
+_CHECKOUT = Path(__file__).parents[3]
 
 
-app = typer.Typer(name="bench", help="Measure; every figure also as JSON.", no_args_is_help=True, add_completion=False)
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+def _from_checkout() -> typer.Typer | None:
+    """The commands of ``bench/commands``; None where rmqkit runs from anywhere else than a checkout's ``src``."""
+    if not (_CHECKOUT / "bench" / "commands").is_dir() or not Path(__file__).is_relative_to(_CHECKOUT / "src"):
+        return None
+    sys.path.insert(0, str(_CHECKOUT))
+    from bench.commands.app import app as commands
+
+    return commands
 
 
-@app.command()
-def start(
-    runs: Annotated[int, typer.Option(min=1, help="Starts of each process.")] = 5,
-    brokers: Annotated[int, typer.Option(min=1, help="Starts of test brokers, alone and eight at a time.")] = 100,
-    as_json: _Json = False,
-) -> None:
-    """How long servers take until ready, as processes and as the pytest plugin's brokers, and their memory."""
-    from rmqkit.cli import start_figures
+def _without_checkout() -> typer.Typer:
+    instead = typer.Typer(name="bench", help="Measure; needs a checkout of rmqkit.", add_completion=False)
 
-    logging.getLogger("rmqkit").setLevel(logging.ERROR)  # what servers say of themselves is not wanted here
-    figures = start_figures.measure(runs=runs, brokers=brokers)
-    _report("start", {"runs": runs, "brokers": brokers}, figures, as_json)
+    @instead.callback(invoke_without_command=True, context_settings={"ignore_unknown_options": True})
+    def bench(words: list[str] | None = typer.Argument(None, hidden=True)) -> None:  # noqa: B008
+        raise SettingsError(
+            f"rmq bench measures from a checkout, and this rmqkit is installed in {_CHECKOUT}: clone its repository, "
+            "run make env there, then .venv/bin/rmq bench"
+        )
 
-
-@app.command()
-def wire(
-    connections: Annotated[int, typer.Option(min=1, help="Idle connections to hold.")] = 10_000,
-    requests: Annotated[int, typer.Option(min=1, help="Requests through sockets.")] = 100_000,
-    as_json: _Json = False,
-) -> None:
-    """What commands cost to read and write, and requests through sockets; server CPU, not wall time."""
-    from rmqkit.cli import wire_figures
-
-    wire_figures.allow_connections()
-    figures = wire_figures.measure(connections=connections, requests=requests)
-    _report("wire", {"connections": connections, "requests": requests}, figures, as_json)
+    return instead
 
 
-@app.command()
-def store(
-    messages: Annotated[int, typer.Option(min=256, help="Messages of a round.")] = 50_000,
-    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
-    directory: Annotated[Path | None, typer.Option(help="Where the files lie meanwhile. [default: $TMPDIR]")] = None,
-    as_json: _Json = False,
-) -> None:
-    """What the store puts, dispatches, reads and recovers in a second, beside the naive way to do the same."""
-    from rmqkit.cli import store_figures
-
-    logging.getLogger("rmqkit").setLevel(logging.ERROR)  # what recovery and the pool warn of is wanted here
-    figures = store_figures.measure(messages=messages, body_bytes=body_bytes, directory=directory)
-    _report("store", {"messages": messages, "body_bytes": body_bytes}, figures, as_json)
-
-
-@app.command()
-def broker(
-    namesrv: Annotated[str | None, typer.Option(help="Name servers of the broker. [default: starts one]")] = None,
-    pid: Annotated[int | None, typer.Option(help="Process of that broker, to tell what it costs.")] = None,
-    messages: Annotated[int, typer.Option(min=1000, help="Messages of a load.")] = 50_000,
-    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
-    as_json: _Json = False,
-) -> None:
-    """What sends and pulls cost the broker's process, and how long held pulls take; ours, or any (Apache's, too).
-
-    The load is Python. A checkout's make bench-broker puts ours and Apache's under the same Java load in one run.
-    """
-    from rmqkit.cli import broker_figures
-
-    figures = broker_figures.measure(name_servers=namesrv, pid=pid, messages=messages, body_bytes=body_bytes)
-    _report("broker", {"messages": messages, "body_bytes": body_bytes}, figures, as_json)
-
-
-@app.command()
-def pop(
-    namesrv: Annotated[str | None, typer.Option(help="Name servers of another broker, to be measured beside.")] = None,
-    pid: Annotated[int | None, typer.Option(help="Process of that broker, to tell what it costs.")] = None,
-    messages: Annotated[int, typer.Option(min=1000, help="Messages of a load.")] = 20_000,
-    body_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a body.")] = 1024,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5,
-    as_json: _Json = False,
-) -> None:
-    """What pops and their acks cost the broker's process, and how long a pop takes; ours, and beside it any other.
-
-    A checkout's make bench-pop has Apache's beside it in the same run.
-    """
-    from rmqkit.cli import pop_figures
-
-    figures = pop_figures.measure(
-        name_servers=namesrv,
-        pid=pid,
-        messages=messages,
-        body_bytes=body_bytes,
-        rounds=rounds,
-        tell=lambda text: typer.echo(text, err=True),
-    )
-    _report("pop", {"messages": messages, "body_bytes": body_bytes, "rounds": rounds}, figures, as_json)
-
-
-@app.command()
-def timer(
-    namesrv: Annotated[str | None, typer.Option(help="Name servers of another broker, to be measured beside.")] = None,
-    pid: Annotated[int | None, typer.Option(help="Process of that broker, to tell what it costs.")] = None,
-    pending: Annotated[int, typer.Option(min=1000, help="Messages that wait all the time.")] = 1_000_000,
-    rate: Annotated[int, typer.Option(min=10, help="Messages that become due in a second.")] = 1000,
-    seconds: Annotated[int, typer.Option(min=1, help="For which messages become due.")] = 30,
-    body_bytes: Annotated[int, typer.Option(min=17, max=1 << 20, help="Bytes of a body.")] = 100,
-    as_json: _Json = False,
-) -> None:
-    """How late timed messages are while many wait, what they cost the broker and its memory; ours, and beside it any.
-
-    A checkout's make bench-timer has Apache's beside it in the same run.
-    """
-    from rmqkit.cli import timer_figures
-
-    settings = {"pending": pending, "rate": rate, "seconds": seconds, "body_bytes": body_bytes}
-    figures = timer_figures.measure(
-        name_servers=namesrv, pid=pid, **settings, tell=lambda text: typer.echo(text, err=True)
-    )
-    _report("timer", settings, figures, as_json)
-
-
-@app.command()
-def client(
-    namesrv: Annotated[str | None, typer.Option(help="Name servers of the broker. [default: starts one]")] = None,
-    messages: Annotated[int, typer.Option(min=100, help="Messages of a round.")] = 30_000,
-    body_bytes: Annotated[int, typer.Option(min=100, max=1 << 20, help="Bytes of a body.")] = 1024,
-    as_json: _Json = False,
-) -> None:
-    """What sending and consuming cost the client's process, latency through the broker, import times."""
-    from rmqkit.cli import client_figures
-
-    figures = client_figures.measure(name_servers=namesrv, messages=messages, body_bytes=body_bytes)
-    _report("client", {"messages": messages, "body_bytes": body_bytes}, figures, as_json)
-
-
-@app.command()
-def spark(
-    mib: Annotated[int, typer.Option(min=1, help="Size of the log with bodies of 1 KiB.")] = 1024,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 3,
-    only: Annotated[str, typer.Option(help="Rows to measure: 3,4,9. [default: all eleven]")] = "",
-    max_gib: Annotated[int, typer.Option(min=1, max=64, help="Size of the log in row 11.")] = 8,
-    quick: Annotated[bool, typer.Option("--quick", help="The same as --mib 256 --max-gib 2.")] = False,
-    rocketmq_classpath: Annotated[str, typer.Option(help="Apache's jars and DecodeLoad, for row 2.")] = "",
-    directory: Annotated[Path | None, typer.Option(help="Where the files lie meanwhile. [default: $TMPDIR]")] = None,
-    as_json: _Json = False,
-) -> None:
-    """What the Spark pipeline costs beside other ways to do the same, in CPU time of all its processes.
-
-    A checkout's make bench-spark fetches what row 2 needs.
-    """
-    from rmqkit.cli import spark_figures
-
-    if quick:
-        mib, max_gib = 256, 2
-    try:
-        rows = [int(row) for row in only.split(",")] if only else list(spark_figures.ROWS)
-    except ValueError:
-        raise SettingsError(f"--only {only}: give numbers of rows with commas between them, such as 3,4,9") from None
-    before = os.getloadavg()[0]
-    figures = spark_figures.measure(
-        mib=mib,
-        repeats=repeats,
-        rows=rows,
-        gib=max_gib,
-        rocketmq_classpath=rocketmq_classpath,
-        directory=directory,
-        tell=lambda text: typer.echo(text, err=True),
-    )
-    load = f"{before:.1f} to {os.getloadavg()[0]:.1f}"
-    if not as_json:
-        figures = [
-            {name: value for name, value in one.items() if not name.endswith(("_median", "_s_min"))} for one in figures
-        ]
-    _report("spark", {"mib": mib, "repeats": repeats, "max_gib": max_gib, "load_average": load}, figures, as_json)
-
-
-def _report(bench: str, settings: dict[str, Any], figures: list[dict[str, Any]], as_json: bool) -> None:
-    """Figures as JSON, or as a table with one row each."""
-    if as_json:
-        machine = {"machine": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count()}
-        print(json.dumps({"bench": bench, **settings, **machine, "figures": figures}))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"bench {bench}: " + ", ".join(f"{value} {name}" for name, value in settings.items()))
-    headings = list(dict.fromkeys(heading for figure in figures for heading in figure))
-    for i, heading in enumerate(headings):
-        table.add_column(heading.replace("_", " "), justify="right" if i else "left", no_wrap=not i)
-    for figure in figures:
-        values = (figure.get(heading, "") for heading in headings)
-        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in values))
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+app = _from_checkout() or _without_checkout()

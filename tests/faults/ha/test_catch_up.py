@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
 from bench.ha_bench import ASYNC, catch_up, group, run_ours
 from bench.ha_load import Load
-
 from tests.interop.replicas import log_difference
 from tests.interop.standalone import run_name_server
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from rmqkit.cli.process_tree import ProcessTree
+from bench.commands.process_tree import ProcessTree
 
 __all__ = ["Figure", "Ratio", "Rounds", "Work", "verdict"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmqkit.cli import timer_figures
-from rmqkit.cli.served import serve_standalone
+from bench.commands import timer as timer_figures
+from bench.commands.served import serve_standalone
 
 
 def test_every_load_is_measured_at_both_brokers(monkeypatch):

@@ -1,4 +1,4 @@
-"""What `spark_figures` compares with: the ways into Spark and Parquet that come to mind first.
+"""What `spark` compares with: the ways into Spark and Parquet that come to mind first.
 
 ===================  ==================================================================================================
 `naive_rows`         a record, a ``struct`` call, a dict of properties, a tuple

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from rmqkit.cli.loaded import TIMEOUT_MS, ask, cpu_seconds, create_topic, expect, find_broker
-from rmqkit.cli.served import serve_standalone
+from bench.commands.loaded import TIMEOUT_MS, ask, cpu_seconds, create_topic, expect, find_broker
+from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.bodies.pop import BatchAck, BatchAckBody

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from rmqkit.cli import naive_spark, sample_store
-from rmqkit.cli.interleaved import Figure, Ratio, Rounds, Work, verdict
-from rmqkit.cli.sample_store import QUEUES, TOPICS, write_log
-from rmqkit.cli.served import serve_standalone
+from bench.commands import naive_spark, sample_store
+from bench.commands.interleaved import Figure, Ratio, Rounds, Work, verdict
+from bench.commands.sample_store import QUEUES, TOPICS, write_log
+from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
 from rmqkit.protocol.bodies.topics import TopicConfig, TopicConfigTable
 from rmqkit.spark.java import find_java_home
@@ -53,6 +53,7 @@ Case = tuple[Ratio, Work, Work]
 _LIVE = "100B live"
 _DATA = {"1K": (1024, 1.0), "100B": (100, 0.5), _LIVE: (100, 0.45)}
 """Name of the data → bytes of a body, share of the MiB asked for."""
+_CHECKOUT = Path(__file__).parents[2]
 _PLAIN = ("1K", "100B")
 _LIVE_ROW, _GROWTH_ROW = 10, 11
 _BATCH_ROWS = 400_000
@@ -372,6 +373,8 @@ _CASES: dict[int, Callable[[_Bench, Data], Iterator[Case]]] = {
 
 
 def _session(master: str) -> SparkSession:
+    # Spark's Python workers import `naive_spark` by its name, and find it as this process does.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_CHECKOUT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     spark = spark_session("bench", master)
     for source in naive_spark.sources():
         spark.dataSource.register(source)

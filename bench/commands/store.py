@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rmqkit.cli.naive_store import NaiveStore, naive_walk
+from bench.commands.naive_store import NaiveStore, naive_walk
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import pack_host
 from rmqkit.store.bulk.scan import Records, crc_matches, walk

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rmqkit.cli.naive_store import NaiveStore, naive_walk
+from bench.commands.naive_store import NaiveStore, naive_walk
 from rmqkit.protocol.record import iter_records
 from rmqkit.store.queues.consume_queue import ENTRY
 from tests.store.stores import message, opened, put_all, small_settings

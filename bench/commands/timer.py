@@ -28,8 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rmqkit.cli.loaded import TIMEOUT_MS, ask, cpu_seconds, create_topic, find_broker
-from rmqkit.cli.served import serve_standalone
+from bench.commands.loaded import TIMEOUT_MS, ask, cpu_seconds, create_topic, find_broker
+from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
 from rmqkit.protocol.bodies.namesrv import KVTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmqkit.cli import pop_figures
-from rmqkit.cli.served import serve_standalone
+from bench.commands import pop as pop_figures
+from bench.commands.served import serve_standalone
 
 
 def test_bench_pop_tells_of_both_brokers() -> None:

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from rmqkit.cli.loaded import TIMEOUT_MS, cpu_seconds, create_topic, expect, find_broker
-from rmqkit.cli.served import serve_standalone
+from bench.commands.loaded import TIMEOUT_MS, cpu_seconds, create_topic, expect, find_broker
+from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode

@@ -11,9 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from rmqkit.cli import app, naive_spark, spark_figures
-from rmqkit.cli.interleaved import Ratio, Rounds, verdict
-from rmqkit.cli.sample_store import QUEUES, TOPICS, write_log
+from bench.commands import naive_spark
+from bench.commands import spark as spark_figures
+from bench.commands.interleaved import Ratio, Rounds, verdict
+from bench.commands.sample_store import QUEUES, TOPICS, write_log
+from rmqkit.cli import app
 from rmqkit.protocol.message import messages_of_record
 from rmqkit.protocol.record import decode_record
 from rmqkit.spark.reader import read_split
@@ -67,7 +69,7 @@ def test_sample_store_is_sound(root: Path) -> None:
 
 
 def test_full_files_end_with_a_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqkit.cli.sample_store.SEGMENT_BYTES", 100_000)
+    monkeypatch.setattr("bench.commands.sample_store.SEGMENT_BYTES", 100_000)
     count = write_log(tmp_path, 250_000, BODY_BYTES)
     sizes = [path.stat().st_size for path in sorted((tmp_path / "commitlog").iterdir())]
     assert sizes[:2] == [100_000, 100_000]
@@ -154,7 +156,7 @@ def test_every_ratio_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.spark
 @pytest.mark.usefixtures("bench_session")
 def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmqkit.cli.sample_store.SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr("bench.commands.sample_store.SEGMENT_BYTES", 1 << 20)
     figures = spark_figures.measure(mib=1, repeats=1, rows=[11], gib=2, directory=tmp_path)
     assert [figure["row"] for figure in figures] == [11, 11, 11]
     assert all(figure["ratio"] > 0 for figure in figures)

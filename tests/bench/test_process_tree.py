@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rmqkit.cli.process_tree import ProcessTree
+from bench.commands.process_tree import ProcessTree
 
 BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
 PARENT = """

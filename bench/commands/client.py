@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from rmqkit.cli.served import serve_standalone
+from bench.commands.served import serve_standalone
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom

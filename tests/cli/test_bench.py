@@ -1,0 +1,32 @@
+"""`rmq bench` in a checkout, and where rmqkit was installed without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rmqkit
+
+
+@pytest.mark.parametrize("words", [[], ["start", "--json"]])
+def test_an_installation_without_a_checkout_says_in_one_line_what_to_do(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "rmqkit").symlink_to(Path(rmqkit.__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "rmqkit", "bench", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rmq: rmq bench measures from a checkout")
+    assert line.endswith("clone its repository, run make env there, then .venv/bin/rmq bench")
+
+
+def test_help_of_an_installation_without_a_checkout_names_the_command(tmp_path: Path) -> None:
+    (tmp_path / "rmqkit").symlink_to(Path(rmqkit.__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "rmqkit", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert "needs a checkout of rmqkit" in done.stdout
