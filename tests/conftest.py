@@ -20,7 +20,7 @@ settings.load_profile("rmqkit")
 # On loopback only this process can be late.
 patience.be_patient()
 
-pytest_plugins = ["tests.second_try"]
+pytest_plugins = ["tests.second_try", "tests.virtual_time"]
 
 TOGETHER = ("tests/interop/", "tests/spark/")
 

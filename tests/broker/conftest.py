@@ -1,7 +1,5 @@
 """What the broker's tests share."""
 
-import asyncio
-
 import msgspec
 import pytest
 
@@ -11,6 +9,7 @@ from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.settings import load
 from rmqkit.standalone import Standalone
 from tests.broker.cluster import Cluster
+from tests.virtual_time import run as run_virtual
 
 USERS = AuthenticationSettings(
     enabled=True, initial_user='{"username":"root","password":"secret12"}', authorization_enabled=True
@@ -24,7 +23,7 @@ def run(tmp_path):
             async with Cluster(tmp_path / "store", **settings) as cluster:
                 await scenario(cluster)
 
-        asyncio.run(main())
+        run_virtual(main())
 
     return runner
 
@@ -48,6 +47,6 @@ def serve(tmp_path):
             ) as servers:
                 await scenario(servers)
 
-        asyncio.run(main())
+        run_virtual(main())
 
     return runner

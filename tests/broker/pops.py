@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.headers.pop import (
@@ -24,7 +23,7 @@ def parts(cluster):
 
 
 def now_ms():
-    return int(time.time() * 1000)
+    return SYSTEM_CLOCK.now_ms()
 
 
 class Client:

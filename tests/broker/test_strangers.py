@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
+from rmqkit.clock import SYSTEM_CLOCK
 from tests.broker.stranger import Stranger, ask, frame, fully_signed
 
 SEND, QUERY, VIEW, SEND_BACK, END = 310, 12, 33, 36, 37
@@ -287,7 +287,7 @@ def test_where_users_are_in_force_brokers_sign_what_they_say_of_themselves(serve
 
 def test_who_saw_a_fully_signed_request_cannot_send_it_again_or_as_another(serve):
     async def scenario(servers):
-        now_ms = int(time.time() * 1000)
+        now_ms = SYSTEM_CLOCK.now_ms()
 
         async def told_of(code, signed_for=GET_TOPIC, said=f"{now_ms} s 1"):
             fields = fully_signed(signed_for, {"topic": "TBW102"}, b"", "root", "secret12", said)

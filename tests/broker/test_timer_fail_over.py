@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 
 import pytest
 
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.names import TIMER_TOPIC
 from tests.broker.groups_of_brokers import Brokers
@@ -32,7 +32,7 @@ def quick(monkeypatch):
 async def send(brokers, name, seconds):
     """Timed messages, due one after the other from a time on."""
     for number in range(COUNT):
-        at_ms = int((time.time() + seconds) * 1000) + number * 20
+        at_ms = SYSTEM_CLOCK.now_ms() + int(seconds * 1000) + number * 20
         fields = {"a": "p", "b": "T", "c": "TBW102", "d": 2, "e": 0, "f": 0, "g": 1, "h": 0, "j": 0, "k": "false"}
         properties = f"TIMER_DELIVER_MS\x01{at_ms}\x02"
         answer = await brokers.ask(name, RequestCode.SEND_MESSAGE_V2, b"%d" % number, i=properties, **fields)

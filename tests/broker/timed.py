@@ -16,6 +16,7 @@ from rmqkit.store.retention import used_percent
 from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import message, read_all, small_settings
+from tests.virtual_time import run as run_virtual
 from tests.waiting import until
 
 STEP_MS = 10
@@ -88,7 +89,7 @@ class Timed:
 def in_a_loop(scenario):
     @functools.wraps(scenario)
     def run(**fixtures):
-        asyncio.run(scenario(**fixtures))
+        run_virtual(scenario(**fixtures))
 
     return run
 

@@ -24,6 +24,7 @@ from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ServerTls
 from rmqkit.standalone import Standalone
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS as SECONDS
 from tests.waiting import until as until
 
@@ -37,7 +38,7 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             async with asyncio.timeout(2 * SECONDS):
                 await test(*args, **kwargs)
 
-        asyncio.run(main())
+        run_virtual(main())
 
     return run
 

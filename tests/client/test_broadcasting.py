@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import MessageModel, PushConsumerSettings, StartFrom
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.headers.pull import PullFlag
@@ -81,7 +81,7 @@ async def test_a_time_to_begin_at_chooses_the_first_message_stored_at_it_or_late
         await producer.send(Message(topic="T", body=b"old"), queue=queue)
         async with PullConsumer("reader", cluster.namesrv_address) as reader:
             (old,) = (await reader.pull(queue, 0)).messages
-            await until(lambda: int(time.time() * 1000) > old.store_timestamp, "a later millisecond")
+            await until(lambda: SYSTEM_CLOCK.now_ms() > old.store_timestamp, "a later millisecond")
             await producer.send(Message(topic="T", body=b"new"), queue=queue)
             (new,) = (await reader.pull(queue, 1)).messages
         seen = []

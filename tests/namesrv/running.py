@@ -12,6 +12,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.headers.registration import RegisterBrokerRequest
 from rmqkit.remoting.client import RemotingClient
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 CALL_TIMEOUT_MS = 60_000
@@ -58,7 +59,7 @@ def run(scenario, tmp_path, *, clock=None, **settings):
             await ask.client.close()
             await server.stop()
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
 
 from rmqkit.broker.operations import connections
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.consumers import ConsumerStatus
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
@@ -57,7 +57,7 @@ def test_a_group_without_members(run, name):
 
 def test_the_members_of_producer_groups(run):
     async def scenario(cluster):
-        before_ms = int(time.time() * 1000)
+        before_ms = SYSTEM_CLOCK.now_ms()
         await cluster.heartbeat("c1")
         (member,) = json.loads((await cluster.ask(PRODUCERS, producerGroup="p")).body)["connectionSet"]
         assert (member["clientId"], member["language"]) == ("c1", "PYTHON")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.bodies.stats import TopicStatsTable
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields
@@ -136,7 +136,7 @@ def test_bounds_with_odd_fields(run, code):
 
 def test_bounds_and_times_of_a_queue(run):
     async def scenario(cluster):
-        before = int(time.time() * 1000)
+        before = SYSTEM_CLOCK.now_ms()
         for _ in range(3):
             await cluster.send()
         queue = QueueRequest("T", 0)
@@ -163,7 +163,7 @@ BOUNDS = RequestCode.GET_TOPIC_STATS_INFO
 
 def test_the_bounds_of_a_topic(run):
     async def scenario(cluster):
-        before_ms = int(time.time() * 1000)
+        before_ms = SYSTEM_CLOCK.now_ms()
         for _ in range(3):
             await cluster.send()
         table = decode_as((await cluster.ask(BOUNDS, topic="T")).body, TopicStatsTable).offset_table

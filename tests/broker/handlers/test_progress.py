@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.bodies.queues import CorrectionOffsets
 from rmqkit.protocol.bodies.stats import (
     BrokerStatsData,
@@ -44,7 +45,7 @@ async def progress(cluster, **fields):
 
 def test_how_far_a_group_is(run):
     async def scenario(cluster):
-        before_ms = int(time.time() * 1000)
+        before_ms = SYSTEM_CLOCK.now_ms()
         for topic in ("T", "U"):
             for _ in range(3):
                 await cluster.send(topic)
@@ -128,7 +129,7 @@ def test_how_far_all_groups_are(run):
 
 def test_when_the_messages_of_a_group_were_stored(run):
     async def scenario(cluster):
-        before_ms = int(time.time() * 1000)
+        before_ms = SYSTEM_CLOCK.now_ms()
         for _ in range(3):
             await cluster.send()
         await commit(cluster, 2)

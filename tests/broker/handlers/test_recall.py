@@ -6,10 +6,10 @@ Codes and remarks are compared with a real 5.4.0 broker's in tests/interop/test_
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.bodies.timer import TimerMetrics, decode_timer_checkpoint
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
@@ -27,7 +27,7 @@ QUICK = {"timer_precision_ms": 10}
 
 
 def now_ms():
-    return time.time_ns() // 1_000_000
+    return SYSTEM_CLOCK.now_ms()
 
 
 def timer_of(cluster):

@@ -1,0 +1,258 @@
+"""An event loop on which nobody waits: when nothing is left to do its time jumps to the next timer.
+
+Servers and clients of one process run on it, and `rmqkit.clock.SYSTEM_CLOCK` follows it in all threads. A default of
+minutes costs nothing, and a busy machine makes no test late: time stands still while anything works. That is:
+
+=====================================  =================================================================================
+a callback or task that can go on      always
+bytes and connections on loopback      the kernel hands them over within `_SETTLE_SECONDS`; what cannot be written yet,
+                                       like a call in an executor, is given `_STUCK_SECONDS` to get on
+a thread that runs or reads the disk   until it sleeps (``/proc``; elsewhere the loop waits a little longer instead)
+=====================================  =================================================================================
+
+A process or a thread that sleeps in real time is not waited for: tests of such things stay on a real loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import selectors
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from rmqkit.clock import SystemClock
+
+T = TypeVar("T")
+
+_SETTLE_SECONDS = 0.001
+_STUCK_SECONDS = 0.2
+_TURN_SECONDS = 1e-5
+"""What passes in each turn of the loop, so that whoever yields until some time has passed comes to an end."""
+_HAS_PROC = Path("/proc/self/task").exists()
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Runs timers in their order as soon as everything before them is done."""
+
+    def __init__(self, ahead_seconds: float = 0.0) -> None:
+        self._passed = 0.0
+        self._base = time.monotonic() + ahead_seconds
+        self._wall = time.time() + ahead_seconds
+        self._calls = 0
+        self._idle: list[asyncio.Future[None]] = []
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        return self._base + self._passed
+
+    def now_ms(self) -> int:
+        """Wall time in milliseconds."""
+        return int((self._wall + self._passed) * 1000)
+
+    def go_on(self, seconds: float) -> None:
+        """Let time pass."""
+        self._passed += seconds
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether an executor has calls that have not returned."""
+        return self._calls > 0
+
+    async def idle(self) -> None:
+        """Wait until nothing is left to do but wait; time jumps then."""
+        future = self.create_future()
+        self._idle.append(future)
+        await future
+
+    def wake_idle(self) -> bool:
+        """Wake all that wait for `idle`; whether there are any."""
+        waiting, self._idle = self._idle, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+        return bool(waiting)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        self._calls += 1
+        future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(self._returned)
+        return future
+
+    def _returned(self, _: object) -> None:
+        self._calls -= 1
+
+
+class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    """Instead of waiting it makes sure that nothing comes, and lets the loop's time jump."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._happened = time.monotonic()
+        self._has_woken = False
+        self._is_settled = False
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        events = super().select(0)
+        is_settled, self._is_settled = self._is_settled, False
+        if events or (timeout is not None and timeout <= 0):
+            self._loop.go_on(_TURN_SECONDS)
+            self._happened = time.monotonic()
+            return events
+        while not is_settled or timeout is None:
+            events = super().select(_SETTLE_SECONDS if _HAS_PROC else 5 * _SETTLE_SECONDS)
+            if events:
+                self._happened = time.monotonic()
+                return events
+            is_settled = not self._is_worked_on()
+            if is_settled and not self._has_woken and self._loop.wake_idle():
+                self._has_woken = self._is_settled = True  # they look first, and then time jumps
+                return []
+            if timeout is None:
+                self._has_woken = False
+        self._has_woken = False
+        self._loop.go_on(timeout)
+        return []
+
+    def _is_worked_on(self) -> bool:
+        """Whether something is under way that may wake the loop."""
+        if _threads_work():
+            self._happened = time.monotonic()
+            return True
+        is_stuck = time.monotonic() - self._happened >= _STUCK_SECONDS
+        return not is_stuck and (self._loop.has_calls or self._writes())
+
+    def _writes(self) -> bool:
+        return any(key.events & selectors.EVENT_WRITE for key in self.get_map().values())
+
+
+def _threads_work() -> bool:
+    """Whether another thread of this process runs, could run, or waits for the disk."""
+    own = threading.get_native_id()
+    for thread in threading.enumerate():
+        if thread.native_id is None or thread.native_id == own:
+            continue
+        try:
+            with open(f"/proc/self/task/{thread.native_id}/stat", "rb") as file:
+                state = file.read().rpartition(b") ")[2][:1]
+        except OSError:
+            continue
+        if state in b"RD":
+            return True
+    return False
+
+
+# ---- the product's clock
+
+_real_now_ms, _real_monotonic_ms = SystemClock.now_ms, SystemClock.monotonic_ms
+_running: list[VirtualLoop] = []
+_ahead_seconds = 0.0
+"""How far the loops of this test have jumped ahead of real time: it does not go back between two of them."""
+
+
+def _now_ms(clock: SystemClock) -> int:
+    return _running[-1].now_ms() if _running else _real_now_ms(clock) + math.ceil(_ahead_seconds * 1000)
+
+
+def _monotonic_ms(clock: SystemClock) -> float:
+    return _running[-1].time() * 1000 if _running else _real_monotonic_ms(clock) + _ahead_seconds * 1000
+
+
+SystemClock.now_ms, SystemClock.monotonic_ms = _now_ms, _monotonic_ms  # type: ignore[method-assign]
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` in virtual time."""
+    with _Runner() as runner:
+        return runner.run(main)
+
+
+class _Runner:
+    """`asyncio.Runner` in virtual time, with the product's clock."""
+
+    def __init__(self) -> None:
+        self._loop = VirtualLoop(_ahead_seconds)
+        self._runner = asyncio.Runner(loop_factory=lambda: self._loop)
+        self.run = self._runner.run
+
+    def __enter__(self) -> _Runner:
+        _running.append(self._loop)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        global _ahead_seconds
+        try:
+            self._runner.close()
+        finally:
+            self._loop.close()
+            _running.remove(self._loop)
+            _ahead_seconds = max(_ahead_seconds, self._loop.time() - time.monotonic())
+
+
+# ---- the plug-in: coroutine tests and fixtures run on a loop of their test's own
+
+_RUNNER = pytest.StashKey[_Runner]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_time: a coroutine test that waits for processes or threads in real time")
+
+
+def _runner_of(item: pytest.Item) -> Any:
+    if _RUNNER not in item.stash:
+        runner = asyncio.Runner() if item.get_closest_marker("real_time") else _Runner()
+        item.stash[_RUNNER] = runner.__enter__()
+    return item.stash[_RUNNER]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    _runner_of(pyfuncitem).run(pyfuncitem.obj(**arguments))
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> object | None:
+    """An asynchronous generator as a fixture of one test."""
+    if not inspect.isasyncgenfunction(fixturedef.func):
+        return None
+    assert fixturedef.scope == "function", f"{fixturedef.argname}: a loop belongs to one test"
+    runner = _runner_of(request.node)
+    generator = fixturedef.func(**{name: request.getfixturevalue(name) for name in fixturedef.argnames})
+
+    async def end() -> None:
+        assert await anext(generator, None) is None, f"{fixturedef.argname} yields twice"
+
+    async def begin() -> object:
+        return await anext(generator)
+
+    value = runner.run(begin())
+    fixturedef.addfinalizer(lambda: runner.run(end()))
+    fixturedef.cached_result = (value, fixturedef.cache_key(request), None)
+    return value
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """End the loop after the fixtures; the next test begins in the present."""
+    global _ahead_seconds
+    try:
+        return (yield)
+    finally:
+        if (runner := item.stash.get(_RUNNER, None)) is not None:
+            del item.stash[_RUNNER]
+            runner.__exit__(None, None, None)
+        _ahead_seconds = 0.0
