@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rmqkit.client.observe.hooks import Recall as Recall
     from rmqkit.client.observe.hooks import Sending as Sending
     from rmqkit.client.observe.hooks import SendOutcome as SendOutcome
+    from rmqkit.client.observe.hooks import SendResult as SendResult
+    from rmqkit.client.observe.hooks import SendStatus as SendStatus
     from rmqkit.client.observe.hooks import TransactionEnd as TransactionEnd
     from rmqkit.client.observe.status import BrokerStatus as BrokerStatus
     from rmqkit.client.observe.status import MemberStatus as MemberStatus
@@ -31,16 +33,14 @@ if TYPE_CHECKING:
     from rmqkit.client.observe.status import QueueStatus as QueueStatus
     from rmqkit.client.pop.consumer import PopConsumer as PopConsumer
     from rmqkit.client.producer import selectors as selectors
-    from rmqkit.client.producer.batching import SendManyFailed as SendManyFailed
+    from rmqkit.client.producer.accumulator import SendManyFailed as SendManyFailed
     from rmqkit.client.producer.producer import Producer as Producer
-    from rmqkit.client.producer.request_reply import Reply as Reply
-    from rmqkit.client.producer.sender import SendResult as SendResult
-    from rmqkit.client.producer.sender import SendStatus as SendStatus
     from rmqkit.client.producer.transaction import TransactionProducer as TransactionProducer
     from rmqkit.client.producer.transaction import TransactionResult as TransactionResult
     from rmqkit.client.producer.transaction import TransactionState as TransactionState
+    from rmqkit.client.runtime.handlers import Reply as Reply
+    from rmqkit.client.runtime.process import run as run
     from rmqkit.client.runtime.requests import PullStatus as PullStatus
-    from rmqkit.client.runtime.running import run as run
     from rmqkit.client.runtime.runtime import ClientRuntime as ClientRuntime
     from rmqkit.client.runtime.settings import ClientSettings as ClientSettings
     from rmqkit.client.runtime.settings import CompressionType as CompressionType
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
 
 _MODULES = """
-rmqkit.client.producer.batching SendManyFailed
+rmqkit.client.producer.accumulator SendManyFailed
 rmqkit.client.runtime.requests PullStatus
 rmqkit.client.consumer.consume ConsumeLater
 rmqkit.client.observe.hooks ConsumeOutcome Consumption Hook Recall SendOutcome Sending TransactionEnd
@@ -75,8 +75,8 @@ rmqkit.client.pop.consumer PopConsumer
 rmqkit.client.producer.producer Producer
 rmqkit.client.consumer.pull PullConsumer PullResult
 rmqkit.client.consumer.push PushConsumer
-rmqkit.client.producer.request_reply Reply
-rmqkit.client.runtime.running run
+rmqkit.client.runtime.handlers Reply
+rmqkit.client.runtime.process run
 rmqkit.client.runtime.runtime ClientRuntime
 rmqkit.client.producer.sender SendResult SendStatus
 rmqkit.client.runtime.settings ClientSettings CompressionType MessageModel ProducerSettings PullConsumerSettings

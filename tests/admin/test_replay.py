@@ -13,7 +13,7 @@ import pytest
 from rmqkit.admin.replay import Audit, Replay, State, origin
 from rmqkit.admin.replay_sources import Picked, Selection
 from rmqkit.admin.sending import Stop
-from rmqkit.client.producer.sender import SendResult, SendStatus
+from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.errors import ConnectionLost, MessageIllegal, SendFailed, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from tests.client.messages import received

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rmqkit.admin.sending import CHUNK_COUNT, Pace, send_chunk
+from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.client.producer.selectors import PlacedMessage
-from rmqkit.client.producer.sender import SendResult, SendStatus
 from rmqkit.errors import MessageIllegal, NoRoute
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock

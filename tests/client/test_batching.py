@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from rmqkit.client.consumer.pull import PullConsumer
-from rmqkit.client.producer.batching import BATCHES_MAX, SendManyFailed
+from rmqkit.client.observe.hooks import SendStatus
+from rmqkit.client.producer.accumulator import BATCHES_MAX, SendManyFailed
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_sharding_key
-from rmqkit.client.producer.sender import SendStatus
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -10,7 +10,7 @@ import pytest
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer import transaction
-from rmqkit.client.producer.batching import SendManyFailed
+from rmqkit.client.producer.accumulator import SendManyFailed
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_hash
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState

@@ -10,7 +10,7 @@ import pytest
 
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime import runtime as runtime_module
-from rmqkit.client.runtime.discovery import address_url, discover
+from rmqkit.client.runtime.routes import address_url, discover
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, name_server_list
 from rmqkit.errors import NoRoute

@@ -8,7 +8,7 @@ import threading
 import msgspec
 import pytest
 
-from rmqkit.client.consumer.assigned import Pauses
+from rmqkit.client.consumer.assignment import Pauses
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer

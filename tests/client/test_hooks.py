@@ -10,7 +10,7 @@ from rmqkit.client.consumer.consume import ConsumeLater
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.observe.hooks import Hook
-from rmqkit.client.producer.batching import SendManyFailed
+from rmqkit.client.producer.accumulator import SendManyFailed
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_sharding_key
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState

@@ -11,9 +11,9 @@ import pytest
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.consumer.consume import ConsumeLater
-from rmqkit.client.consumer.inquiries import Inquiries
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
+from rmqkit.client.runtime.handlers import Inquiries
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import fastjson

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rmqkit.client.consumer.local_offsets import LocalOffsets
+from rmqkit.client.consumer.offsets import LocalOffsets
 from rmqkit.errors import ClientError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from tests.client.peers import on_loop, until

@@ -9,7 +9,7 @@ import pytest
 
 from rmqkit.client.consumer.consume import ConsumeLater
 from rmqkit.client.consumer.group import offsets_of
-from rmqkit.client.consumer.local_offsets import LocalOffsets
+from rmqkit.client.consumer.offsets import LocalOffsets
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer

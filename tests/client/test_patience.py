@@ -10,8 +10,9 @@ import random
 
 import pytest
 
+from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.producer.sender import PASSING, SendStatus
+from rmqkit.client.producer.sender import PASSING
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ConnectionLost, NoRoute, PeerRefused, RequestTimedOut, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue

@@ -6,7 +6,7 @@ import msgspec
 
 from rmqkit.client.consumer.allocate import averagely, averagely_by_circle, configured
 from rmqkit.client.consumer.context import Member
-from rmqkit.client.pop.assignment import Assigned
+from rmqkit.client.pop.service import Assigned
 from rmqkit.client.pop.session import Pops
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
@@ -52,9 +52,8 @@ class Sharing:
         await self.runtime.routes.refresh("T")
         settings = PushConsumerSettings()
         self.pops = Pops(self.runtime, "G", settings, is_ordered=self.is_ordered)
-        member = Member(self.runtime, "G", settings, None, None, self.allocate, "CONSUME_POP", pops=self.pops)
-        member.only_pops = self.only_pops
-        self.shares = Assigned(member, self)
+        member = Member(self.runtime, "G", settings, None, None, self.allocate, "CONSUME_POP")
+        self.shares = Assigned(member, self, self.pops, only_pops=self.only_pops)
         return self
 
     async def __aexit__(self, *exc_info) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.client.pop.handles import Receipt, batch_acks, give_handles, receipt_of
+from rmqkit.client.pop.session import Receipt, batch_acks, give_handles, receipt_of
 from rmqkit.errors import ClientError, HeaderError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.headers.pop import PopMessageResponse

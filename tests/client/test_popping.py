@@ -10,8 +10,8 @@ from rmqkit.client.consumer.consume import Listener
 from rmqkit.client.consumer.offsets import GroupOffsets
 from rmqkit.client.consumer.process_queue import NOTHING_HELD
 from rmqkit.client.observe.hooks import NO_HOOKS
-from rmqkit.client.observe.rates import TopicRates
-from rmqkit.client.pop.consume import OrderedPopConsuming, PopConsuming
+from rmqkit.client.observe.status import TopicRates
+from rmqkit.client.pop.service import OrderedPopConsuming, PopConsuming
 from rmqkit.client.pop.session import PopProcessQueue, Pops
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_hash, by_sharding_key
-from rmqkit.client.producer.sender import SendStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SettingsError

@@ -381,7 +381,7 @@ async def test_an_illegal_offset_is_saved_and_the_queue_begins_there():
 
 @on_loop
 async def test_a_queue_is_given_up_when_its_handlers_had_a_moment_to_finish(monkeypatch):
-    monkeypatch.setattr("rmqkit.client.consumer.assigned._HAND_OVER_MS", 60_000)
+    monkeypatch.setattr("rmqkit.client.consumer.assignment._HAND_OVER_MS", 60_000)
     async with Cluster() as cluster:
         cluster.topic("T", queues=1)
         answers = [lambda command: pulled(command, 0, 3, record(0) + record(1) + record(2))]

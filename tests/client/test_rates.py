@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmqkit.client.consumer.push import PushConsumer
-from rmqkit.client.observe.rates import TopicRates
+from rmqkit.client.observe.status import TopicRates
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply

@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.producer.request_reply import PendingReplies
+from rmqkit.client.runtime.handlers import PendingReplies
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import MessageIllegal, NotARequest, ReplyTimedOut, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from rmqkit.client.consumer.loop import Schedule, ScheduledPull
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.consumer.pull import PullConsumer
-from rmqkit.client.consumer.scheduled import Schedule, ScheduledPull
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from tests.client.peers import Cluster, on_loop, until

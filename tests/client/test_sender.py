@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.encode import Outgoing
-from rmqkit.client.producer.sender import PASSING, RETRYABLE, Sender, SendStatus
+from rmqkit.client.producer.sender import PASSING, RETRYABLE, Sender
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import NoNameServer, NoRoute, PeerRefused, RequestTimedOut, SendFailed

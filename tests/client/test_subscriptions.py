@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.client.consumer.subscriptions import Subscriptions
+from rmqkit.client.consumer.context import Subscriptions
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import SettingsError
 from rmqkit.testing.clock import StandingClock

@@ -9,11 +9,10 @@ import pytest
 
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
-from rmqkit.client.observe import trace as tracing
-from rmqkit.client.observe.hooks import ConsumeOutcome, Consumption, Sending, SendOutcome
-from rmqkit.client.observe.trace import MessageTrace
+from rmqkit.client.observe.hooks import ConsumeOutcome, Consumption, Sending, SendOutcome, SendResult, SendStatus
+from rmqkit.client.producer import trace as tracing
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.producer.sender import SendResult, SendStatus
+from rmqkit.client.producer.trace import MessageTrace
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.clock import SYSTEM_CLOCK

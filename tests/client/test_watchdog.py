@@ -9,8 +9,8 @@ import threading
 import time
 
 from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, StartFrom
-from rmqkit.client.consumer import watchdog
-from rmqkit.client.consumer.watchdog import Watchdog, _places
+from rmqkit.client.consumer import watch as watchdog
+from rmqkit.client.consumer.watch import Watchdog, _places
 from rmqkit.standalone import Standalone
 from tests.client.peers import SECONDS, on_loop, until
 

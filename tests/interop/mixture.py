@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rmqkit import Message, Producer, PullConsumer
-from rmqkit.client.producer.sender import SendStatus
+from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.store.bulk.scan import Damage
 from rmqkit.store.offline.view import LogView

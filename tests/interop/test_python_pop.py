@@ -22,9 +22,9 @@ import pytest
 from rmqkit.client.consumer.consume import ConsumeLater
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
+from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.producer.sender import SendResult
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.client.sync import facade as sync

@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit import Message, Producer, PullConsumer
-from rmqkit.client.producer.sender import SendStatus
+from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.bodies.replication import HaRuntimeInfo
 from rmqkit.protocol.codes import RequestCode

@@ -33,9 +33,9 @@ from rmqkit.admin.replay_sources import Lanes, Picked, StoreSource, TopicSource
 from rmqkit.admin.sending import CHUNK_COUNT, Pace, Stop, is_illegal, send_chunk
 from rmqkit.admin.tail import queue_text
 from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage
-from rmqkit.client.producer.sender import SendResult
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RmqError, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rmqkit.client.producer.open_batches import shares
+from rmqkit.client.observe.hooks import SendResult
+from rmqkit.client.producer.accumulator import shares
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage, by_place
-from rmqkit.client.producer.sender import SendResult
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, PeerRefused, RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue

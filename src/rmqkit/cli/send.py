@@ -26,9 +26,9 @@ from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS
 from rmqkit.cli.connected import INTERRUPTED, Tally, client_settings, note, run, runtime_for
 from rmqkit.cli.printing import body_text, camel
 from rmqkit.cli.signatures import with_options
+from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage
-from rmqkit.client.producer.sender import SendResult
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import MessageIllegal, RmqError
 from rmqkit.protocol.message import ReceivedMessage

@@ -17,9 +17,10 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from rmqkit.client.producer.batching import SendManyFailed
+from rmqkit.client.observe.hooks import SendResult
+from rmqkit.client.producer.accumulator import SendManyFailed
 from rmqkit.client.producer.selectors import PlacedMessage, Selector, by_place
-from rmqkit.client.producer.sender import RETRYABLE, SendResult
+from rmqkit.client.producer.sender import RETRYABLE
 from rmqkit.client.producer.transaction import Check, TransactionProducer, TransactionState
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.client.sync.portal import portal

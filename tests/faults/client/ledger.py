@@ -20,7 +20,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rmqkit.client.producer.sender import SendResult
+from rmqkit.client.observe.hooks import SendResult
 from rmqkit.errors import NoRoute, PeerRefused, RmqError, SendFailed
 from rmqkit.protocol.message import ReceivedMessage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.client.producer.sender import SendResult, SendStatus
+from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.errors import HeaderError, SendFailed
 from rmqkit.protocol.bodies.clients import MessageQueue
 from tests.faults.client.ledger import Arrival, Ledger, Place, longest_stall

@@ -32,8 +32,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.producer.sender import SendResult, SendStatus
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message

@@ -40,8 +40,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.producer.sender import SendStatus
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message

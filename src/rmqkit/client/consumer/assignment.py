@@ -1,37 +1,69 @@
-"""Sharing a topic's queues among a group's clients (``RebalanceImpl``).
+"""Assignment: which queues a member of a group gets (``RebalanceImpl``), and how each of them is taken and given up.
 
-Per topic: the queues of its route and the client ids of the group, from one broker, both sorted, go through the
-allocation strategy; every client computes the same answer for itself. Queues that are not in it are given up, new
-ones are taken. What cannot be found out leaves everything as it is until the next round.
+Per topic, the queues of its route and the client ids of the group, from one broker, both sorted, go through the
+allocation strategy; every client computes the same answer for itself. Queues that are not in it are given up, new ones
+are taken. What cannot be found out leaves everything as it is until the next round.
 
-This is the computing only; when it happens, and what giving up and taking mean, is the `Membership`'s.
-Source: behaviour.md §8.4.
+====================  ==========================================================================================
+a queue is            then
+====================  ==========================================================================================
+taken                 what its former owner had saved is read, messages are pulled
+given up              nothing new starts, handlers may finish for a moment, the offset is saved, the lock given back;
+                      an ordered queue stays until its handler has ended, since its next owner must not overtake it
+lost                  somebody else has the lock: it begins anew with the next rebalance
+moved                 an operator or the program wants another offset: it begins anew there
+====================  ==========================================================================================
+
+Each of these waits for somebody, so a queue goes through one of them at a time (``_turns``): two at once would leave a
+pull loop behind that nobody knows, and which goes on for ever.
+Loop only. Source: behaviour.md §5.3, §8.4, §8.6, §8.12.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
 
-from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.context import Member, Subscriptions
+from rmqkit.client.consumer.loop import PullLoop, Schedule, ScheduledPull
+from rmqkit.client.consumer.process_queue import ProcessQueue
+from rmqkit.client.observe.status import TopicRates
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode
-
-if TYPE_CHECKING:
-    from rmqkit.client.consumer.group import Membership
-
-__all__ = ["Rebalance"]
+from rmqkit.remoting.tasks import Tasks
 
 _log = logging.getLogger(__name__)
+_HAND_OVER_MS = 300.0
+"""How long running handlers may hold up giving a queue away; its next owner waits 500 ms."""
+
+_RESET_WAIT_MS = 10_000.0
+_NO_SPAN = 1 << 63
+_MIB = 1 << 20
+
+
+class QueueOwner(Protocol):
+    """Who acts on what a rebalance computes."""
+
+    def subscribe(self, topic: str, expression: str, expression_type: str) -> None: ...
+
+    def unsubscribe(self, topic: str) -> None: ...
+
+    def held_queues(self) -> set[MessageQueue]: ...
+
+    async def change_queues(
+        self, taken: list[MessageQueue], given_up: list[MessageQueue], *, is_shared: bool
+    ) -> None: ...
 
 
 class Rebalance:
     """Computes who gets what; everybody gets everything in broadcasting."""
 
-    def __init__(self, member: Member, owner: Membership) -> None:
+    def __init__(self, member: Member, owner: QueueOwner) -> None:
         self._runtime = member.runtime
         self._group = member.group
         self._allocate = None if member.settings.is_broadcasting else member.allocate
@@ -87,3 +119,177 @@ class Rebalance:
         found = routes.any_address(random.choice(routes.brokers_of(topic)))
         assert found is not None, "a broker of a route has an address"
         return found[1]
+
+
+class Pauses:
+    """Which queues a program paused: some by name, or all there are and will be but some."""
+
+    def __init__(self) -> None:
+        self._are_all_paused = False
+        self._excepted: set[MessageQueue] = set()
+
+    def __contains__(self, queue: object) -> bool:
+        return self._are_all_paused is not (queue in self._excepted)
+
+    def set(self, queues: Collection[MessageQueue], *, is_paused: bool) -> None:
+        """Pause or resume some queues, or all when none is named."""
+        if not queues:
+            self._are_all_paused = is_paused
+            self._excepted.clear()
+        elif self._are_all_paused is is_paused:
+            self._excepted.difference_update(queues)
+        else:
+            self._excepted.update(queues)
+
+
+class HeldQueues:
+    """``process_queues`` are what is held, each with its pull loop; ``schedules`` says of which topics the program
+    pulls by itself. ``rebalance_soon`` is called when a queue was given up that is still ours."""
+
+    def __init__(self, member: Member, subscriptions: Subscriptions, rebalance_soon: Callable[[], None]) -> None:
+        self.process_queues: dict[MessageQueue, ProcessQueue] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self.rates: dict[str, TopicRates] = {}
+        self._member = member
+        self._subscriptions = subscriptions
+        self._rebalance_soon = rebalance_soon
+        self._starts: dict[MessageQueue, int] = {}
+        self._pauses = Pauses()
+        self._pulls: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._turns: defaultdict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks = Tasks()
+        self._is_stopped = False
+
+    def take(self, queues: Iterable[MessageQueue], *, pause_ms: float, is_member: bool) -> None:
+        """Begin to pull queues, after a pause; ``is_member`` False has pulls carry their own subscription."""
+        self._member.sink.let_go()
+        if self._is_stopped:
+            return  # the program moved a queue while its consumer was closed
+        for queue in queues:
+            process_queue = self.process_queues[queue] = self._new(queue)
+            loop = self._loop(process_queue, is_member=is_member)
+            self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self._member.group}")
+        self._share_limits()
+
+    async def give_up(self, queue: MessageQueue) -> None:
+        """Stop pulling, let handlers finish for a moment, save the offset so that the next owner starts there."""
+        async with self._turns[queue]:
+            process_queue = await self._stop_pulling(queue)
+            if process_queue is None:
+                return  # its offset was illegal, or it was moved, just now
+            is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
+            if is_idle or self._member.locks is None:
+                await self._let_go(process_queue)
+
+    async def give_up_ended(self) -> None:
+        """Give up the queues whose loop ended by an error, or whose handler was not done: they begin anew."""
+        for queue in [queue for queue, pull in self._pulls.items() if pull.done() and not self._turns[queue].locked()]:
+            await self.give_up(queue)
+
+    async def drop(self, queue: MessageQueue) -> bool:
+        """Stop at once and save nothing; whether the queue was held."""
+        if queue in self.process_queues:
+            self.process_queues[queue].release()
+        async with self._turns[queue]:
+            process_queue = await self._stop_pulling(queue)
+            if process_queue is not None:
+                process_queue.release()
+                self._forget(queue)
+            return process_queue is not None
+
+    async def reset(self, queue: MessageQueue, offset: int) -> None:
+        """Let handlers finish and have the group go on at an offset."""
+        async with self._turns[queue]:
+            process_queue = await self._stop_pulling(queue)
+            if process_queue is not None:
+                await process_queue.wait_for_handlers(_RESET_WAIT_MS)
+                process_queue.release()
+                self._member.offsets.set_to(queue, offset)
+                await self._let_go(process_queue)
+
+    async def start_at(self, queue: MessageQueue, offset: int, *, is_member: bool) -> bool:
+        """Begin a queue anew at an offset, and drop what was pulled of it; one that is assigned also when it is taken
+        later. False: it is not held, or was just given away."""
+        is_held = await self.drop(queue)
+        if is_held or not is_member:
+            self._starts[queue] = offset
+        if is_held:
+            self.take([queue], pause_ms=0.0, is_member=is_member)
+        return is_held or not is_member
+
+    def pause(self, queues: Collection[MessageQueue], *, is_paused: bool) -> None:
+        """Take in nothing more of some queues, or of all there are and will be; or go on."""
+        self._pauses.set(queues, is_paused=is_paused)
+        for queue, process_queue in self.process_queues.items():
+            process_queue.is_paused = queue in self._pauses
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        await self._tasks.close()
+        for process_queue in self.process_queues.values():
+            process_queue.drop()
+
+    # -- inside
+
+    def _new(self, queue: MessageQueue) -> ProcessQueue:
+        rates = self.rates.setdefault(queue.topic, TopicRates(self._member.runtime.clock.monotonic_ms()))
+        process_queue = self._make_process_queue(queue, self._member.settings.held_mib_max * _MIB, rates)
+        process_queue.is_paused = queue in self._pauses
+        return process_queue
+
+    def _make_process_queue(self, queue: MessageQueue, bytes_max: int, rates: TopicRates) -> ProcessQueue:
+        return ProcessQueue(
+            queue,
+            messages_max=self._member.settings.held_messages_max,
+            bytes_max=bytes_max,
+            span_max=_NO_SPAN if self._member.is_ordered else self._member.settings.span_max,
+            next_offset=self._starts.pop(queue, None),
+            rates=rates,
+        )
+
+    def _loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop | ScheduledPull:
+        schedule = self.schedules.get(process_queue.queue.topic)
+        if schedule is not None:
+            return ScheduledPull(schedule, process_queue, self._member.settings.error_pause_ms)
+        return self._make_loop(process_queue, is_member=is_member)
+
+    def _make_loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop:
+        return PullLoop(self._member, process_queue, self._subscriptions.get, self._offset_illegal, is_member=is_member)
+
+    async def _stop_pulling(self, queue: MessageQueue) -> ProcessQueue | None:
+        process_queue = self.process_queues.get(queue)
+        if process_queue is not None:
+            process_queue.drop()
+            pull = self._pulls[queue]
+            pull.cancel()
+            await asyncio.wait([pull])
+        return process_queue
+
+    async def _offset_illegal(self, process_queue: ProcessQueue, offset: int) -> None:
+        process_queue.drop()
+        async with self._turns[process_queue.queue]:
+            if self._member.locks is not None:
+                await process_queue.wait_for_handlers(_RESET_WAIT_MS)
+            self._member.offsets.freeze(process_queue.queue, offset)
+            await self._let_go(process_queue)
+        self._rebalance_soon()
+
+    async def _let_go(self, process_queue: ProcessQueue) -> None:
+        process_queue.release()
+        await self._member.offsets.save(process_queue.queue)
+        if self._member.locks is not None:
+            await self._member.locks.unlock([process_queue.queue])
+        self._forget(process_queue.queue)
+
+    def _forget(self, queue: MessageQueue) -> None:
+        self._member.offsets.forget(queue)
+        self.process_queues.pop(queue, None)
+        self._pulls.pop(queue, None)
+
+    def _share_limits(self) -> None:
+        settings, queues = self._member.settings, Counter(queue.topic for queue in self.process_queues)
+        for queue, process_queue in self.process_queues.items():
+            if settings.topic_messages_max > 0:
+                process_queue.messages_max = max(1, settings.topic_messages_max // queues[queue.topic])
+            if settings.topic_mib_max > 0:
+                process_queue.bytes_max = max(1, settings.topic_mib_max // queues[queue.topic]) * _MIB

@@ -51,17 +51,6 @@ from rmqkit.protocol.names import RETRY_PREFIX, without_namespace
 from rmqkit.protocol.trace import ConsumeReturn
 from rmqkit.remoting.tasks import Tasks, is_cancelled
 
-__all__ = [
-    "BatchHandler",
-    "ConsumeLater",
-    "Consuming",
-    "Handler",
-    "Listener",
-    "ListenerOf",
-    "log_failure",
-    "restore_topic",
-]
-
 Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
 BatchHandler = Callable[[list[ReceivedMessage]], Awaitable[object] | object]
 
@@ -93,7 +82,7 @@ class ConsumeLater(Exception):
     ``delay_level``: 1 to 18 for the broker's delay levels, 0 lets the broker choose, -1 for the dead letters.
     ``messages`` are those of a batch that come again, None for all; the others are consumed. In ordered consumption the
     queue stands still from the first of them on, and only -1 makes a difference. ``invisible_ms`` says exactly when,
-    of messages that were popped; with such a level is a step of `rmqkit.client.pop.consume.BACK_OFF_SECONDS`."""
+    of messages that were popped; with such a level is a step of `rmqkit.client.pop.service.BACK_OFF_SECONDS`."""
 
     def __init__(
         self,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from rmqkit.client.consumer.allocate import Allocate
 from rmqkit.client.consumer.locks import QueueLocks
@@ -11,13 +14,12 @@ from rmqkit.client.consumer.offsets import Offsets
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ConsumerSettings
+from rmqkit.errors import SettingsError
+from rmqkit.filter.subscription import is_tag_type, subscription
+from rmqkit.protocol.bodies.clients import SubscriptionData
 from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.message import ReceivedMessage
-
-if TYPE_CHECKING:
-    from rmqkit.client.pop.session import Pops
-
-__all__ = ["Member", "Sink"]
+from rmqkit.protocol.names import topic_fault
 
 
 class Sink(Protocol):
@@ -50,8 +52,7 @@ class Sink(Protocol):
 
 @dataclass(slots=True)
 class Member:
-    """``locks`` in ordered consumption, unless nothing is shared. ``pops`` where brokers share out the queues and may
-    have them popped, as ``only_pops`` has all of them."""
+    """``locks`` in ordered consumption, unless nothing is shared."""
 
     runtime: ClientRuntime
     group: str
@@ -62,5 +63,48 @@ class Member:
     consume_type: str
     locks: QueueLocks | None = None
     is_ordered: bool = False
-    pops: Pops | None = None
-    only_pops: bool = False
+
+
+class Subscriptions(dict[str, SubscriptionData]):
+    """The subscriptions of one member by topic."""
+
+    def __init__(self, runtime: ClientRuntime, group: str) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._group = group
+
+    def put(self, topic: str, expression: str, expression_type: str) -> None:
+        """Subscribe to a topic, or replace its subscription. Raises SettingsError: one of them is not legal."""
+        fault = topic_fault(topic)
+        if fault is not None:
+            raise SettingsError(fault)
+        if not isinstance(expression, str):
+            raise SettingsError(
+                f"subscription to topic {topic}: {expression!r} is no expression: use '*' or 'A || B'; a handler goes"
+                " in handler="
+            )
+        version = self._version(topic)
+        try:
+            self[topic] = subscription(topic, expression, expression_type=expression_type, version=version)
+        except ValueError as error:
+            raise SettingsError(f"subscription to topic {topic}: {error}") from None
+
+    def renew_versions(self, topics: Iterable[str]) -> None:
+        """Have brokers take these subscriptions for newer than what other members told them."""
+        for topic in self.keys() & topics:
+            self[topic] = replace(self[topic], sub_version=self._version(topic))
+
+    def _version(self, topic: str) -> int:
+        """The time, and more than before also when the clock was set back: brokers keep the highest version."""
+        before = self[topic].sub_version if topic in self else 0
+        return max(self._runtime.clock.now_ms(), before + 1)
+
+    async def check(self) -> None:
+        """Have a broker say whether it can filter by the expressions that are not tags.
+        Raises PeerRefused: it cannot. Raises RemotingError: it did not answer."""
+        for topic, data in list(self.items()):
+            brokers = self._runtime.routes.brokers_of(topic)
+            if not is_tag_type(data.expression_type) and brokers:
+                address = self._runtime.routes.any_address(brokers[0])
+                assert address is not None, "a broker of a route has an address"
+                await self._runtime.calls.check_subscription(address[1], self._runtime.client_id, self._group, data)

@@ -1,14 +1,14 @@
-"""One client's part in a group: what it subscribes to, the queues it holds, a pull loop for each.
+"""A consumer as a member of its group: what it subscribes to, the queues it has, a pull loop for each.
 
 ::
 
-    routes, members change ──> rebalance ──> HeldQueues: one PullLoop per queue ──> ProcessQueue ──> Sink
-                                                  └── Watch: which stand still, and why
+    routes, members change ──> Rebalance ──> AssignedQueues: one PullLoop per queue ──> ProcessQueue ──> ConsumeService
+                                                  └── QueueWatch: which stand still, and why
 
-Who consumes is the consumer's matter (`Sink`), what the queues of a topic are, and who gets which, `Rebalance`'s, what
-taking one and giving it up mean that of `HeldQueues`. In ordered consumption a queue is taken once its broker has
-locked it; one whose lock somebody else got begins anew with the next rebalance.
-Loop only. Source: behaviour.md §8.3, §8.4, §8.15.
+`Consumer` is what push, pull and pop consumers have in common. Its `GroupCoordinator` decides when queues are shared
+out and tells the brokers; who gets which queue, and what taking one and giving it up mean, is in `assignment`. In
+ordered consumption a queue is taken once its broker has locked it; one whose lock somebody else got begins anew with
+the next rebalance. Loop only. Source: behaviour.md §6.1, §6.2, §8.3, §8.4, §8.15.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from types import TracebackType
 
-from rmqkit.client.consumer.assigned import HeldQueues
-from rmqkit.client.consumer.assignment import Rebalance
-from rmqkit.client.consumer.context import Member
-from rmqkit.client.consumer.local_offsets import LocalOffsets
-from rmqkit.client.consumer.offsets import GroupOffsets, Offsets
+from rmqkit.client.consumer.assignment import HeldQueues, Rebalance
+from rmqkit.client.consumer.context import Member, Subscriptions
+from rmqkit.client.consumer.loop import Schedule
+from rmqkit.client.consumer.offsets import GroupOffsets, LocalOffsets, Offsets
+from rmqkit.client.consumer.poll import MessageStream, StreamSource
 from rmqkit.client.consumer.process_queue import ProcessQueue
-from rmqkit.client.consumer.scheduled import Schedule
-from rmqkit.client.consumer.subscriptions import Subscriptions
 from rmqkit.client.consumer.watch import Watch
+from rmqkit.client.observe.hooks import BackgroundHook
 from rmqkit.client.observe.status import MemberStatus
-from rmqkit.client.pop.assignment import Assigned
-from rmqkit.client.pop.session import PopProcessQueue
+from rmqkit.client.runtime.lifecycle import Client
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import ConsumerSettings
+from rmqkit.client.runtime.settings import ClientSettings, ConsumerSettings
 from rmqkit.errors import ClientError, RmqError
 from rmqkit.filter.subscription import TAG
 from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
@@ -46,8 +45,7 @@ from rmqkit.protocol.names import retry_topic, with_namespace
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.settings import to_properties
 
-__all__ = ["Membership", "QueueListener", "offsets_of"]
-
+_log = logging.getLogger(__name__)
 QueueListener = Callable[[set[MessageQueue], set[MessageQueue]], object]
 """Is told all queues of a topic and those of them that are held here (``MessageQueueListener``); on the loop."""
 
@@ -55,8 +53,6 @@ _INCOMPLETE_PAUSE_MS = 1000.0
 _LOCK_PAUSE_MS = 500.0
 _MIB = 1 << 20
 _SECRETS = frozenset(("accessKey", "secretKey", "securityToken"))
-
-_log = logging.getLogger(__name__)
 
 
 def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -> Offsets:
@@ -73,9 +69,9 @@ class Membership:
         self._member = member
         self._runtime = member.runtime
         self.subscriptions = Subscriptions(member.runtime, member.group)
-        self.held = HeldQueues(member, self.subscriptions, self.rebalance_soon)
+        self.held = self._make_queues()
         self.process_queues = self.held.process_queues
-        self._rebalance = (Rebalance if member.pops is None else Assigned)(member, self)
+        self._rebalance = self._make_rebalance()
         self._assigned: set[MessageQueue] | None = None
         self._unlocked: set[MessageQueue] = set()
         self._refused: set[MessageQueue] = set()
@@ -85,6 +81,12 @@ class Membership:
         self._wake = asyncio.Event()
         self._is_open = False
         self._opened_ms = 0
+
+    def _make_queues(self) -> HeldQueues:
+        return HeldQueues(self._member, self.subscriptions, self.rebalance_soon)
+
+    def _make_rebalance(self) -> Rebalance:
+        return Rebalance(self._member, self)
 
     # -- what it is to read
 
@@ -246,17 +248,13 @@ class Membership:
         return ConsumerRunningInfo(
             properties=settings | own,
             subscription_set=list(self.subscriptions.values()),
-            mq_table={
-                queue: self._queue_info(one)
-                for queue, one in self.process_queues.items()
-                if not isinstance(one, PopProcessQueue)
-            },
+            mq_table={queue: self._queue_info(one) for queue, one in self.process_queues.items() if not one.is_popped},
             mq_pop_table={
                 queue: PopProcessQueueInfo(
                     wait_ack_count=len(one), droped=one.is_dropped, last_pop_timestamp=one.pulled_ms
                 )
                 for queue, one in self.process_queues.items()
-                if isinstance(one, PopProcessQueue)
+                if one.is_popped
             },
             status_table={topic: rates[topic].status(now_ms) for topic in self.subscriptions if topic in rates},
             user_consumer_info={
@@ -339,3 +337,58 @@ class Membership:
         while True:
             await asyncio.sleep(self._member.settings.persist_interval_ms / 1000.0)
             await self._member.offsets.send_changed()
+
+
+class Consumer(Client):
+    """A member of a group that gets messages."""
+
+    _reserved_group = "DEFAULT_CONSUMER"
+    _membership: Membership
+    _streams: list[MessageStream]
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give up a topic; its queues go with the next rebalance, at once."""
+        self._membership.unsubscribe(topic)
+
+    def on_queues_changed(self, topic: str, listener: QueueListener) -> None:
+        """Call ``listener(queues, held)`` on the loop when the queues of a topic change that is subscribed or assigned,
+        or which of them are held here."""
+        self._membership.listen(topic, listener)
+
+    def held_queues(self) -> set[MessageQueue]:
+        """The queues that are assigned, or that this consumer has of its group's."""
+        return self._membership.held_queues()
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Take in nothing more of some queues, or of all now and later; what was pulled before still comes."""
+        self._membership.held.pause(queues, is_paused=True)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Go on with some queues, also when all were paused, or end every pause."""
+        self._membership.held.pause(queues, is_paused=False)
+
+    def status(self) -> MemberStatus:
+        """What every queue is doing, and why those that stand still do; its text is a table."""
+        return self._membership.status(self._state.value)
+
+    def _make_trace(self, settings: ClientSettings) -> BackgroundHook:
+        from rmqkit.client.producer.trace import MessageTrace  # few programs need it, and it takes time to load
+
+        return MessageTrace(self._runtime, self.group, "CONSUME", settings)
+
+    def _stream_of(self, source: StreamSource) -> MessageStream:
+        stream = MessageStream(source, lambda message: self._hooks.polled(self.group, [message]))
+        self._streams.append(stream)
+        return stream
+
+    def _abandon(self) -> None:
+        """What was given last is not consumed."""
+        for stream in self._streams:
+            stream.abandon()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._abandon()
+        await self.close()

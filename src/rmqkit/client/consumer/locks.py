@@ -17,8 +17,6 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import ConnectFailed, RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
 
-__all__ = ["LOCAL_LOCK_MS", "QueueLocks"]
-
 LOCAL_LOCK_MS = 30_000
 """How long a lock counts here after the broker last granted it; the broker keeps it twice as long."""
 

@@ -1,6 +1,6 @@
-"""The pull loop of one queue (``DefaultMQPushConsumerImpl.pullMessage``).
+"""Loops that work on one queue: the pull loop (``pullMessage``), and scheduled pulls by the program.
 
-The loop asks for messages, hands them over and asks again at once; a broker that has none holds the request for up
+The pull loop asks for messages, hands them over and asks again at once; a broker that has none holds the request for up
 to 15 s. It waits while the process queue has no room.
 
 ========================  =====================================================================================
@@ -16,14 +16,22 @@ anything else             again after 1 s; a broker that does not know our subsc
 ========================  =====================================================================================
 
 A record whose body cannot be unpacked would stop the queue for ever, so it goes to the group's dead letters.
-Source: behaviour.md §8.6, §8.9; remoting.md §9.5.
+
+A scheduled pull (``MQPullConsumerScheduleService``) calls a task of the program over and over instead, one call at a
+time. The task pulls, consumes and commits; what it returns is the pause before the next call. Loop only. Source:
+behaviour.md §8.1, §8.6, §8.9; remoting.md §9.5.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from typing import cast
+
+from msgspec import Struct
 
 from rmqkit.client.consumer.context import Member
 from rmqkit.client.consumer.offsets import GroupOffsets
@@ -42,8 +50,7 @@ from rmqkit.protocol.message import ReceivedMessage, messages_of_record, records
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP
 
-__all__ = ["PullLoop", "SubscriptionOf", "unpack"]
-
+_log = logging.getLogger(__name__)
 SubscriptionOf = Callable[[str], SubscriptionData | None]
 
 _FLOW_CONTROL_PAUSE_MS = 20.0
@@ -51,7 +58,13 @@ _OVERTAKEN_PAUSE_MS = 100.0
 _HALF_HOUR_MS = 30 * 60_000
 _NOT_KNOWN_THERE = frozenset((ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST))
 
-_log = logging.getLogger(__name__)
+PullTask = Callable[[MessageQueue], "Awaitable[float | None] | float | None"]
+"""Pulls from a queue: a coroutine function on the loop, a plain one in a thread; ms to the next call, None as usual."""
+
+scheduled_call: contextvars.ContextVar[ProcessQueue | None] = contextvars.ContextVar("scheduled_call", default=None)
+"""For which queue a task of the program is called here."""
+
+_FINISH_SECONDS = 30.0
 
 
 class PullLoop:
@@ -271,3 +284,48 @@ def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[R
             record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
             unreadable += messages_of_record(record, broker_name)
     return messages, unreadable
+
+
+class Schedule(Struct):
+    """What a topic's queues are to be called with, and the usual pause between two calls."""
+
+    task: PullTask
+    pause_ms: float
+
+
+class ScheduledPull:
+    """The calls for one queue."""
+
+    def __init__(self, schedule: Schedule, process_queue: ProcessQueue, error_pause_ms: float) -> None:
+        self._schedule = schedule
+        self._process_queue = process_queue
+        self._error_pause_ms = error_pause_ms
+
+    async def run(self, pause_ms: float) -> None:
+        """Call until the queue is dropped. When this is cancelled, the call under way has 30 s to finish."""
+        queue = self._process_queue.queue
+        while True:
+            await asyncio.sleep(pause_ms / 1000.0)
+            await self._process_queue.wait_until_resumed()
+            if self._process_queue.is_dropped:
+                return
+            call = asyncio.create_task(self._call(queue), name=f"scheduled pull of {queue}")
+            try:
+                pause_ms = await asyncio.shield(call)
+            except asyncio.CancelledError:
+                await asyncio.wait([call], timeout=_FINISH_SECONDS)
+                call.cancel()
+                raise
+
+    async def _call(self, queue: MessageQueue) -> float:
+        scheduled_call.set(self._process_queue)
+        task = self._schedule.task
+        try:
+            if inspect.iscoroutinefunction(task):
+                pause_ms = await cast("Awaitable[float | None]", task(queue))
+            else:
+                pause_ms = cast("float | None", await asyncio.to_thread(task, queue))
+        except Exception as error:  # noqa: BLE001 - the outer edge of a program's task: it is called again
+            _log.warning("scheduled pull of %s failed", queue, exc_info=error)
+            return self._error_pause_ms
+        return self._schedule.pause_ms if pause_ms is None else pause_ms

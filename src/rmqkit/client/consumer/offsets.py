@@ -1,40 +1,51 @@
-"""Where a group is in its queues: kept here, saved at the brokers (``RemoteBrokerOffsetStore``).
+"""Offset stores: where a group is in its queues (``RemoteBrokerOffsetStore``, ``LocalFileOffsetStore``).
 
 ======================  ========================================================================================
-saved                   how
+saved at the brokers    how
 ======================  ========================================================================================
 every 5 s               one-way, the queues whose offset changed; with an answer, those where it did not, once
-when a queue is let go  with an answer, so that the next owner of the queue reads what we wrote
+when a queue is given   with an answer, so that the next owner of the queue reads what we wrote
+up
 when the client closes  with an answer
 ======================  ========================================================================================
 
-A broker may refuse what nobody waits for, as one that came back from a crash before it has heard of the group again:
-so an offset that came to rest is said once more, and counts as saved when the broker says so. Between two rounds a
-crash costs at most what was consumed since; those messages are delivered again. What a broker was told counts as long
-as the connection it was told over: behind a new one may be a slave in place of its master, or the master again, as it
-was when it crashed. Offsets only rise, except where a program or an operator moves them (`set_to`) and that `freeze`
-sets one that a broker declared illegal. Broadcasting keeps offsets in a file instead (`local_offsets`). Loop only.
-Source: behaviour.md §5.6, §8.6.
+A broker may refuse what nobody waits for, as one that came back from a crash before it has heard of the group again: so
+an offset that came to rest is sent once more, and counts as saved when the broker confirms it. Between two rounds a
+crash costs at most what was consumed since; those messages are delivered again. What was sent to a broker counts as
+long as the connection it was sent over: behind a new one may be a slave in place of its master, or the master again, as
+it was when it crashed. Offsets only rise, except where a program or an operator moves them (`set_to`) and where
+`freeze` sets one in place of an offset that the broker declared illegal.
+
+Broadcasting keeps offsets in a file of its own::
+
+    <offsets_dir>/<client id>/<group>/offsets.json       {"offsetTable":{{"brokerName":…,"queueId":0,"topic":…}:3}}
+    <offsets_dir>/<client id>/<group>/offsets.json.bak   the same, one save earlier; read when the first is unreadable
+
+A save merges into what the file holds, so that queues of other times and processes keep their offsets. A crash costs
+what was consumed since the last save. Loop only; the disk is touched in a thread.
+Source: behaviour.md §5.6, §8.6; store.md §9.8.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from abc import ABC, abstractmethod
+from pathlib import Path
+
+from msgspec import Struct, field
 
 from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.errors import ConnectFailed, ConnectionLost, RmqError
+from rmqkit.errors import BodyError, ClientError, ConnectFailed, ConnectionLost, RmqError
+from rmqkit.protocol import fastjson
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.remoting.connection import Connection
 
-__all__ = ["GroupOffsets", "Offsets"]
-
+_log = logging.getLogger(__name__)
 _Told = tuple[int, Connection | None]
 """An offset, and over which connection a broker was told it."""
-
-_log = logging.getLogger(__name__)
 
 
 class Offsets(ABC):
@@ -172,3 +183,82 @@ class GroupOffsets(Offsets):
         if found is None:
             raise ConnectFailed(queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
         return found[1]
+
+
+class _OffsetFile(Struct, rename="camel"):
+    offset_table: dict[MessageQueue, int] = field(default_factory=dict)
+
+
+class LocalOffsets(Offsets):
+    """The offsets of one group in the queues this client holds, saved in a file; see
+    `rmqkit.client.consumer.offsets`."""
+
+    def __init__(self, offsets_dir: str, client_id: str, group: str) -> None:
+        super().__init__()
+        root = Path(offsets_dir) if offsets_dir else Path.home() / ".rocketmq_offsets"
+        self.path = root / client_id / group / "offsets.json"
+        self._saved: dict[MessageQueue, int] = {}
+        self._saving = asyncio.Lock()
+
+    def forget(self, queue: MessageQueue) -> None:
+        """The queue is not ours any more; the file keeps what was saved."""
+        super().forget(queue)
+        self._saved.pop(queue, None)
+
+    async def fetch(self, queue: MessageQueue) -> int | None:
+        """The offset in the file, remembered here; None when there is none.
+        Raises ClientError: the system does not let it be read just now."""
+        try:
+            offset = (await asyncio.to_thread(self._read)).get(queue)
+        except OSError as error:
+            raise ClientError(f"offsets in {self.path} cannot be read: {error.strerror}") from None
+        if offset is not None:
+            self._offsets[queue] = self._saved[queue] = offset
+        return offset
+
+    async def save(self, queue: MessageQueue) -> None:
+        """`save_all`: there is one file."""
+        await self.save_all()
+
+    async def send_changed(self) -> None:
+        """`save_all`."""
+        await self.save_all()
+
+    async def save_all(self) -> None:
+        """Write what changed since the last time; a failure is logged and made good by the next round."""
+        async with self._saving:
+            changed = {queue: offset for queue, offset in self._offsets.items() if self._saved.get(queue) != offset}
+            if not changed:
+                return
+            writing = asyncio.create_task(asyncio.to_thread(self._write, changed))
+            try:
+                await asyncio.shield(writing)
+                self._saved.update(changed)
+            except asyncio.CancelledError:
+                await asyncio.gather(writing, return_exceptions=True)  # two threads would write over each other
+                raise
+            except OSError as error:
+                _log.warning("offsets in %s are not saved: %s", self.path, error)
+
+    def _read(self) -> dict[MessageQueue, int]:
+        """What is saved. Raises OSError: a file is there and cannot be read."""
+        for path in (self.path, self.path.with_name("offsets.json.bak")):
+            try:
+                return fastjson.decode_as(path.read_bytes(), _OffsetFile).offset_table
+            except FileNotFoundError:
+                continue
+            except BodyError as error:
+                _log.warning("offsets in %s cannot be read: %s", path, error)
+        return {}
+
+    def _write(self, changed: dict[MessageQueue, int]) -> None:
+        merged = self._read() | changed
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_name("offsets.json.tmp")
+        with fresh.open("wb") as file:
+            file.write(fastjson.dumps(_OffsetFile(merged)))
+            file.flush()
+            os.fsync(file.fileno())
+        if self.path.exists():
+            self.path.replace(self.path.with_name("offsets.json.bak"))
+        fresh.replace(self.path)

@@ -24,8 +24,6 @@ from rmqkit.client.consumer.process_queue import Failure, ProcessQueue
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["OrderedConsuming"]
-
 _LOCK_PAUSE_MS = 3000.0
 _TO_DEAD_LETTERS = -1
 

@@ -19,8 +19,6 @@ from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["MessageStream", "Polling", "StreamSource"]
-
 _Item = tuple[ProcessQueue, ReceivedMessage]
 
 

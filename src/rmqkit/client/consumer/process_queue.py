@@ -24,12 +24,10 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from rmqkit.client.observe.rates import TopicRates
+from rmqkit.client.observe.status import TopicRates
 from rmqkit.errors import RmqError
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
-
-__all__ = ["NOTHING_HELD", "Failure", "ProcessQueue"]
 
 NOTHING_HELD = -1
 """What `ProcessQueue.remove` returns when there is nothing to conclude an offset from."""
@@ -51,6 +49,9 @@ class ProcessQueue:
     The pull loop keeps here where it is: ``next_offset`` (None before the group's offset is known), ``max_offset`` as
     the last answer told it, ``broker_id`` that it suggested, the ``error`` of a pull that got no answer, and
     ``is_taking_over`` while the former owner may still save its offset."""
+
+    is_popped = False
+    """Whether it was popped, so that acknowledgements and no offset say how far it is."""
 
     def __init__(
         self,

@@ -16,18 +16,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rmqkit.client.consumer import watchdog
+from rmqkit.client.consumer import watch as watchdog
 from rmqkit.client.consumer.allocate import Allocate, averagely
-from rmqkit.client.consumer.base import Consumer
 from rmqkit.client.consumer.consume import BatchHandler, Consuming, Handler, Listener
 from rmqkit.client.consumer.context import Member
-from rmqkit.client.consumer.group import Membership, offsets_of
+from rmqkit.client.consumer.group import Consumer, Membership, offsets_of
 from rmqkit.client.consumer.locks import QueueLocks
 from rmqkit.client.consumer.ordered import OrderedConsuming
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.observe.hooks import Hook
-from rmqkit.client.pop.consume import OrderedPopConsuming, PopConsuming
+from rmqkit.client.pop.service import OrderedPopConsuming, PopConsuming, PopMembership
 from rmqkit.client.pop.session import Pops
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, check
@@ -37,8 +36,6 @@ from rmqkit.filter.subscription import TAG
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, retry_topic
 from rmqkit.remoting.tasks import Tasks
-
-__all__ = ["PushConsumer"]
 
 H = TypeVar("H", bound="Handler | BatchHandler")
 
@@ -105,10 +102,10 @@ class PushConsumer(Consumer):
             runtime, group, offsets, settings, self._listener_of, self._hooks, locks
         )
         kind = "CONSUME_POP" if self._only_pops else "CONSUME_PASSIVELY"
-        member = Member(
-            runtime, group, settings, offsets, self._consuming, allocate, kind, locks, ordered, pops, self._only_pops
+        member = Member(runtime, group, settings, offsets, self._consuming, allocate, kind, locks, ordered)
+        self._membership = (
+            Membership(member) if pops is None else PopMembership(member, pops, only_pops=self._only_pops)
         )
-        self._membership = Membership(member)
         self._tasks = Tasks()
         self._streams = []
         if not settings.is_broadcasting and not self._only_pops:

@@ -1,4 +1,4 @@
-"""The watchdog: which queues stand still, since when, and why.
+"""Watchdogs: which queues stand still, since when and why; and which handler keeps an event loop from going on.
 
 ==================  ============================================================================================
 a queue is          when
@@ -16,37 +16,57 @@ waiting for turn    no handler has begun with the first message, or the program 
 ==================  ============================================================================================
 
 A queue *stands still* that has a backlog, or a broker that does not say whether it has, and whose first offset not yet
-consumed has been the same for ``stall_after_ms``; the last three are told only then. Each change is one log line. Costs
-per round some comparisons per queue, nothing per message. Loop only. Source: behaviour.md §8.6, §8.10, §8.12.
+consumed has been the same for ``stall_after_ms``; the last three are reported only then. Each change is one log line.
+Costs per round some comparisons per queue, nothing per message.
+
+An event loop *stands still* that did not call what was due for a second: a handler that blocks stops everything else. A
+thread checks four times a second, takes the stack of the loop's thread (`sys._current_frames`), and logs the place in
+the program's own code and the innermost one. It is silent while asyncio waits for sockets, and when the thread itself
+came late, because then all of the process stood still. Each loop has one such thread, from its first consumer's start
+to its last one's end. Source: behaviour.md §8.6, §8.10, §8.12.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import os
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 
 from msgspec import Struct
 
-from rmqkit.client.consumer.assigned import HeldQueues
+from rmqkit.client.consumer.assignment import HeldQueues
 from rmqkit.client.consumer.context import Member
 from rmqkit.client.consumer.process_queue import ProcessQueue
-from rmqkit.client.observe.rates import SAMPLE_INTERVAL_MS
-from rmqkit.client.observe.status import QueueState, QueueStatus, utc
+from rmqkit.client.observe.status import SAMPLE_INTERVAL_MS, QueueState, QueueStatus, utc
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.properties import CONSUME_START_TIME
 
-__all__ = ["Watch"]
-
 _log = logging.getLogger(__name__)
-
-
 _FINE = frozenset((QueueState.MOVING, QueueState.CAUGHT_UP))
 _SILENT = frozenset((QueueState.UNREACHABLE, QueueState.REFUSED, QueueState.WAITING_FOR_LOCK, QueueState.TAKING_OVER))
 """Where the backlog is not known, or nobody is there to ask for it."""
 _BLOCKED = _SILENT | {QueueState.PAUSED}
 _TOLD_LATE = frozenset((QueueState.FAILING, QueueState.BUSY, QueueState.WAITING_FOR_TURN))
+
+STILL_SECONDS = 1.0
+"""How long a loop may stand still before that is told."""
+_LOOKS = 4
+"""Looks in that time."""
+_LIBRARY = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}", selectors.__file__)
+_SAID = (
+    "the event loop stands still for %.1f s in %s: let a handler that blocks be a plain function, which runs in a "
+    "thread, or await asyncio.to_thread(...)"
+)
+
+_watchdogs: dict[asyncio.AbstractEventLoop, Watchdog] = {}
 
 
 class _Seen(Struct):
@@ -175,3 +195,86 @@ class Watch:
         if started_ms is not None:
             return QueueState.BUSY, f"the handler works on {name} since {utc(int(started_ms))}"
         return QueueState.WAITING_FOR_TURN, f"{name} waits for {self._member.sink.waits_for(message)}"
+
+
+class Watchdog:
+    """Watches the running loop until `stop`; ``users`` are those who want that."""
+
+    def __init__(self, still_seconds: float = STILL_SECONDS) -> None:
+        self.users = 0
+        self._still_seconds = still_seconds
+        self._pause = still_seconds / _LOOKS
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._beaten = time.monotonic()
+        self._ended = threading.Event()
+        self._timer: asyncio.Handle = self._loop.call_soon(self._beat)
+        self._thread = threading.Thread(target=self._run, name="rmqkit watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self._ended.set()
+        self._thread.join(1.0)  # it wakes up at once
+
+    def _beat(self) -> None:
+        self._beaten = time.monotonic()
+        self._timer = self._loop.call_later(self._pause, self._beat)
+
+    def _run(self) -> None:
+        told_of = looked = 0.0
+        while not self._ended.wait(self._pause):
+            before, looked = looked, time.monotonic()
+            is_late = before and looked - before > 2 * self._pause
+            beaten = self._beaten
+            if is_late or beaten == told_of or looked - beaten < self._still_seconds + self._pause:
+                continue
+            frame = sys._current_frames().get(self._loop_thread)
+            places = list(_places(frame))
+            if beaten == self._beaten and places:
+                told_of = beaten
+                _log.warning(_SAID, looked - beaten, ", now ".join(places))
+
+
+def watch() -> None:
+    """Watch the running loop, as somebody starts on it."""
+    loop = asyncio.get_running_loop()
+    if loop not in _watchdogs:
+        for ended in [one for one in _watchdogs if one.is_closed()]:
+            _watchdogs.pop(ended).stop()
+        _watchdogs[loop] = Watchdog(STILL_SECONDS)
+    _watchdogs[loop].users += 1
+
+
+def let_go() -> None:
+    """Somebody who called `watch` ends."""
+    loop = asyncio.get_running_loop()
+    watchdog = _watchdogs.get(loop)
+    if watchdog is None:
+        return
+    watchdog.users -= 1
+    if not watchdog.users:
+        _watchdogs.pop(loop).stop()
+
+
+def _places(frame: FrameType | None) -> Iterator[str]:
+    """Where the program called what the loop waits for, and where that is now; nothing while the loop is idle."""
+    innermost = frame
+    while frame is not None and not _is_called_by_library(frame):
+        frame = frame.f_back
+    if frame is not None and innermost is not None:
+        yield _place(frame)
+        if innermost is not frame:
+            yield _place(innermost)
+
+
+def _is_called_by_library(frame: FrameType) -> bool:
+    """Whether a frame is the program's, and its caller asyncio or a client."""
+    caller = frame.f_back
+    if caller is None or frame.f_code.co_filename.startswith(_LIBRARY):
+        return False
+    return caller.f_code.co_filename.startswith(_LIBRARY)
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"

@@ -8,32 +8,19 @@ does not come by here. Loop only. Source: behaviour.md §7.6, §7.11.
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
 
+from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.trace import ConsumeReturn
 
-if TYPE_CHECKING:
-    from rmqkit.client.producer.encode import Outgoing
-    from rmqkit.client.producer.sender import SendResult
-
-__all__ = [
-    "NO_HOOKS",
-    "ConsumeOutcome",
-    "Consumption",
-    "Hook",
-    "Hooks",
-    "Recall",
-    "SendOutcome",
-    "Sending",
-    "TransactionEnd",
-]
-
 A = TypeVar("A")
+M = TypeVar("M", bound="Prepared")
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +39,35 @@ class Sending(Struct):
     is_batch: bool = False
     is_half: bool = False
     properties: dict[str, str] = field(default_factory=dict)
+
+
+class SendStatus(enum.Enum):
+    """How safely a message is stored; all of them count as sent."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+class SendResult(Struct, gc=False):
+    """Where a message was stored.
+
+    Attributes:
+        msg_id: the unique key the client gave; of a batch those of its messages, joined by commas.
+        offset_msg_id: the id the broker gave: its address and the place in its log; of a batch joined by commas.
+        queue_offset: position in the queue; of a batch that of its first message.
+        transaction_id: as the broker answered it.
+        recall_handle: what `Producer.recall` takes; only of messages with a time of delivery.
+    """
+
+    status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+    transaction_id: str | None = None
+    recall_handle: str | None = None
 
 
 class SendOutcome(Struct):
@@ -135,12 +151,28 @@ class Hook:
         """A broker answered, or did not answer, a recall."""
 
 
+class BackgroundHook(Hook):
+    """A hook with a task of its own, which its client starts and closes with itself."""
+
+    def start(self) -> None:
+        """Begin, once the client has joined its group."""
+
+    async def close(self) -> None:
+        """End after the client has left its group; what was reported before is not lost."""
+
+
+class Prepared(Protocol):
+    """A prepared message; whoever sends it calls ``tell`` once with the outcome."""
+
+    tell: Callable[[SendOutcome], None] | None
+
+
 class Hooks(tuple[Hook, ...]):
     """The hooks of one client."""
 
     __slots__ = ()
 
-    def prepare(self, sending: Sending, prepare: Callable[[dict[str, str]], Outgoing]) -> Outgoing:
+    def prepare(self, sending: Sending, prepare: Callable[[dict[str, str]], M]) -> M:
         """What ``prepare`` makes, told the properties to add; whoever sends it has to tell how that ended.
         Raises what ``prepare`` raises; that is told here."""
         if not self:

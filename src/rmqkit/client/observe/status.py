@@ -1,16 +1,25 @@
-"""What consumers and producers tell about themselves: typed, and as text a table. Source: behaviour.md §7.5, §8.6."""
+"""Status of producers and consumers: typed, as text a table, and the rates of a topic (``ConsumerStatsManager``).
+
+Pull loops and handlers add to plain counters (`ConsumerStats`). Every 10 s the counters are sampled; a rate is the
+difference to the sample of a minute ago, or to the start. Failures are those of the last hour.
+Source: behaviour.md §7.5, §8.6, §8.15.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from msgspec import Struct
 
 from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.consumers import ConsumeStatus
 
-__all__ = ["BrokerStatus", "MemberStatus", "ProducerStatus", "QueueState", "QueueStatus", "utc"]
+SAMPLE_INTERVAL_MS = 10_000
+_MINUTE_MS = 60_000
+_SAMPLES_MAX = 361
 
 
 class QueueState(enum.Enum):
@@ -147,3 +156,39 @@ def utc(at_ms: int) -> str:
 
 def _connection(one: BrokerStatus) -> str:
     return ("open" if one.is_connected else "none") + ("" if one.is_reachable else ", not reachable")
+
+
+class TopicRates:
+    """One topic's counters since ``at_ms`` (monotonic): answers with messages and the ms they took, messages in them;
+    calls of handlers and the ms they took, messages that were consumed and that failed in them."""
+
+    __slots__ = ("_samples", "call_ms", "calls", "consumed", "failed", "pull_ms", "pulled", "pulls")
+
+    def __init__(self, at_ms: float) -> None:
+        self.pulls = self.pulled = self.calls = self.consumed = self.failed = 0
+        self.pull_ms = self.call_ms = 0.0
+        self._samples = deque([(at_ms, *self._counters())], _SAMPLES_MAX)
+
+    def sample(self, at_ms: float) -> None:
+        """Write the counters down if the last time is long enough ago."""
+        if at_ms - self._samples[-1][0] >= SAMPLE_INTERVAL_MS:
+            self._samples.append((at_ms, *self._counters()))
+
+    def status(self, at_ms: float) -> ConsumeStatus:
+        """Means and rates of the last minute, failures of the last hour."""
+        then = next((one for one in self._samples if at_ms - one[0] <= _MINUTE_MS), self._samples[-1])
+        seconds = max(at_ms - then[0], 1.0) / 1000.0
+        pulls, pull_ms, pulled, calls, call_ms, consumed, failed = (
+            now - before for now, before in zip(self._counters(), then[1:], strict=True)
+        )
+        return ConsumeStatus(
+            pull_rt=pull_ms / pulls if pulls else 0.0,
+            pull_tps=pulled / seconds,
+            consume_rt=call_ms / calls if calls else 0.0,
+            consume_ok_tps=consumed / seconds,
+            consume_failed_tps=failed / seconds,
+            consume_failed_msgs=self.failed - int(self._samples[0][-1]),
+        )
+
+    def _counters(self) -> tuple[float, ...]:
+        return (self.pulls, self.pull_ms, self.pulled, self.calls, self.call_ms, self.consumed, self.failed)

@@ -22,8 +22,6 @@ from rmqkit.filter.subscription import TAG, subscription
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
 
-__all__ = ["PopConsumer"]
-
 
 class PopConsumer(PushConsumer):
     """Consumes messages of queues that nobody owns; every member of its group has to pop::

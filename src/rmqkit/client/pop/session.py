@@ -1,4 +1,4 @@
-"""Popping: a broker gives messages out and hides them from the group until they are acknowledged or their time is over.
+"""POP sessions: a broker gives messages out and hides them from the group until they are acknowledged or time is over.
 
 ======================================  ======================================================================
 request                                 what it does here
@@ -12,6 +12,9 @@ CHANGE_MESSAGE_INVISIBLETIME (200053)   when the message comes again; it has ano
 A message that is not acknowledged comes again through the group's retry topic of its topic, counted once more. While a
 message is held here (`PopProcessQueue`) its invisible time is renewed, so that nobody else gets it. An ack that is
 lost, and a message that lapses because the broker did not answer, lead to a second delivery.
+
+Handles (POP_CK) are what acks name. A broker that rewrites messages of retry topics gives them their handles itself; of
+all others the answer tells in its strings where each queue's messages start.
 
 Not handled: inner batches, whose members brokers can acknowledge only together (the ack of the first one counts).
 Loop only. Source: behaviour.md §4.7–§4.11, §8.13; remoting.md §4.6.1.
@@ -30,23 +33,39 @@ from msgspec.structs import replace
 
 from rmqkit.client.consumer.loop import unpack
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
-from rmqkit.client.observe.rates import TopicRates
-from rmqkit.client.pop.handles import Receipt, batch_acks, give_handles, receipt_of
+from rmqkit.client.observe.status import TopicRates
 from rmqkit.client.runtime.requests import Popped, PopStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
-from rmqkit.errors import RemotingError, RmqError
+from rmqkit.errors import ClientError, RemotingError, RmqError
 from rmqkit.filter.subscription import matches_tags
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData
-from rmqkit.protocol.bodies.pop import BatchAckBody
-from rmqkit.protocol.headers.pop import AckMessageRequest, ChangeInvisibleTimeRequest, PopMessageRequest
+from rmqkit.protocol.bodies.pop import BatchAck, BatchAckBody
+from rmqkit.protocol.headers.pop import (
+    AckMessageRequest,
+    ChangeInvisibleTimeRequest,
+    PopMessageRequest,
+    PopMessageResponse,
+)
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.pop import PopHandle, encode_pop_handle
+from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic, with_namespace
+from rmqkit.protocol.pop import (
+    NORMAL_TOPIC,
+    RETRY_TOPIC_V1,
+    RETRY_TOPIC_V2,
+    OrderKey,
+    PopHandle,
+    PopQueue,
+    decode_order_counts,
+    decode_pop_handle,
+    decode_start_offsets,
+    encode_acked,
+    encode_pop_handle,
+)
 from rmqkit.remoting.tasks import Tasks
 
-__all__ = ["ANY_QUEUE", "PopProcessQueue", "PopResult", "Pops"]
-
+_log = logging.getLogger(__name__)
 ANY_QUEUE = -1
 """The queue id that stands for all queues of a broker."""
 
@@ -59,7 +78,7 @@ _RELEASE_MS = 1000
 _NO_SPAN = 1 << 63
 _FOREVER = float("inf")
 
-_log = logging.getLogger(__name__)
+_SEPARATORS = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}
 
 
 class PopResult(Struct):
@@ -83,6 +102,8 @@ class _Lease(Struct):
 class PopProcessQueue(ProcessQueue):
     """Messages that were popped from a queue, or from all of a broker's, and that are held.
     There is no offset to keep: `position` counts what is done with, and `max_offset` goes on from there."""
+
+    is_popped = True
 
     def __init__(self, queue: MessageQueue, pops: Pops, *, bytes_max: int, rates: TopicRates) -> None:
         held_max = pops.settings.pop_held_max
@@ -372,3 +393,89 @@ class Pops:
     def _forget(self, message: ReceivedMessage) -> None:
         for process_queue in self._held:
             process_queue.remove(message)
+
+
+class Receipt(Struct, frozen=True):
+    """A popped message as acks and changes name it, whatever becomes of the message: its own topic and its handle."""
+
+    topic: str
+    handle: PopHandle
+
+    @property
+    def queue_offset(self) -> int:
+        """Of the message in the queue that it was popped from."""
+        assert self.handle.queue_offset is not None, "`receipt_of` completes handles"
+        return self.handle.queue_offset
+
+    def real_topic(self, group: str, namespace: str) -> str:
+        """The topic that it was popped from: its own, or where the group's come again; without a namespace before."""
+        separator = _SEPARATORS.get(self.handle.retry)
+        if separator is None:
+            return self.topic
+        return pop_retry_topic(group, with_namespace(namespace, self.topic), separator)
+
+
+def receipt_of(message: ReceivedMessage) -> Receipt:
+    """What acks name a message by. Raises ClientError: it was not popped. Raises HeaderError: its handle is damaged."""
+    text = message.properties.get(names.POP_CHECK_POINT)
+    if text is None:
+        raise ClientError(f"message {message.msg_id} has no property {names.POP_CHECK_POINT}: it was not popped")
+    handle = decode_pop_handle(text)
+    if handle.queue_offset is None:
+        handle = replace(handle, queue_offset=message.queue_offset)
+    return Receipt(message.topic, handle)
+
+
+def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, queue: MessageQueue) -> None:
+    """Complete popped messages: their handles, unless the broker gave them, deliveries in order, and the topic that was
+    asked for. Raises HeaderError: the answer's strings cannot be read."""
+    starts = decode_start_offsets(header.start_offset_info or "")
+    counts = decode_order_counts(header.order_count_info or "")
+    for message in messages:
+        retry, queue_id, offset = _retry_mark(message.topic), message.queue_id, message.queue_offset
+        if names.POP_CHECK_POINT not in message.properties:
+            handle = PopHandle(
+                check_point_offset=starts.setdefault(PopQueue(retry, queue_id), offset),
+                pop_time=header.pop_time,
+                invisible_time=header.invisible_time,
+                revive_queue_id=header.revive_qid,
+                retry=retry,
+                broker_name=queue.broker_name,
+                queue_id=queue_id,
+                queue_offset=offset,
+            )
+            message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
+        else:
+            receipt_of(message)  # the broker's own: an answer with others is refused as a whole
+        count = counts.get(OrderKey(retry, queue_id, offset)) or counts.get(OrderKey(retry, queue_id)) or 0
+        message.reconsume_times = count or message.reconsume_times
+        message.properties.setdefault(names.FIRST_POP_TIME, str(header.pop_time))
+        message.properties.pop(names.CONSUME_START_TIME, None)  # somebody else's
+        message.topic = queue.topic
+
+
+def batch_acks(group: str, receipts: Iterable[Receipt]) -> list[BatchAck]:
+    """Acks of one broker, those of one pop and queue in one entry."""
+    offsets: defaultdict[Receipt, list[int]] = defaultdict(list)
+    for one in receipts:
+        offsets[replace(one, handle=replace(one.handle, queue_offset=None))].append(one.queue_offset)
+    return [
+        BatchAck(
+            group=group,
+            topic=pop.topic,
+            retry=pop.handle.retry,
+            start_offset=pop.handle.check_point_offset,
+            queue_id=pop.handle.queue_id,
+            revive_queue_id=pop.handle.revive_queue_id,
+            pop_time=pop.handle.pop_time,
+            invisible_time=pop.handle.invisible_time,
+            acked=encode_acked(pop.handle.check_point_offset, those),
+        )
+        for pop, those in offsets.items()
+    ]
+
+
+def _retry_mark(topic: str) -> str:
+    if not topic.startswith(RETRY_PREFIX):
+        return NORMAL_TOPIC
+    return RETRY_TOPIC_V2 if "+" in topic else RETRY_TOPIC_V1

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from rmqkit.client.observe.hooks import SendOutcome
 from rmqkit.client.runtime.settings import ProducerSettings
-from rmqkit.errors import MessageIllegal
+from rmqkit.errors import MessageIllegal, NotARequest
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.compression import Compression, compress
@@ -32,20 +32,10 @@ from rmqkit.protocol.names import FORBIDDEN_TO_SEND, RETRY_PREFIX, retry_topic, 
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
 from rmqkit.protocol.record import COMPRESSED
 
-__all__ = [
-    "Outgoing",
-    "batch_entry",
-    "check_topic",
-    "outgoing",
-    "outgoing_batch",
-    "outgoing_entries",
-    "outgoing_retry",
-    "telling",
-]
-
 _ZLIB_LEVEL_MAX = 9
 _topic_fault = functools.lru_cache(maxsize=1024)(topic_fault)
 _FIRST_RETRY_LEVEL = 3
+_REPLY = "reply"
 
 
 class Outgoing(Struct, gc=False):
@@ -225,3 +215,14 @@ def _compressed(body: bytes, settings: ProducerSettings) -> tuple[bytes, int]:
     level = settings.compression_level
     smaller = compress(body, compression, min(level, _ZLIB_LEVEL_MAX) if compression is Compression.ZLIB else level)
     return (smaller, COMPRESSED | compression) if len(smaller) < len(body) else (body, 0)
+
+
+def reply_address(request: ReceivedMessage) -> tuple[str, dict[str, str]]:
+    """The topic a reply goes to, and the properties that lead it to who asked.
+    Raises NotARequest: the message is none."""
+    for name in (names.CLUSTER, names.CORRELATION_ID, names.REPLY_TO_CLIENT):
+        if not request.properties.get(name):
+            raise NotARequest(request.msg_id, name)
+    copied = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TIME_TO_LIVE)
+    properties = {name: request.properties[name] for name in copied if name in request.properties}
+    return f"{request.properties[names.CLUSTER]}_REPLY_TOPIC", properties | {names.MESSAGE_TYPE: _REPLY}

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence, Sized
 
-from rmqkit.client.observe.hooks import NO_HOOKS, Hook, Recall, Sending
+from rmqkit.client.observe.hooks import NO_HOOKS, BackgroundHook, Hook, Recall, Sending, SendResult
 from rmqkit.client.observe.status import ProducerStatus
-from rmqkit.client.producer.accumulator import Accumulator
-from rmqkit.client.producer.batching import Batching
-from rmqkit.client.producer.encode import Outgoing, check_topic, outgoing, outgoing_batch, telling
-from rmqkit.client.producer.request_reply import Reply, reply_address
+from rmqkit.client.producer.accumulator import Accumulator, Batching
+from rmqkit.client.producer.encode import Outgoing, check_topic, outgoing, outgoing_batch, reply_address, telling
 from rmqkit.client.producer.selectors import Selector
-from rmqkit.client.producer.sender import Sender, SendResult
+from rmqkit.client.producer.sender import Sender
+from rmqkit.client.runtime.handlers import Reply
 from rmqkit.client.runtime.lifecycle import Client, keeps_open
 from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.client.runtime.runtime import ClientRuntime
-from rmqkit.client.runtime.settings import ProducerSettings, check
+from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, PeerRefused, ReplyTimedOut
 from rmqkit.protocol.bodies.clients import MessageQueue
@@ -24,8 +23,6 @@ from rmqkit.protocol.headers.brokers import RecallMessageRequest
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.properties import TRANSACTION_PREPARED
 from rmqkit.protocol.recall import decode_recall_handle
-
-__all__ = ["Producer"]
 
 
 class Producer(Client):
@@ -49,7 +46,6 @@ class Producer(Client):
     closes_last = True
 
     _kind = "producer"
-    _trace_kind = "PRODUCE"
     _reserved_group = "DEFAULT_PRODUCER"
 
     def __init__(
@@ -268,6 +264,11 @@ class Producer(Client):
     def status(self) -> ProducerStatus:
         """The brokers that are known, connections to them, and what is under way; its text is a table."""
         return self._sender.status(self._state.value)
+
+    def _make_trace(self, settings: ClientSettings) -> BackgroundHook:
+        from rmqkit.client.producer.trace import MessageTrace  # few programs need it, and it takes time to load
+
+        return MessageTrace(self._runtime, self.group, "PRODUCE", settings)
 
     def _register(self) -> None:
         self._runtime.register_producer(self.group)

@@ -27,13 +27,10 @@ Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
-from rmqkit.client.observe.hooks import SendOutcome
+from rmqkit.client.observe.hooks import SendOutcome, SendResult, SendStatus
 from rmqkit.client.observe.status import BrokerStatus, ProducerStatus
 from rmqkit.client.producer.encode import Outgoing
 from rmqkit.client.producer.faults import FaultTable
@@ -58,8 +55,6 @@ from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Reque
 from rmqkit.protocol.properties import MSG_REGION, TRACE_ON
 from rmqkit.remoting.backoff import Backoff
 from rmqkit.remoting.permits import Permits
-
-__all__ = ["PASSING", "RETRYABLE", "SendResult", "SendStatus", "Sender"]
 
 R = TypeVar("R")
 
@@ -87,41 +82,12 @@ _PAUSE_MS = 20.0
 _PAUSE_MS_MAX = 2000.0
 
 
-class SendStatus(enum.Enum):
-    """How safely a message is stored; all of them count as sent."""
-
-    SEND_OK = "SEND_OK"
-    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
-    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
-    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
-
-
 _STATUS: dict[int, SendStatus] = {
     ResponseCode.SUCCESS: SendStatus.SEND_OK,
     ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
     ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
 }
-
-
-class SendResult(Struct, gc=False):
-    """Where a message was stored.
-
-    Attributes:
-        msg_id: the unique key the client gave; of a batch those of its messages, joined by commas.
-        offset_msg_id: the id the broker gave: its address and the place in its log; of a batch joined by commas.
-        queue_offset: position in the queue; of a batch that of its first message.
-        transaction_id: as the broker answered it.
-        recall_handle: what `Producer.recall` takes; only of messages with a time of delivery.
-    """
-
-    status: SendStatus
-    msg_id: str
-    offset_msg_id: str
-    queue: MessageQueue
-    queue_offset: int
-    transaction_id: str | None = None
-    recall_handle: str | None = None
 
 
 class Sender:

@@ -29,10 +29,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rmqkit.client.observe.hooks import Hook, TransactionEnd
+from rmqkit.client.observe.hooks import Hook, SendResult, SendStatus, TransactionEnd
 from rmqkit.client.producer.encode import telling
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.producer.sender import SendResult, SendStatus
 from rmqkit.client.runtime.lifecycle import keeps_open
 from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.client.runtime.runtime import ClientRuntime
@@ -47,8 +46,6 @@ from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.names import with_namespace
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from rmqkit.remoting.tasks import Tasks, is_cancelled
-
-__all__ = ["Check", "Execute", "TransactionProducer", "TransactionResult", "TransactionState"]
 
 _CHECKS_WAITING_MAX = 2000
 _CHECKS_AT_A_TIME = 4

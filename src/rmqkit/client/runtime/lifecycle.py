@@ -7,22 +7,17 @@ import enum
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from rmqkit.client.observe.hooks import Hook, Hooks
-from rmqkit.client.runtime import forks
-from rmqkit.client.runtime.running import run
+from rmqkit.client.observe.hooks import BackgroundHook, Hook, Hooks
+from rmqkit.client.runtime import process as forks
+from rmqkit.client.runtime.process import run
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
 from rmqkit.clock import Clock
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.protocol.names import group_fault
 from rmqkit.remoting.tasks import is_cancelled
-
-if TYPE_CHECKING:
-    from rmqkit.client.observe.trace import MessageTrace
-
-__all__ = ["Client", "keeps_open"]
 
 C = TypeVar("C", bound="Client")
 P = ParamSpec("P")
@@ -76,7 +71,6 @@ class Client:
 
     _kind = "client"
     _reserved_group = ""
-    _trace_kind = "CONSUME"
 
     def __init__(
         self,
@@ -108,10 +102,9 @@ class Client:
         self._closed = asyncio.Event()
         forks.tell(self, Client._forked)
 
-    def _make_trace(self, settings: ClientSettings) -> MessageTrace:
-        from rmqkit.client.observe.trace import MessageTrace  # few programs need it, and it takes time to load
-
-        return MessageTrace(self._runtime, self.group, self._trace_kind, settings)
+    def _make_trace(self, settings: ClientSettings) -> BackgroundHook | None:
+        """The hook that writes the trace topic."""
+        return None
 
     async def start(self) -> None:
         """Begin to work.

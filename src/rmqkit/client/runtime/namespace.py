@@ -30,8 +30,6 @@ from rmqkit.protocol.names import with_namespace, without_namespace
 from rmqkit.remoting.address import join_address, split_address
 from rmqkit.remoting.client import RemotingClient
 
-__all__ = ["VIP_CODES", "Outbound", "bare", "renamed", "vip_address"]
-
 V = TypeVar("V")
 
 VIP_CODES = frozenset(

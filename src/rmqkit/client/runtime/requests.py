@@ -45,8 +45,6 @@ from rmqkit.protocol.headers.queries import QueryMessageRequest
 from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
 
-__all__ = ["OFFSET_TIMEOUT_MS", "SEND_BACK_TIMEOUT_MS", "BrokerCalls", "PopStatus", "Popped", "PullStatus", "Pulled"]
-
 OFFSET_TIMEOUT_MS = 5000
 SEND_BACK_TIMEOUT_MS = 5000
 QUERY_TIMEOUT_MS = 18_000

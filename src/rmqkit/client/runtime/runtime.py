@@ -23,15 +23,11 @@ import os
 import random
 from collections.abc import Awaitable, Callable
 
-from rmqkit.client.consumer.absences import Absences
-from rmqkit.client.consumer.inquiries import GroupConsumer, Inquiries
-from rmqkit.client.producer.request_reply import PendingReplies
-from rmqkit.client.runtime import forks
-from rmqkit.client.runtime.name_servers import NameServers
+from rmqkit.client.runtime import process as forks
+from rmqkit.client.runtime.handlers import GroupConsumer, Inquiries, PendingReplies
 from rmqkit.client.runtime.namespace import Outbound, bare
 from rmqkit.client.runtime.requests import BrokerCalls
-from rmqkit.client.runtime.route_table import RouteTable
-from rmqkit.client.runtime.routes import MASTER_ID
+from rmqkit.client.runtime.routes import MASTER_ID, NameServers, RouteTable
 from rmqkit.client.runtime.settings import ClientSettings, name_server_list
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, RemotingError, RmqError
@@ -52,8 +48,6 @@ from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.remoting.tls import ClientTls
 
-__all__ = ["ClientRuntime"]
-
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
 """However many sends fail, name servers are not asked more often than this."""
@@ -67,6 +61,29 @@ _instances = itertools.count()
 
 AnswerCheck = Callable[[str, CheckTransactionRequest, ReceivedMessage], None]
 """Takes a broker's question what became of a transaction: its address, the header, the half message."""
+
+
+class Absences:
+    """The absent brokers of one client, by address, or by name where no address is known."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since_ms: dict[str, float] = {}
+
+    def lost(self, address: str, error: Exception, what: str) -> None:
+        """A broker could not be asked for something."""
+        if address in self._since_ms:
+            _log.debug("%s: %s", what, error)
+            return
+        self._since_ms[address] = self._clock.monotonic_ms()
+        _log.warning("broker %s is away, it is asked again until it is back; %s: %s", address, what, error)
+
+    def answers(self, address: str) -> None:
+        """A broker was asked, and answered."""
+        if self._since_ms:
+            since_ms = self._since_ms.pop(address, None)
+            if since_ms is not None:
+                _log.info("broker %s is back after %.1f s", address, (self._clock.monotonic_ms() - since_ms) / 1000)
 
 
 class ClientRuntime:
@@ -228,7 +245,7 @@ class ClientRuntime:
         self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
 
     async def _discover(self) -> float:
-        from rmqkit.client.runtime.discovery import discover  # few programs need it
+        from rmqkit.client.runtime.routes import discover  # few programs need it
 
         self.name_servers[:] = await discover(self._settings)
         return _DISCOVERY_INTERVAL_MS

@@ -20,19 +20,6 @@ from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.tls import ClientTlsSettings
 from rmqkit.settings import Setting, setting_table
 
-__all__ = [
-    "ClientSettings",
-    "CompressionType",
-    "ConsumerSettings",
-    "MessageModel",
-    "ProducerSettings",
-    "PullConsumerSettings",
-    "PushConsumerSettings",
-    "StartFrom",
-    "check",
-    "name_server_list",
-]
-
 S = TypeVar("S", bound=Struct)
 
 

@@ -23,15 +23,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
-from rmqkit.client.consumer import base as consumer
+from rmqkit.client.consumer import group as consumer
 from rmqkit.client.consumer import pull as pull_consumer
 from rmqkit.client.consumer import push as push_consumer
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.pop import consumer as pop_consumer
 from rmqkit.client.producer import producer, transaction
-from rmqkit.client.runtime import forks
+from rmqkit.client.runtime import process as forks
 from rmqkit.client.runtime.lifecycle import Client
-from rmqkit.client.runtime.running import closing_order, told_by_signals
+from rmqkit.client.runtime.process import closing_order, told_by_signals
 from rmqkit.client.sync.portal import Portal, portal
 from rmqkit.errors import ClientError
 from rmqkit.protocol.message import ReceivedMessage

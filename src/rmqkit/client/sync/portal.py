@@ -15,9 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from rmqkit.client.runtime import forks
-
-__all__ = ["Portal", "portal"]
+from rmqkit.client.runtime import process as forks
 
 T = TypeVar("T")
 

@@ -1,34 +1,47 @@
-"""What brokers ask of the consumers of a client, mostly in an operator's name: codes 40, 220, 221, 307, 309.
+"""Handlers for the requests that brokers send to clients, mostly in an operator's name (``ClientRemotingProcessor``).
 
 ======================================  ======================================================================
 request                                 answer
 ======================================  ======================================================================
-NOTIFY_CONSUMER_IDS_CHANGED (40)        none; queues are shared out again
+CHECK_TRANSACTION_STATE (39)            none; the transaction producer says later how the transaction ended
+NOTIFY_CONSUMER_IDS_CHANGED (40)        none; the consumer shares its queues out again
 RESET_CONSUMER_CLIENT_OFFSET (220)      none; handlers finish, the queues begin anew at the given offsets
 GET_CONSUMER_STATUS_FROM_CLIENT (221)   queue → offset
 GET_CONSUMER_RUNNING_INFO (307)         settings, subscriptions, what is held of each queue
 CONSUME_MESSAGE_DIRECTLY (309)          the handler runs once, what came of it
+PUSH_REPLY_MESSAGE_TO_CLIENT (326)      success; the reply goes to the `Producer.request` that waits for it
 ======================================  ======================================================================
 
-Source: behaviour.md §5.3, §8.15; remoting.md §4.5, §6.4.11, §6.4.12.
+A broker pushes a reply over the connection whose heartbeats have the client id (``RequestFutureHolder``)::
+
+    request()   CORRELATION_ID, REPLY_TO_CLIENT = client id, TTL ──> topic ──> consumer
+    the caller <── PUSH_REPLY_MESSAGE_TO_CLIENT ── broker <── <cluster>_REPLY_TOPIC, MSG_TYPE=reply ── reply()
+
+Loop only. Source: behaviour.md §3.8, §5.3, §7.10, §8.15; remoting.md §4.3.7, §4.5, §6.4.11, §6.4.12.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import sys
 import threading
 import traceback
+import uuid
 from collections.abc import Iterator, Mapping
 from types import CoroutineType, FrameType
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from rmqkit.client.runtime.namespace import bare, renamed
-from rmqkit.errors import PeerRefused
+from rmqkit.clock import Clock
+from rmqkit.errors import BodyError, PeerRefused
 from rmqkit.protocol import fastjson
+from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
 from rmqkit.protocol.bodies.consumers import (
     ConsumeMessageDirectlyResult,
@@ -38,6 +51,7 @@ from rmqkit.protocol.bodies.consumers import (
 )
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, reply
+from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.headers.clients import ConsumerGroupRequest
 from rmqkit.protocol.headers.consumers import (
     ConsumeDirectlyRequest,
@@ -45,12 +59,15 @@ from rmqkit.protocol.headers.consumers import (
     ResetClientOffsetRequest,
     RunningInfoRequest,
 )
+from rmqkit.protocol.headers.send import PushReplyRequest
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.names import with_namespace, without_namespace
+from rmqkit.protocol.properties import decode_properties
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 
-__all__ = ["GroupConsumer", "Inquiries"]
+_log = logging.getLogger(__name__)
+_REPLY = "reply"
 
 
 class GroupConsumer(Protocol):
@@ -165,3 +182,61 @@ def _awaits(coroutine: object) -> Iterator[tuple[FrameType, int]]:
     while isinstance(coroutine, CoroutineType) and (frame := coroutine.cr_frame) is not None:
         yield frame, frame.f_lineno
         coroutine = coroutine.cr_await
+
+
+class Reply(Struct):
+    """What a consumer replied.
+
+    Attributes:
+        body: decompressed.
+        properties: the replier's own and those that brokers and clients gave it.
+        born_timestamp: when it was sent, in ms since the epoch, by the replier's clock.
+        born_host: the replier, ``ip:port``.
+    """
+
+    body: bytes
+    properties: dict[str, str]
+    flag: int
+    born_timestamp: int
+    born_host: str
+
+
+class PendingReplies:
+    """The requests of one client instance that wait for their replies."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: dict[str, asyncio.Future[Reply]] = {}
+
+    @contextlib.contextmanager
+    def expect(self, client_id: str, timeout_ms: float) -> Iterator[tuple[dict[str, str], asyncio.Future[Reply]]]:
+        """The properties that make a message a request, and the reply to come; forgotten at the end."""
+        correlation_id = str(uuid.uuid4())
+        properties = {
+            names.CORRELATION_ID: correlation_id,
+            names.REPLY_TO_CLIENT: client_id,
+            names.TIME_TO_LIVE: str(int(timeout_ms)),
+        }
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[correlation_id] = future
+        try:
+            yield properties, future
+        finally:
+            del self._waiting[correlation_id]
+
+    def take(self, connection: Connection, command: Command) -> Command:
+        """PUSH_REPLY_MESSAGE_TO_CLIENT: hand a reply to who waits for it."""
+        header = decode_header(command, PushReplyRequest)
+        properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
+        properties[names.ARRIVE_TIME] = str(self._clock.now_ms())
+        try:
+            body = decompress(command.payload, header.sys_flag)
+        except BodyError as error:
+            _log.warning("a reply from %s cannot be read: %s", header.born_host, error)
+            return reply(command, ResponseCode.SYSTEM_ERROR, "process reply message fail")
+        future = self._waiting.get(properties.get(names.CORRELATION_ID, ""))
+        if future is None or future.done():
+            _log.warning("a reply from %s came too late or twice, or was never asked for", header.born_host)
+        else:
+            future.set_result(Reply(body, properties, header.flag, header.born_timestamp, header.born_host))
+        return reply(command)

@@ -1,4 +1,4 @@
-"""Clients as a program: they run until somebody asks the process to end, and then finish what they do.
+"""The process around clients: they run until a signal asks it to end, and belong to the process that started them.
 
 ==================  ==================================================================================================
 what happens        then
@@ -9,9 +9,11 @@ SIGINT, SIGTERM     consumers take nothing more, wait for their handlers (``drai
 a second signal     ends the process at once, as without `run`
 every client is     `run` returns
 closed
+``os.fork``         connections, loops and threads stay the parent's: what was at work refuses to be used in the child
+                    (`register_after_fork`)
 ==================  ==================================================================================================
 
-Loops that cannot watch signals, as on Windows, get them from Python's own handlers. Loop only, and in the main thread.
+Loops that cannot watch signals, as on Windows, get them from Python's own handlers. `run` is for the main thread only.
 """
 
 from __future__ import annotations
@@ -19,19 +21,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rmqkit.errors import ClientError
 
-__all__ = ["Runs", "closing_order", "run", "told_by_signals"]
-
+_log = logging.getLogger(__name__)
 C = TypeVar("C", bound="_HasOrder")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_log = logging.getLogger(__name__)
+
+_told: weakref.WeakKeyDictionary[object, Callable[[Any], bool]] = weakref.WeakKeyDictionary()
+_left_behind: list[object] = []
+
+T = TypeVar("T")
 
 
 class Runs(Protocol):
@@ -139,3 +146,15 @@ def told_by_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLoop 
         yield
     finally:
         restore()
+
+
+def tell(one: T, hook: Callable[[T], bool]) -> None:
+    """Call ``hook(one)`` in every child that is forked while it exists; it says whether ``one`` is left behind.
+    It may be called again, in the child's child."""
+    _told[one] = hook
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        after_in_child=lambda: _left_behind.extend([one for one, hook in list(_told.items()) if hook(one)])
+    )

@@ -27,9 +27,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from rmqkit.client.observe.hooks import ConsumeOutcome, Consumption, Hook, Recall, Sending, SendOutcome, TransactionEnd
+from rmqkit.client.observe.hooks import (
+    BackgroundHook,
+    ConsumeOutcome,
+    Consumption,
+    Recall,
+    Sending,
+    SendOutcome,
+    SendStatus,
+    TransactionEnd,
+)
 from rmqkit.client.producer.encode import outgoing
-from rmqkit.client.producer.sender import Sender, SendStatus
+from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import RmqError
@@ -46,8 +55,6 @@ from rmqkit.protocol.trace import (
     encode_traces,
 )
 from rmqkit.remoting.tasks import Tasks
-
-__all__ = ["MessageTrace"]
 
 _ACTS_MAX = 2048
 _FLUSH_INTERVAL_MS = 5000.0
@@ -69,7 +76,7 @@ class _Act(Struct):
     records: list[tuple[Trace, str]]
 
 
-class MessageTrace(Hook):
+class MessageTrace(BackgroundHook):
     """The trace of one client; ``dropped`` is the number of acts that nobody will read about."""
 
     def __init__(self, runtime: ClientRuntime, group: str, kind: str, settings: ClientSettings) -> None:

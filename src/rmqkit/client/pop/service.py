@@ -1,0 +1,303 @@
+"""Consumption of popped messages: assignment by brokers, pop loop, handlers (``ConsumeMessagePop…Service``).
+
+======================  ========================================  =========================================
+the broker's answer     a push consumer                           a pop consumer
+======================  ========================================  =========================================
+queues to pop           pops them                                 pops them
+queues to pull          pulls them, and what was popped before    pops all queues of every broker together
+                        and comes again
+code 3, no strategy     shares them out with the other members    pops all queues of every broker together
+not asked (in order)                                              pops each queue by itself
+======================  ========================================  =========================================
+
+Queue -1 of a broker stands for all of its queues. One whose mode changed is given up and taken again in the next round.
+A pop that a broker still holds then (up to 15 s) may bring what is pulled as well: the message is handled twice.
+
+================  ==========================================================================
+answer to a pop   then (``popMessage``)
+================  ==========================================================================
+FOUND             hold and hand over what matches; the rest is acknowledged; pop on
+NOT_FOUND         pop on
+POLLING_FULL      again after 1 s
+FLOW_CONTROL      again after 20 ms
+anything else     again after 1 s
+================  ==========================================================================
+
+A record whose body cannot be unpacked goes to the dead letters.
+
+==========================  ==================================================================================
+a handler …                 then
+==========================  ==================================================================================
+returns                     the message is acknowledged
+raises                      the broker delivers it again after the step of `BACK_OFF_SECONDS` that its count of
+                            deliveries, or the level of a `ConsumeLater`, says; or after its ``invisible_ms``
+… for the last time         after ``retries_max`` failures, or at level -1, it goes to the dead letters
+runs long                   the message stays ours, up to ``consume_timeout_minutes``; then it comes again
+==========================  ==================================================================================
+
+A Java client acknowledges what failed too often, and nobody has it then; here it goes to the dead letters first, as
+with brokers' proxies, and is acknowledged when it is there. In order the rest of a queue waits here for what failed.
+Loop only. Source: behaviour.md §4.12, §4.15, §8.4, §8.13; remoting.md §4.6.1.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+
+from rmqkit.client.consumer import allocate as strategies
+from rmqkit.client.consumer.allocate import Allocate
+from rmqkit.client.consumer.assignment import HeldQueues, QueueOwner, Rebalance
+from rmqkit.client.consumer.consume import ConsumeLater, Consuming
+from rmqkit.client.consumer.context import Member, Subscriptions
+from rmqkit.client.consumer.group import Membership
+from rmqkit.client.consumer.loop import PullLoop
+from rmqkit.client.consumer.ordered import OrderedConsuming
+from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
+from rmqkit.client.observe.status import TopicRates
+from rmqkit.client.pop.session import ANY_QUEUE, PopProcessQueue, Pops
+from rmqkit.client.runtime.requests import PopStatus
+from rmqkit.errors import PeerRefused, RmqError
+from rmqkit.filter.subscription import TAG
+from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.bodies.pop import Assignment, QueryAssignmentBody
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic, with_namespace, without_namespace
+
+_log = logging.getLogger(__name__)
+BACK_OFF_SECONDS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+_TO_DEAD_LETTERS = -1
+
+_STRATEGIES: dict[Allocate, str] = {strategies.averagely: "AVG", strategies.averagely_by_circle: "AVG_BY_CIRCLE"}
+_POP = "POP"
+
+
+class PopConsuming(Consuming):
+    """The workers of a consumer that has queues to pop; others may be pulled."""
+
+    def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        prefix = pop_retry_topic(self._group, "")  # pulled by a group that popped before
+        for message in messages:
+            if message.topic.startswith(prefix):
+                message.topic = without_namespace(self._runtime.namespace, message.topic.removeprefix(prefix))
+        super().put(process_queue, messages)
+
+    def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
+        """Messages are done with: acknowledge them, or let the offset advance."""
+        if not isinstance(process_queue, PopProcessQueue):
+            super().consumed(process_queue, *messages)
+            return
+        for message in messages:
+            if process_queue.remove(message) != NOTHING_HELD:
+                process_queue.pops.ack_soon(message)
+
+    async def expire(self, process_queue: ProcessQueue) -> None:
+        """What was popped lapses by itself."""
+        if not isinstance(process_queue, PopProcessQueue):
+            await super().expire(process_queue)
+
+    async def _handle(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        here = [message for message in messages if message in process_queue]  # what lapsed in line is not
+        if isinstance(process_queue, PopProcessQueue):
+            for message in here:
+                if 0 <= self._retries_max < message.reconsume_times:
+                    await self._give_up(process_queue, message)
+            here = [message for message in here if message in process_queue]
+        if here or not messages:
+            await super()._handle(process_queue, here)
+
+    async def _come_again(
+        self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
+    ) -> None:
+        if not isinstance(process_queue, PopProcessQueue):
+            await super()._come_again(process_queue, message, level, error)
+        elif level == _TO_DEAD_LETTERS or message.reconsume_times >= self._retries_max:
+            await self._give_up(process_queue, message)
+        else:
+            process_queue.remove(message)
+            step = min(level or message.reconsume_times, len(BACK_OFF_SECONDS) - 1)
+            chosen_ms = error.invisible_ms if isinstance(error, ConsumeLater) else None
+            invisible_ms = BACK_OFF_SECONDS[step] * 1000 if chosen_ms is None else chosen_ms
+            try:
+                await process_queue.pops.change_invisible_time(message, invisible_ms)
+            except RmqError as failed:
+                _log.warning(
+                    "message %s of %s comes again when its time is over: %s", message.msg_id, message.topic, failed
+                )
+
+    async def _give_up(self, process_queue: PopProcessQueue, message: ReceivedMessage) -> None:
+        """To the dead letters, and only then acknowledged; else it comes again when its time is over."""
+        if await self._is_dead_letter(message):
+            self.consumed(process_queue, message)
+        else:
+            process_queue.remove(message)
+
+    async def _is_dead_letter(self, message: ReceivedMessage) -> bool:
+        try:
+            await self._send_back(message, _TO_DEAD_LETTERS)
+        except RmqError as error:
+            _log.warning("message %s of %s is no dead letter: %s", message.msg_id, message.topic, error)
+            return False
+        return True
+
+
+class OrderedPopConsuming(PopConsuming, OrderedConsuming):
+    """The workers of a consumer that pops in order."""
+
+    async def _is_away(self, message: ReceivedMessage) -> bool:
+        return await self._is_dead_letter(message)
+
+
+class PopLoop(PullLoop):
+    """Keeps the process queue of a queue to pop filled."""
+
+    _attempt_id: str | None = None
+
+    async def run(self, pause_ms: float) -> None:
+        """Pop until the queue is dropped, at once: there is no former owner whose offset matters."""
+        await super().run(0.0)
+
+    async def _step(self) -> float:
+        """One pop; ms to pause after it."""
+        process_queue, clock, settings = self._process_queue, self._runtime.clock, self._member.settings
+        assert isinstance(process_queue, PopProcessQueue), "a queue to pop has a process queue of that kind"
+        subscription, pops = self._subscription_of(self._queue.topic), process_queue.pops
+        if subscription is None:
+            return settings.error_pause_ms
+        await process_queue.wait_for_room()
+        if pops.is_ordered:
+            await pops.flush()
+            self._attempt_id = self._attempt_id or uuid.uuid4().hex
+        if process_queue.is_dropped:
+            return 0.0
+        asked_ms = clock.monotonic_ms()
+        result = await pops.pop(
+            self._queue,
+            subscription,
+            count=pops.settings.pop_count,
+            invisible_ms=pops.settings.pop_invisible_ms,
+            poll_ms=settings.suspend_ms,
+            attempt_id=self._attempt_id,
+        )
+        self._attempt_id = process_queue.error = None
+        process_queue.pulled_ms = clock.now_ms()
+        took_ms = clock.monotonic_ms() - asked_ms
+        if result.status is PopStatus.FOUND:
+            process_queue.rates.pulls += 1
+            process_queue.rates.pull_ms += took_ms
+            process_queue.rates.pulled += len(result.messages)
+        self._member.sink.put(process_queue, process_queue.put(result.messages))
+        process_queue.max_offset = process_queue.position + len(process_queue) + result.rest_count
+        for message in result.unwanted:
+            pops.ack_soon(message)
+        for message in result.unreadable:
+            await self._member.sink.unreadable(message)
+            pops.ack_soon(message)
+        # A broker whose clock is ahead finds every request too old and does not wait.
+        is_hasty = result.status is PopStatus.NOT_FOUND and took_ms < settings.suspend_ms / 2
+        return settings.error_pause_ms if is_hasty or result.status is PopStatus.POLLING_FULL else 0.0
+
+
+class Assigned(Rebalance):
+    """Asks brokers for our queues, and tells ``pops`` which of them are popped."""
+
+    def __init__(self, member: Member, owner: QueueOwner, pops: Pops, *, only_pops: bool) -> None:
+        super().__init__(member, owner)
+        self._pops = pops
+        self._only_pops = only_pops
+        self._strategy = _STRATEGIES.get(member.allocate)
+        self._retried: set[str] = set()
+
+    async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
+        readable = self._runtime.routes.subscribe_queues(topic)
+        if not readable:
+            return set(), 1
+        if self._only_pops and self._pops.is_ordered:
+            return self._with_modes(topic, set(), set(readable))
+        assigned = await self._ask(topic)
+        popped = {one.message_queue for one in assigned or () if one.mode == _POP}
+        if self._only_pops:
+            everywhere = {MessageQueue(topic, queue.broker_name, ANY_QUEUE) for queue in readable}
+            return self._with_modes(topic, set(), popped or everywhere)
+        if assigned is None:
+            queues, members = await super()._queues_of(topic)
+            wanted, is_settled = self._with_modes(topic, queues, set())
+            return wanted, members if is_settled else 0
+        pulled = {one.message_queue for one in assigned} - popped
+        retry = pop_retry_topic(self._group, with_namespace(self._runtime.namespace, topic))
+        if pulled and not popped and topic not in self._retried and not topic.startswith(RETRY_PREFIX):
+            self._retried.add(topic)
+            self._owner.subscribe(retry, "*", TAG)
+        elif popped and topic in self._retried:
+            # Pops read that topic, too: first, in another round, save what was pulled of it.
+            self._retried.discard(topic)
+            self._owner.unsubscribe(retry)
+            return {queue for queue in self._owner.held_queues() if queue.topic == topic}, 0
+        return self._with_modes(topic, pulled, popped)
+
+    async def _ask(self, topic: str) -> list[Assignment] | None:
+        """Our queues; None when the broker does not share out."""
+        if self._strategy is None:
+            return None
+        asked = QueryAssignmentBody(
+            topic=topic, consumer_group=self._group, client_id=self._runtime.client_id, strategy_name=self._strategy
+        )
+        calls, address = self._runtime.calls, self._some_broker(topic)
+        try:
+            assigned = await calls.assignments(address, asked)
+            if not assigned:  # there are none, or the broker has not seen us
+                await self._runtime.heartbeat()
+                assigned = await calls.assignments(address, asked)
+        except PeerRefused as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            return None
+        return assigned
+
+    def _with_modes(
+        self, topic: str, pulled: set[MessageQueue], popped: set[MessageQueue]
+    ) -> tuple[set[MessageQueue], int]:
+        """The queues to hold without those that change their mode, and what that means: 0 that some do, 2 that others
+        may have held them."""
+        before = {queue for queue in self._pops.queues if queue.topic == topic}
+        self._pops.queues.difference_update(before)
+        self._pops.queues.update(popped)
+        changed = (before & pulled) | ((popped & self._owner.held_queues()) - before)
+        return (pulled | popped) - changed, 0 if changed else 2 if pulled else 1
+
+
+class PopHeldQueues(HeldQueues):
+    """The queues one member holds, popped where brokers say so and else pulled."""
+
+    def __init__(
+        self, member: Member, subscriptions: Subscriptions, rebalance_soon: Callable[[], None], pops: Pops
+    ) -> None:
+        super().__init__(member, subscriptions, rebalance_soon)
+        self._pops = pops
+
+    def _make_process_queue(self, queue: MessageQueue, bytes_max: int, rates: TopicRates) -> ProcessQueue:
+        if queue in self._pops.queues:
+            return self._pops.process_queue(queue, bytes_max=bytes_max, rates=rates)
+        return super()._make_process_queue(queue, bytes_max, rates)
+
+    def _make_loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop:
+        if not process_queue.is_popped:
+            return super()._make_loop(process_queue, is_member=is_member)
+        return PopLoop(self._member, process_queue, self._subscriptions.get, self._offset_illegal, is_member=is_member)
+
+
+class PopMembership(Membership):
+    """A member whose queues brokers share out; ``only_pops`` has all of them popped."""
+
+    def __init__(self, member: Member, pops: Pops, *, only_pops: bool) -> None:
+        self._pops = pops
+        self._only_pops = only_pops
+        super().__init__(member)
+
+    def _make_queues(self) -> HeldQueues:
+        return PopHeldQueues(self._member, self.subscriptions, self.rebalance_soon, self._pops)
+
+    def _make_rebalance(self) -> Rebalance:
+        return Assigned(self._member, self, self._pops, only_pops=self._only_pops)
