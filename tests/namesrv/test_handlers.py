@@ -17,11 +17,13 @@ from rmqkit.protocol.bodies.topics import (
     TopicQueueMappingInfo,
 )
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import decode_fields, request
+from rmqkit.protocol.command import decode_fields, header_fields, request
 from rmqkit.protocol.headers.namesrv import DeleteTopicRequest, KVPut, RegisterTopicRequest, RouteRequest
 from rmqkit.protocol.headers.registration import BrokerHeartbeat, BrokerIdentity, BrokerMemberGroupRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.testing.clock import StandingClock
+from tests.broker.stranger import Stranger
+from tests.elsewhere import BELIEVES_US
 from tests.namesrv.running import CALL_TIMEOUT_MS, register_header, registration_body, run, until
 
 IDENTITY = BrokerIdentity("broker-a", "127.0.0.1:21911", "DefaultCluster", 0)
@@ -345,6 +347,21 @@ def test_the_members_of_a_group_have_their_true_ids(tmp_path):
         assert nobody.body == b'{"brokerMemberGroup":{"brokerAddrs":{},"brokerName":"nobody","cluster":"C"}}'
 
     run(scenario, tmp_path, support_acting_master=True)
+
+
+def test_brokers_are_told_from_where_each_member_of_a_group_registered(tmp_path):
+    async def scenario(ask, server):
+        group = "rmq_sys_SYNC_BROKER_MEMBER_broker-a"
+        await ask.register("T", group)
+        assert decode_fields(await ask(ROUTE, RouteRequest("T"))) == {}
+        slave = register_header(broker_id=1, broker_addr="10.0.0.3:1")
+        async with Stranger(server.address, b"PROXY TCP4 10.1.2.3 10.0.0.1 5000 9876\r\n") as elsewhere:
+            fields = header_fields(slave)
+            assert (await elsewhere.ask(RequestCode.REGISTER_BROKER, registration_body(), **fields)).code == 0
+            told = decode_fields(await ask(ROUTE, RouteRequest(group)))
+            assert told == {"rmqRegisteredFrom": '{"10.0.0.3:1":"10.1.2.3","127.0.0.1:21911":"127.0.0.1"}'}
+
+    run(scenario, tmp_path, **BELIEVES_US)
 
 
 def test_clusters_are_told_in_the_dialect(tmp_path):

@@ -20,6 +20,7 @@ from functools import partial
 
 import msgspec
 
+from rmqkit.broker.replication.members import ip_of, resolved
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, HeaderError, PeerRefused, RemotingError, StoreError
@@ -28,7 +29,7 @@ from rmqkit.protocol.bodies.namesrv import KVTable, compress_registration
 from rmqkit.protocol.bodies.topics import Permission, RegisterBrokerBody, TopicConfig, TopicConfigTable, TopicRoute
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
 from rmqkit.protocol.command import Command, decode_header_leniently, request
-from rmqkit.protocol.headers.namesrv import RouteRequest
+from rmqkit.protocol.headers.namesrv import MemberRouteResponse, RouteRequest
 from rmqkit.protocol.headers.registration import (
     BrokerHeartbeat,
     BrokerIdentity,
@@ -50,6 +51,7 @@ _FIRST_REPEAT_SECONDS = 10.0
 _BEAT_SECONDS = 1.0
 _GOODBYE_TIMEOUT_MS = 3000
 _NAMESAKE_TIMEOUT_MS = 1000
+_TOLD_MAX = 256
 _CHANGED = {"changed": "true"}
 _READ_WRITE = Permission.READ | Permission.WRITE
 
@@ -81,6 +83,7 @@ class Registration:
         self._on_master = on_master
         self._name_servers = split_addresses(settings.namesrv_addr) if settings.namesrv_addr else []
         self._up_to_date: dict[str, Connection] = {}
+        self._told_from: set[tuple[str, str | None]] = set()
         self._is_started = False
         self._repeat: asyncio.Task[None] | None = None
         self._beat: asyncio.Task[None] | None = None
@@ -208,22 +211,54 @@ class Registration:
 
     async def namesakes(self) -> set[str] | None:
         """The addresses of the other brokers of this name, also of those with one id at several name servers.
+        Who registered from another machine than it names is left out: anybody can say of anybody that it is a broker.
+        Apache's name servers do not tell from where: what they say is taken as it is.
         None when no name server knows of anybody."""
-        told = await self._members_told()
-        return {address for each in told for address in each.values()} - {self._address} if told else None
+        found: set[str] = set()
+        is_any_told = False
+        for answer in await self._route_answers(self._group_topic):
+            places = _registered_from(answer)
+            for members in self._members_of(fastjson.decode_as(answer.payload, TopicRoute)):
+                is_any_told = True
+                for address in set(members.values()) - {self._address}:
+                    if places is None or await self._is_from(address, places.get(address)):
+                        found.add(address)
+        return found if is_any_told else None
+
+    async def _is_from(self, address: str, place: str | None) -> bool:
+        """Whether a broker registered from the address that it names, or from the name server's own machine."""
+        host = None if place is None else ip_of(place)
+        if host is not None and (host.is_loopback or host in await resolved(address)):
+            return True
+        if (address, place) not in self._told_from and len(self._told_from) < _TOLD_MAX:
+            self._told_from.add((address, place))
+            _log.warning(
+                "%s is registered as another broker %s, but from %s: it is no member for haAllowedAddresses; if it is "
+                "a slave behind a translated address, name there the address it comes from",
+                *(address, self._settings.broker_name, place),
+            )
+        return False
 
     async def _members_told(self) -> list[dict[int, str]]:
         """What each name server tells of the brokers of this name."""
+        return [each for route in await self.routes(self._group_topic) for each in self._members_of(route)]
+
+    @property
+    def _group_topic(self) -> str:
+        return names.SYNC_BROKER_MEMBER_PREFIX + self._settings.broker_name
+
+    def _members_of(self, route: TopicRoute) -> list[dict[int, str]]:
         name = self._settings.broker_name
-        routes = await self.routes(names.SYNC_BROKER_MEMBER_PREFIX + name)
-        return [group.broker_addrs for route in routes for group in route.broker_datas if group.broker_name == name]
+        return [group.broker_addrs for group in route.broker_datas if group.broker_name == name]
 
     async def routes(self, topic: str) -> list[TopicRoute]:
         """What each name server that knows a topic says where it is, after a second at most."""
+        return [fastjson.decode_as(answer.payload, TopicRoute) for answer in await self._route_answers(topic)]
+
+    async def _route_answers(self, topic: str) -> list[Command]:
         header = RouteRequest(topic, accept_standard_json_only=True)
         make = partial(request, RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-        answers = await self._ask_all(self._name_servers, make, _NAMESAKE_TIMEOUT_MS, logging.DEBUG)
-        return [fastjson.decode_as(answer.payload, TopicRoute) for answer in answers]
+        return await self._ask_all(self._name_servers, make, _NAMESAKE_TIMEOUT_MS, logging.DEBUG)
 
     @property
     def _identity(self) -> BrokerIdentity:
@@ -294,3 +329,14 @@ class Registration:
                 error = await diagnosed(error, server, is_encrypted=self._client.is_encrypted)
             _log.log(level, "%s did not take request %s: %s", server, command.code, error)
             return None
+
+
+def _registered_from(answer: Command) -> dict[str, str] | None:
+    """From where each broker of a route registered; None when a name server does not tell."""
+    text = decode_header_leniently(answer, MemberRouteResponse).registered_from
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.MsgspecError:
+        return {}

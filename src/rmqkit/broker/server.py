@@ -213,7 +213,7 @@ class Broker:
         check_address(settings)
         check_role(settings)
         authentication = Authentication.of(self._authentication, self._clock)
-        refusal = authentication.refusal if authentication is not None else None
+        refusal = partial(self._refusal, authentication) if authentication is not None else None
         dispatch, vip_dispatch = self._dispatch(refusal), self._dispatch(refusal)
         exporter = await self._bind_exporter()
         servers = [self._server(dispatch)]
@@ -390,6 +390,7 @@ class Broker:
                 on_acked=lambda: durability.replicated(),
                 ask_members=self._namesakes if settings.namesrv_addr else None,
                 tls=self._tls,
+                need_signatures=self._authentication.enabled,
             )
         )
         has_copies = waits_for_copies(settings)
@@ -563,6 +564,18 @@ class Broker:
     def _topics_changed(self, topics: list[TopicConfig]) -> None:
         if self._registration is not None:
             self._registration.topics_changed(topics)
+
+    def _refusal(self, authentication: Authentication, connection: Connection, command: Command) -> str | None:
+        """The remark for a request that is not let in, or None; slaves are known by what they sign here."""
+        remark = authentication.refusal(connection, command)
+        if (
+            remark is None
+            and self._master is not None
+            and connection.hops
+            and authentication.is_trusted(connection.user)
+        ):
+            self._master.signed(connection.hops[-1])
+        return remark
 
     async def _namesakes(self) -> set[str] | None:
         return None if self._registration is None else await self._registration.namesakes()

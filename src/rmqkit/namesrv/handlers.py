@@ -37,7 +37,7 @@ from rmqkit.protocol.bodies.namesrv import BrokerMemberGroup, BrokerMemberGroupB
 from rmqkit.protocol.bodies.topics import DataVersion, QueueData, RegisterBrokerBody, TopicRoute
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode, version_number
 from rmqkit.protocol.command import Command, decode_header, reply
-from rmqkit.protocol.headers.namesrv import RegisterTopicRequest, RouteRequest
+from rmqkit.protocol.headers.namesrv import MemberRouteResponse, RegisterTopicRequest, RouteRequest
 from rmqkit.protocol.headers.registration import (
     BrokerHeartbeat,
     BrokerIdentity,
@@ -46,6 +46,7 @@ from rmqkit.protocol.headers.registration import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from rmqkit.protocol.names import SYNC_BROKER_MEMBER_PREFIX
 from rmqkit.remoting.answers import Answering, answers
 from rmqkit.remoting.bodies import SLOW_BYTES_MAX, decode_body
 from rmqkit.remoting.connection import Connection
@@ -86,7 +87,21 @@ class RouteHandlers(TableHandlers):
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, remark)
         route = self._as_asked(header, route)
         is_strict = command.version >= _STRICT_JSON_SINCE or header.accept_standard_json_only
-        return reply(command, body=msgspec.json.encode(route) if is_strict else fastjson.dumps(route))
+        body = msgspec.json.encode(route) if is_strict else fastjson.dumps(route)
+        if not header.topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
+            return reply(command, body=body)
+        return reply(command, header=MemberRouteResponse(self._registered_from(route)), body=body)
+
+    def _registered_from(self, route: TopicRoute) -> str:
+        """From where the brokers of a route registered, which Apache's name servers do not tell."""
+        addresses = {address for broker in route.broker_datas for address in broker.broker_addrs.values()}
+        places = {
+            address: str(live.connection.hops[-1])
+            for address in sorted(addresses)
+            for live in self._routes.living(address)
+            if isinstance(live.connection, Connection) and live.connection.hops
+        }
+        return msgspec.json.encode(places).decode()
 
     def _as_asked(self, header: RouteRequest, route: TopicRoute) -> TopicRoute:
         if self._settings.order_message_enable:

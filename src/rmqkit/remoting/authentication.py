@@ -168,6 +168,12 @@ class Authentication:
         """The name in brokers' own requests."""
         return None if self._inner is None else self._inner.access_key
 
+    def is_trusted(self, name: str | None) -> bool:
+        """Whether a user who has signed is a broker or an operator: the inner user, or a super user."""
+        if name is None:
+            return False
+        return name == self.inner_name or getattr(self.users().get(name), "user_type", None) == "Super"
+
     def refusal(self, connection: Connection, command: Command) -> str | None:
         """The reference's remark for a request that is not let in, or None."""
         fields = decode_fields(command)

@@ -31,7 +31,9 @@ came later, from the same address  when all before it that count have reported s
 =================================  ====================================================================================
 
 So a slave that comes back before its old link is known to be dead is no second copy, and nobody takes its place by
-coming after it. While no slave is wanted or known, only this machine can connect: the port listens on loopback, and on
+coming after it. The others of its machine are sent a heartbeat as it comes: slaves of ours answer that with a report,
+Apache's report by themselves every ``haSendHeartbeatInterval``.
+While no slave is wanted or known, only this machine can connect: the port listens on loopback, and on
 its whole address as soon as it is a SYNC_MASTER's, in an acting-master group, or allowed or known slaves are elsewhere.
 
 TLS is told by the first byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` nothing else is
@@ -98,6 +100,7 @@ class HaMaster:
         on_acked: told when slaves came, went or have more of the log; at most once per read.
         ask_members: asks the name servers for the brokers of this name; None where there are none.
         tls: gives links their TLS side; None: all are plain.
+        need_signatures: whether only those are members from whose address requests are signed (`signed`).
     Raises SettingsError: ``haTlsEnable`` without a certificate.
     """
 
@@ -110,6 +113,7 @@ class HaMaster:
         *,
         ask_members: AskMembers | None = None,
         tls: ServerTls | None = None,
+        need_signatures: bool = False,
     ) -> None:
         self.tls = None if tls is None or tls.mode is TlsMode.DISABLED else tls
         if settings.ha_tls and self.tls is None:
@@ -124,7 +128,15 @@ class HaMaster:
         self._server: asyncio.Server | None = None
         self._local_server: asyncio.Server | None = None
         own = {settings.broker_ip1, settings.broker_ip2}
-        self._members = Members(clock, ask_members, self._looked, own=own, linked=self._linked)
+        self._members = Members(
+            clock,
+            ask_members,
+            self._looked,
+            own=own,
+            linked=self._linked,
+            is_any_left_out=self._is_any_left_out,
+            need_signatures=need_signatures,
+        )
         self._waiting: list[_Link] = []
         self._told: set[str] = set()
         self._turn = 0
@@ -173,6 +185,10 @@ class HaMaster:
                 link.close("haAllowedAddresses leaves it out now")
         self._looked()
         self._members.look_soon()
+
+    def signed(self, address: IpAddress) -> None:
+        """Somebody at an address has signed a request as only a broker or an operator can."""
+        self._members.signed(address)
 
     def advanced(self) -> None:
         """Send what was dispatched, in the next tick of the loop; to be called whenever that is more than before."""
@@ -321,10 +337,13 @@ class HaMaster:
     def _refuse(self, link: _Link) -> None:
         """Send away who is nobody's slave; told once for an address."""
         link.close("it is neither allowed nor a member")
+        unsigned = (
+            ", or it did not sign as innerClientAuthenticationCredentials says" if self._members.need_signatures else ""
+        )
         self._tell(
             link,
             "%s is refused at the HA port: haAllowedAddresses=%s leaves it out, and name servers tell of no other "
-            "broker %s there; if it is a slave, add its address to that setting",
+            f"broker %s there{unsigned}; if it is a slave, add its address to that setting",
         )
 
     def _tell(self, link: _Link, warning: str) -> None:
@@ -361,6 +380,9 @@ class HaMaster:
     def _linked(self) -> set[IpAddress | None]:
         return {link.ip for link in self._links}
 
+    def _is_any_left_out(self) -> bool:
+        return any(self._count_from(ip) > self._copies_at(ip) for ip in self._linked() if ip is not None)
+
     def _count_from(self, address: IpAddress) -> int:
         return sum(link.ip == address for link in self._links)
 
@@ -381,6 +403,9 @@ class HaMaster:
                 "slave %s has the log up to %d, is sent it from %d", link.peer, link.acked_offset, link.next_offset
             )
             self.advanced()
+            for other in self._links:
+                if other.ip == link.ip and other is not link:
+                    other.beat()  # who answers is another slave, so that this one counts before the next heartbeat
         self._on_acked()
 
     def closed(self, link: _Link) -> None:
@@ -559,8 +584,13 @@ class _Link(asyncio.Protocol):
         if passed_ms >= _SECOND_MS:
             self.bytes_per_second = int(self._sent_bytes * _SECOND_MS / passed_ms)
             self._sent_bytes, self._second_ms = 0, now_ms
+        if now_ms - self._written_ms > settings.ha_heartbeat_interval_ms:
+            self.beat()
+
+    def beat(self) -> None:
+        """Send a heartbeat, which slaves of ours answer with a report; not before the first report."""
         is_idle = self.acked_offset >= 0 and not self._is_paused
-        if is_idle and now_ms - self._written_ms > settings.ha_heartbeat_interval_ms:
+        if is_idle and self._transport is not None and not self._transport.is_closing():
             self._write([frame_head(self.next_offset, 0)])
 
     def close(self, reason: str = "the master stops", *, is_wrong: bool = False) -> None:

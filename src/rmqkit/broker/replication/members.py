@@ -14,10 +14,21 @@ certificate (`rmqkit.broker.replication.master`).
 
 A copy counts when it is a member's, or when the list names the address itself (or says ``any``). Of one address so many
 copies count as members have it. Without name servers nobody knows the members: then all that are allowed count.
+
+Name servers believe who registers, so what they tell is believed only as far as it goes:
+
+================================================  ==================================================================
+a broker that they tell of                        is a member
+================================================  ==================================================================
+registered from another machine than it names     no (`rmqkit.broker.registration.Registration.namesakes`)
+is at a global address                            in the network (/24, /64) of an address of this broker only
+is anywhere, where users are in force here        while the inner user or a super user signs requests from there: slaves
+                                                  copy the tables over the main port
+================================================  ==================================================================
+
 A member is remembered while it follows, and for ten minutes after a name server told of it last, as its link may break
-together with its registration. The name servers are asked every 2 s while none is known, every 10 s then, and at once
-when an address comes that is not known. A name server believes who registers there: what it tells is worth as much as
-its own list.
+together with its registration. The name servers are asked every 2 s while none is known or a link does
+not count, every 10 s else, and at once when an address comes that is not known.
 
 Loop only. Source: behaviour.md §10.3; remoting.md §9.7.
 """
@@ -26,6 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
@@ -38,7 +50,9 @@ from rmqkit.remoting.admission import AdminAddresses
 from rmqkit.remoting.connection import IpAddress
 from rmqkit.remoting.tasks import Tasks, keep_doing
 
-__all__ = ["AskMembers", "HaAddresses", "Members", "ip_of"]
+__all__ = ["AskMembers", "HaAddresses", "Members", "ip_of", "resolved"]
+
+_log = logging.getLogger(__name__)
 
 AskMembers = Callable[[], Awaitable[set[str] | None]]
 """Asks the name servers for the addresses of the other brokers of this name; None: there is no news."""
@@ -49,6 +63,9 @@ _REMEMBERED_MS = 600_000.0
 _NOBODY_PAUSE_MS, _PAUSE_MS = 2000.0, 10_000.0
 _GAP_MS = 250.0
 _UNLIMITED = 1 << 30
+_NETWORK_BITS = {4: 24, 6: 64}
+_SIGNED_MAX = 1024
+_TOLD_MAX = 256
 
 
 def ip_of(host: str) -> IpAddress | None:
@@ -114,8 +131,11 @@ class Members:
         ask: None where there are no name servers.
         on_look: told after every look.
         linked: where those are that follow now; they are not forgotten.
+        is_any_left_out: whether somebody follows whose copies do not count.
+        need_signatures: whether a member is who has `signed`, too.
 
     Attributes:
+        need_signatures: whether a member is who has `signed`, too.
         looks_begun, looks_ended: how often the name servers were asked.
     """
 
@@ -127,11 +147,17 @@ class Members:
         *,
         own: set[str],
         linked: Callable[[], set[IpAddress | None]] = set,
+        is_any_left_out: Callable[[], bool] = lambda: False,
+        need_signatures: bool = False,
     ) -> None:
         self._clock = clock
         self._ask = ask
         self._on_look = on_look
         self._linked = linked
+        self._is_any_left_out = is_any_left_out
+        self.need_signatures = need_signatures
+        self._signed_ms: dict[IpAddress, float] = {}
+        self._told: set[str] = set()
         self._own = {address for host in ("127.0.0.1", "::1", *own) if (address := ip_of(host)) is not None}
         self._known: dict[str, _Member] = {}
         self._wake = asyncio.Event()
@@ -153,7 +179,23 @@ class Members:
         if self._ask is None:
             return _UNLIMITED
         wanted = self._own if address in self._own else {address}
+        if self.need_signatures and not any(map(self._has_signed, wanted)):
+            return 0
         return sum(not wanted.isdisjoint(member.hosts) for member in self._known.values())
+
+    def signed(self, address: IpAddress) -> None:
+        """Somebody at an address has signed a request as only a broker or an operator can."""
+        is_new = not self._has_signed(address)
+        self._signed_ms.pop(address, None)
+        self._signed_ms[address] = self._clock.monotonic_ms()
+        if len(self._signed_ms) > _SIGNED_MAX:
+            del self._signed_ms[next(iter(self._signed_ms))]
+        if is_new and self.need_signatures:
+            self.look_soon()
+
+    def _has_signed(self, address: IpAddress) -> bool:
+        at_ms = self._signed_ms.get(address)
+        return at_ms is not None and self._clock.monotonic_ms() - at_ms <= _REMEMBERED_MS
 
     def start(self) -> None:
         """Ask regularly from now on."""
@@ -177,13 +219,25 @@ class Members:
             now_ms = self._clock.monotonic_ms()
             if told is not None:
                 for address in told:
-                    if hosts := await _resolved(address):
+                    if hosts := self._near(address, await resolved(address)):
                         self._known[address] = _Member(hosts, now_ms)
                 self._forget(now_ms)
         finally:
             self.looks_ended = self.looks_begun
             self._on_look()
-        return _PAUSE_MS if self._known else _NOBODY_PAUSE_MS
+        return _NOBODY_PAUSE_MS if not self._known or self._is_any_left_out() else _PAUSE_MS
+
+    def _near(self, address: str, hosts: set[IpAddress]) -> set[IpAddress]:
+        """Those of a broker's addresses that are not somewhere on the Internet."""
+        near = {host for host in hosts if not host.is_global or any(_are_neighbours(host, own) for own in self._own)}
+        if hosts and not near and address not in self._told and len(self._told) < _TOLD_MAX:
+            self._told.add(address)
+            _log.warning(
+                "name servers tell of %s as a broker of this name, at a global address that is not in this broker's "
+                "network: it is no member; if it is a slave, add its address to haAllowedAddresses",
+                address,
+            )
+        return near
 
     def _forget(self, now_ms: float) -> None:
         linked = self._linked()
@@ -196,7 +250,12 @@ class Members:
                 del self._known[address]
 
 
-async def _resolved(address: str) -> set[IpAddress]:
+def _are_neighbours(one: IpAddress, other: IpAddress) -> bool:
+    shift = one.max_prefixlen - _NETWORK_BITS[one.version]
+    return one.version == other.version and int(one) >> shift == int(other) >> shift
+
+
+async def resolved(address: str) -> set[IpAddress]:
     """The addresses behind ``host:port``; none when nobody knows the name."""
     try:
         host, port = split_address(address)

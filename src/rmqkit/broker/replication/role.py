@@ -21,15 +21,18 @@ from rmqkit.broker.replication.acting_master import MASTER_ID, ActingMaster
 from rmqkit.broker.replication.escape import Escape
 from rmqkit.broker.replication.handlers import ReplicationHandlers
 from rmqkit.broker.replication.master import HaMaster, waits_for_copies
+from rmqkit.broker.replication.members import ip_of
 from rmqkit.broker.replication.pre_online import PreOnline
 from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.bodies.replication import HaRuntimeInfo
+from rmqkit.protocol.headers.brokers import HaInfo
 from rmqkit.protocol.record import pack_host
-from rmqkit.remoting.address import advertised_ip, split_addresses
+from rmqkit.remoting.address import advertised_ip, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.tls import ClientTls, ServerTls, TlsMode
 
@@ -120,6 +123,7 @@ class SlaveSide:
         self.is_registered = False
         self._parts = parts
         self._client = client
+        self._master_hosts: set[str] = set()
 
     @property
     def may_serve(self) -> bool:
@@ -129,9 +133,21 @@ class SlaveSide:
     def follow(self, master: str | None, ha_address: str | None) -> None:
         """Copy the tables of the master at an address, and its log from its HA port; None for a master that is gone,
         whose log is waited for."""
+        if master is not None:
+            self._master_hosts = {_host_of(each) for each in (master, ha_address) if each}
         self.tables.follow(master)
         if ha_address or self._parts.settings.ha_master_address:
             self.log.follow(ha_address or "", master)
+
+    def believes(self, connection: Connection, told: HaInfo) -> bool:
+        """Whether a master that announces itself is the one that name servers or the settings told of last: it says
+        so from the address of that one, of itself. One on this machine may."""
+        known = self._master_hosts | {_host_of(each) for each in (self._parts.settings.ha_master_address,) if each}
+        hosts = {_host_of(each) for each in (told.master_address, told.master_ha_address) if each}
+        hop = connection.hops[-1] if connection.hops else None
+        if hop is None:
+            return False
+        return hosts <= known and (hop.is_loopback or str(hop) in known)
 
     def may_act(self, registration: Registration) -> None:
         """Have it go on for a master that is gone, if it is configured to."""
@@ -156,10 +172,25 @@ class SlaveSide:
         await self.log.close()
 
 
+def _host_of(address: str) -> str:
+    """The host in ``host:port``, an IP address as sockets give it; the text itself where it is no address."""
+    try:
+        host, _ = split_address(address)
+    except ValueError:
+        return address
+    return str(ip_of(host) or host)
+
+
 def handlers_of(parts: Parts, side: HaMaster | SlaveSide, ha_address: str, *dispatches: Dispatch) -> None:
     """Answer what is asked about replication from some ports."""
-    acting, on_master = (side.acting, side.follow) if isinstance(side, SlaveSide) else (None, None)
-    members = MemberHandlers(parts, ha_address=ha_address, acting=acting, on_master=on_master)
+    slave = side if isinstance(side, SlaveSide) else None
+    members = MemberHandlers(
+        parts,
+        ha_address=ha_address,
+        acting=None if slave is None else slave.acting,
+        on_master=None if slave is None else slave.follow,
+        believes=(lambda connection, told: False) if slave is None else slave.believes,
+    )
     for handlers in (ReplicationHandlers(parts, side.status), members):
         for dispatch in dispatches:
             handlers.register(dispatch)

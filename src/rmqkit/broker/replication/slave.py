@@ -10,7 +10,7 @@ what                      then
 ========================  ==============================================================================
 frames                    appended untouched; one report for all of one read: the log's end, under
                           SYNC_FLUSH what is on the disk, once it is
-heartbeat                 not answered; its offset is checked like a frame's
+heartbeat                 the offset is reported again, which shows that the link lives; checked like a frame's
 nothing said for          the offset is reported again
 haSendHeartbeatInterval
 nothing heard for         the link is closed
@@ -280,6 +280,8 @@ class HaSlave:
                 is_longer = True
         self._check_disk()
         if not is_longer:
+            if frames:
+                link.report(self._reportable)  # the master may wait to hear whether this link lives
             return
         self._pause_ms, self._told = _PAUSE_MS_MIN, ""
         if self._flushes:

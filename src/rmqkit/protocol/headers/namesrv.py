@@ -16,6 +16,16 @@ class RouteRequest(Struct, rename="camel", gc=False):
     zone_name: str | None = field(default=None, name="__ZONE_NAME")
 
 
+class MemberRouteResponse(Struct, gc=False):
+    """Answer of our name servers to GET_ROUTEINFO_BY_TOPIC for the topic that names the brokers of a group.
+
+    Attributes:
+        registered_from: JSON, from which IP address each ``host:port`` registered; Apache's name servers do not tell.
+    """
+
+    registered_from: str | None = field(default=None, name="rmqRegisteredFrom")
+
+
 class RegisterTopicRequest(Struct, gc=False):
     """REGISTER_TOPIC_IN_NAMESRV."""
 
