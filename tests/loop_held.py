@@ -251,6 +251,12 @@ def _long_bodies() -> Iterator[tuple[str, bytes]]:
     yield "long settings", b"a=b\n" * (_FRAME // 4)
 
 
+def _entry(body: bytes, properties: bytes) -> bytes:
+    """A message of a batch."""
+    head = struct.pack(">iiiii", 22 + len(body) + len(properties), 0, 0, 0, len(body))
+    return head + body + struct.pack(">h", len(properties)) + properties
+
+
 _CLIENTS = itertools.count()
 
 
@@ -274,10 +280,13 @@ def _bodies_of(code: int, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
         case 103:
             yield from _registrations(is_long=is_long)
         case 10 | 310 | 320 | 324 | 325:
-            one = struct.pack(">iiiii", 23, 0, 0, 0, 1) + b"b" + struct.pack(">h", 0)
-            # More messages than that in one batch take longer, as long as their storing together is one step.
-            yield "batch", one * 10_000
+            yield "batch", _entry(b"b", b"") * 10_000
             yield "message", b"m" * _MESSAGE
+            if is_long:
+                yield "long batch", _entry(b"", b"") * (_MESSAGE // 22)
+                yield "batch of words", _entry(b"w" * 200, b"KEYS\x01k\x02") * (_MESSAGE // 229)
+            keys = b"KEYS\x01" + b"k " * 16_000
+            yield "batch of keys", _entry(b"k", keys) * ((_MESSAGE if is_long else 1 << 20) // (len(keys) + 23))
         case _:
             pass
 

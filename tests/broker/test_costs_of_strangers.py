@@ -11,10 +11,12 @@ import zlib
 import pytest
 
 from rmqkit.broker.tables.unused_groups import drop_unused_groups
+from rmqkit.filter import sql92
+from rmqkit.store.settings import FlushDiskType
 from tests.strangers import Stranger, frame, measured
 from tests.waiting import SECONDS, until
 
-SEND, PULL, HEART_BEAT, LOCK, REGISTER = 10, 11, 34, 41, 103
+SEND, PULL, HEART_BEAT, LOCK, REGISTER, SEND_V2, SEND_BATCH = 10, 11, 34, 41, 103, 310, 320
 MAX_SECONDS = 0.05
 """CPU time of one callback of the loop."""
 
@@ -164,6 +166,23 @@ def test_groups_that_appeared_and_that_nobody_used_go_away_and_others_stay(run):
     run(scenario)
 
 
+def test_the_first_expression_does_not_hold_the_loop(beside):
+    sql92._grammar.cache_clear()
+    sql92._compiled.cache_clear()
+
+    def program(cluster, connect):
+        address, parts = broker_of(cluster)
+        wanted = [{"topic": "T", "subString": "a = 1 OR b IS NOT NULL", "expressionType": "SQL92"}]
+        consumers = [{"groupName": "g", "subscriptionDataSet": wanted}]
+        body = json.dumps({"clientID": "c", "consumerDataSet": consumers}).encode()
+        with measured() as callbacks:
+            assert connect(address).ask(frame(HEART_BEAT, body=body))["code"] == 0
+        assert parts.filters.get("T", "g") is not None
+        assert callbacks.longest < MAX_SECONDS, callbacks.which
+
+    beside(program)
+
+
 def test_a_long_body_in_the_dialect_is_refused_before_it_is_read(beside):
     def program(cluster, connect):
         address, _ = broker_of(cluster)
@@ -285,3 +304,83 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < until_seconds
         time.sleep(0.001)
+
+
+LARGE_FILES = {"commit_log_file_bytes": 64 << 20}
+
+
+def batch_of(count, body=b""):
+    return (struct.pack(">iiiii", 22 + len(body), 0, 0, 0, len(body)) + body + bytes(2)) * count
+
+
+def send_fields(**changes):
+    message = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": "", "j": "0"}
+    return message | {"k": "false", "m": "false"} | changes
+
+
+def test_a_long_batch_does_not_hold_the_loop_and_later_sends_of_its_connection_stay_behind(beside):
+    count = 40_000
+
+    def program(cluster, connect):
+        address, parts = broker_of(cluster)
+        sender, other = connect(address), connect(address)
+        assert sender.ask(frame(SEND_V2, send_fields(), b"first"))["code"] == 0
+
+        def attempt(number):
+            first = parts.store.max_offset("T", 0)
+            requests = [
+                frame(SEND_V2, send_fields(), b"before", opaque=1),
+                frame(SEND_V2, send_fields(m="true"), batch_of(count), opaque=2),
+                frame(SEND_V2, send_fields(), b"between", opaque=3),
+                frame(SEND_BATCH, send_fields(m="true"), batch_of(count, b"x"), opaque=4),
+                frame(SEND_V2, send_fields(), b"after", opaque=5),
+                frame(9999, opaque=6),
+            ]
+            sender.send(b"".join(requests))
+            assert other.ask(frame(9999))["code"] == 3
+            answers = {answer["opaque"]: answer for answer in (sender.answer() for _ in requests)}
+            offsets = [int(answers[opaque]["extFields"]["queueOffset"]) - first for opaque in range(1, 6)]
+            assert offsets == [0, 1, 1 + count, 2 + count, 2 + 2 * count]
+            ids = answers[4]["extFields"]["msgId"].split(",")
+            assert len(set(ids)) == count
+            assert all(parts.store.record_at(int(one[-16:], 16)) is not None for one in ids[:: count // 9])
+            assert parts.store.max_offset("T", 0) == first + 3 + 2 * count
+
+        assert shortest(4, attempt) < (MAX_SECONDS,)
+
+    beside(program, store=LARGE_FILES)
+
+
+def test_only_so_many_long_batches_are_under_way(beside, monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.send.handler._LONG_BATCHES_MAX", 2)
+
+    def program(cluster, connect):
+        address, _ = broker_of(cluster)
+        strangers = [connect(address) for _ in range(8)]
+        for stranger in strangers:
+            stranger.send(frame(SEND_BATCH, send_fields(m="true"), batch_of(50_000)))
+        answers = [stranger.answer() for stranger in strangers]
+        assert {answer["code"] for answer in answers} == {0, 2}
+        assert {answer["remark"] for answer in answers if answer["code"] == 2} == {
+            "[OVERLOAD]system busy, start flow control for a while"
+        }
+        assert strangers[0].ask(frame(SEND_BATCH, send_fields(m="true"), batch_of(5_000)))["code"] == 0
+
+    beside(program, store=LARGE_FILES)
+
+
+def test_long_batches_wait_for_the_disk_and_are_readable_then(beside):
+    def program(cluster, connect):
+        address, parts = broker_of(cluster)
+        sender = connect(address)
+
+        def attempt(number):
+            first = parts.store.max_offset("T", 0)
+            answer = sender.ask(frame(SEND_BATCH, send_fields(m="true"), batch_of(60_000)))
+            assert (answer["code"], answer["extFields"]["queueOffset"]) == (0, str(first))
+            wait_for(lambda: not parts.store._dispatcher.pending)
+            assert parts.store.max_offset("T", 0) == first + 60_000
+
+        assert shortest(4, attempt) < (MAX_SECONDS,)
+
+    beside(program, store=LARGE_FILES | {"flush_disk_type": FlushDiskType.SYNC_FLUSH})

@@ -173,6 +173,17 @@ def test_many_keys_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     index.close()
 
 
+@pytest.mark.parametrize("keys", ["k " * 2000, "k" * 32_000])
+def test_messages_of_many_or_long_keys_are_entered_before_there_are_many(tmp_path: Path, keys: str) -> None:
+    one = MessageIndex(tmp_path / "index", 1000, 1_000_000)
+    waiting: list[int] = []
+    for i in range(60):
+        one.put("T", i * 33_000, NOW, encode_properties({"KEYS": keys}))
+        waiting.append(len(one._waiting))
+    assert max(waiting) <= 18
+    one.close()
+
+
 def test_keys_wait_a_second_at_most_when_messages_come(index: MessageIndex) -> None:
     for i, milliseconds in enumerate((0, 1000, 1001, 1002)):
         index.put("T", i, NOW + milliseconds, b"KEYS\x01k\x02")

@@ -147,6 +147,11 @@ class Durability:
         except RuntimeError:
             _log.debug("flush round ended after the event loop")
 
+    def dispatch(self) -> None:
+        """Make readable what may be, of long batches one part a turn."""
+        if self._store.dispatch():
+            self._loop.call_soon(self.dispatch)
+
     def replicated(self) -> None:
         """Take it that there may be more copies."""
         if self._waiting:
@@ -156,7 +161,7 @@ class Durability:
 
     def _flushed(self, durable_offset: int, error: OSError | None) -> None:
         if error is None:
-            self._store.dispatch()  # a message may be read, and sent to slaves, once it is durable
+            self.dispatch()  # a message may be read, and sent to slaves, once it is durable
         self._release(durable_offset)
         if error is not None:
             reason = f"flush failed: errno {error.errno} {error.strerror}"

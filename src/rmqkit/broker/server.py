@@ -72,6 +72,7 @@ from rmqkit.broker.transaction.handlers import TransactionHandlers
 from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
+from rmqkit.filter import sql92
 from rmqkit.metrics.settings import ExporterType
 from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.command import Command
@@ -225,6 +226,7 @@ class Broker:
         client = RemotingClient(
             clock=self._clock, tls=self._client_tls, credentials=inner_credentials(self._authentication)
         )
+        await asyncio.to_thread(sql92.prepare)  # the first heartbeat with an expression would hold the loop for 0.1 s
         parts = self._parts = self._open(port, client)
         # After the ports have closed; what was delivered comes last, when the copies before it are on the disk.
         self._stops[:0] = [parts.persist_delivered, parts.store.close, parts.persist]
@@ -375,7 +377,7 @@ class Broker:
             is_batch_topic=lambda topic: (topics if self._slave is None else self._slave.tables).is_batch_topic(topic),
             on_arrival=arrived if counts is None else counted,
             on_durable=flushed if is_sync else None,
-            on_committed=lambda: loop.call_soon_threadsafe(store.dispatch),
+            on_committed=lambda: loop.call_soon_threadsafe(durability.dispatch),
             on_flushed=None if counts is None else counts.flush_ms.observe,
             bitmap_of=filters.bitmap_of if settings.filter_bitmaps else None,
             is_replica=is_slave,

@@ -23,7 +23,15 @@ from msgspec import Struct
 
 from rmqkit.errors import BodyError
 
-__all__ = ["BATCH_ENTRY_BYTES_MIN", "BatchBounds", "BatchEntry", "batch_bounds", "decode_batch", "encode_batch"]
+__all__ = [
+    "BATCH_ENTRY_BYTES_MIN",
+    "BatchBounds",
+    "BatchEntry",
+    "batch_bounds",
+    "decode_batch",
+    "encode_batch",
+    "is_long_batch",
+]
 
 _HEAD = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">h")
@@ -68,11 +76,32 @@ def decode_batch(body: bytes | memoryview) -> list[BatchEntry]:
     ]
 
 
-def batch_bounds(body: bytes | memoryview) -> list[BatchBounds]:
-    """Where the messages of a batch body lie. Raises BodyError: as `decode_batch`."""
+def is_long_batch(body: bytes | memoryview, *, count_max: int, properties_bytes_max: int) -> bool:
+    """Whether a batch body has more messages or bytes of properties than that; looks at no more of it than it has to.
+    A body whose sizes cannot be is not long: `batch_bounds` says what is wrong with it."""
+    total = len(body)
+    if total <= min(count_max * BATCH_ENTRY_BYTES_MIN, properties_bytes_max):
+        return False
+    position = 0
+    for _ in range(count_max):
+        if total - position < BATCH_ENTRY_BYTES_MIN:
+            return False
+        size, _, body_bytes = _flag_and_sizes(body, position)
+        if size < BATCH_ENTRY_BYTES_MIN or body_bytes < 0:
+            return False
+        position += size
+        properties_bytes_max -= size - body_bytes - BATCH_ENTRY_BYTES_MIN
+        if properties_bytes_max < 0:
+            return True
+    return position < total
+
+
+def batch_bounds(body: bytes | memoryview, position: int = 0, count_max: int | None = None) -> list[BatchBounds]:
+    """Where the messages of a batch body lie; of the first ``count_max`` from a position on, if that is said.
+    Raises BodyError: as `decode_batch`."""
     bounds: list[BatchBounds] = []
-    position, total = 0, len(body)
-    while position < total:
+    total = len(body)
+    while position < total and len(bounds) != count_max:
         if total - position < BATCH_ENTRY_BYTES_MIN:
             raise BodyError(f"batch entry at byte {position} is cut off: {total - position} bytes left")
         size, flag, body_bytes = _flag_and_sizes(body, position)

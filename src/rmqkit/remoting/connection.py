@@ -12,8 +12,7 @@ import asyncio
 import functools
 import ipaddress
 import logging
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from msgspec import Struct
@@ -100,6 +99,9 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._splitter = FrameSplitter(header_bytes_max=None if opening is None else REQUEST_HEADER_BYTES_MAX)
         self._incomplete_bytes = 0
+        self._is_held = False
+        self._left: Iterator[Frame] | None = None
+        self._later: list[Frame] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         # asyncio's own writelines() copies (3.11) or never pauses the writer (3.12.0-3.13.0, CVE-2024-12254).
@@ -154,6 +156,16 @@ class Connection(asyncio.Protocol):
             if not self._flush_due:
                 self._flush_due = True
                 self._loop.call_soon(self.flush)
+
+    def hold(self) -> None:
+        """Handle no further request of the peer until `go_on`, and read no more: what comes next has to come after."""
+        assert not self._is_held, "a request that holds the connection is its only one"
+        self._is_held = True
+        self._pause_reading()
+
+    def go_on(self) -> None:
+        """Handle what came while the connection was held, in the next turn of the loop."""
+        self._loop.call_soon(self._go_on)
 
     def gather(self) -> None:
         """Keep what is sent from now on; the next thing is to `flush` it, which saves the tick until it is written."""
@@ -251,35 +263,25 @@ class Connection(asyncio.Protocol):
             elif self._tls is not None:
                 data = self._tls.feed(data)
             frames = self._splitter.feed(data)
-            left = iter(self._dispatch.unanswered(self, frames))
-            for frame in left:
-                if len(frames) == 1 or self._dispatch.together is None:
-                    self._handle(frame)
-                else:
-                    with self._dispatch.together():
-                        for each in chain((frame,), left):
-                            self._handle(each)
+            if self._is_held:
+                self._later.extend(frames)
+            elif frames:
+                self._handle_all(frames)
         except ProtocolError as error:
-            _log.warning("closing connection of %s: %s", self.peer, error)
-            self.close()
-            self._closed_because = str(error)
+            self._give_up(error)
         finally:
-            if self._unsent or self._tls is not None:
-                self.flush()
-            else:
-                self._flush_due = False
+            self._finish_read()
         if self._splitter.buffered_bytes != self._incomplete_bytes:
             self._keep_incomplete(bool(frames))
 
     def pause_writing(self) -> None:
         self._taken = self._loop.create_future()
-        if self._transport is not None and not self._transport.is_closing() and not self._always_reads:
-            self._transport.pause_reading()
+        if not self._always_reads:
+            self._pause_reading()
 
     def resume_writing(self) -> None:
         self._let_senders_go_on()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -292,6 +294,7 @@ class Connection(asyncio.Protocol):
                 call.answer.set_exception(ConnectionLost(self.peer, reason))
         self._unsent.clear()
         self._splitter = FrameSplitter()  # others may keep the connection a while, and with it half a frame
+        self._left, self._later = None, []
         self._let_senders_go_on()
         if not self.closed.done():
             self.closed.set_result(None)
@@ -299,6 +302,62 @@ class Connection(asyncio.Protocol):
             self._on_close(self)
 
     # -- inside
+
+    def _handle_all(self, frames: list[Frame]) -> None:
+        """Handle what was read in its order, up to a request that holds the connection."""
+        left = iter(self._dispatch.unanswered(self, frames))
+        if len(frames) == 1 or self._dispatch.together is None:
+            self._handle_left(left)
+        elif (first := next(left, None)) is not None:
+            with self._dispatch.together():
+                self._handle(first)
+                self._handle_left(left)
+
+    def _handle_left(self, left: Iterator[Frame]) -> None:
+        while not self._is_held and (frame := next(left, None)) is not None:
+            self._handle(frame)
+        if self._is_held:
+            self._left = left  # asked for no more of them: plain sends among them would be stored before their turn
+
+    def _go_on(self) -> None:
+        """Handle what was read while the connection was held."""
+        left, self._left, self._is_held = self._left, None, False
+        if self._transport is None:
+            return
+        self._flush_due = True
+        try:
+            if left is not None:
+                self._handle_left(left)
+            if self._later and not self._is_held:
+                frames, self._later = self._later, []
+                self._handle_all(frames)
+        except ProtocolError as error:
+            self._give_up(error)
+        finally:
+            self._finish_read()
+        self._resume_reading()
+
+    def _give_up(self, error: ProtocolError) -> None:
+        _log.warning("closing connection of %s: %s", self.peer, error)
+        self.close()
+        self._closed_because = str(error)
+
+    def _finish_read(self) -> None:
+        """Write what was answered."""
+        if self._unsent or self._tls is not None:
+            self.flush()
+        else:
+            self._flush_due = False
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        """Read on, unless the peer has to take answers first, or a request holds the connection."""
+        is_behind = self._taken is not None and not self._always_reads
+        if self._transport is not None and not self._transport.is_closing() and not is_behind and not self._is_held:
+            self._transport.resume_reading()
 
     def _keep_incomplete(self, has_frames: bool) -> None:
         """Note what is left of the last read. ``has_frames``: it completed some, so what is left began with it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from itertools import islice, takewhile
 
 import msgspec
@@ -134,7 +134,8 @@ class Dispatcher:
         gathers: whether records wait for the next `run` although they could be dispatched: while several are about to
             come, which then cost one write per queue.
         position: physical offset up to which everything was dispatched.
-        pending: what waits: a physical end and the records that were put together before it.
+        pending: what waits: a physical end and the records that were put together before it; what is no list is a
+            part of a long batch, whose records are made when it is dispatched.
         failure: why the dispatcher stands still, or None.
         dispatched_timestamp: storeTimestamp of the newest record dispatched.
     """
@@ -150,7 +151,7 @@ class Dispatcher:
     ) -> None:
         self.gathers = False
         self.position = 0
-        self.pending: deque[tuple[int, list[Arrival]]] = deque()
+        self.pending: deque[tuple[int, Iterable[Arrival]]] = deque()
         self.failure: OSError | None = None
         self.dispatched_timestamp = 0
         self._queues = queues
@@ -172,14 +173,24 @@ class Dispatcher:
         if not self.gathers:
             self.run(limit)
 
-    def run(self, limit: int) -> None:
-        """Dispatch what waits, up to a physical offset; stands still, with ``failure``, when the disk refuses."""
+    def submit_parts(self, parts: Iterable[tuple[int, Iterable[Arrival]]]) -> None:
+        """Take over a long batch that was just appended, in parts with the physical end of each; `run` dispatches them,
+        a part at a time."""
+        self.pending += parts
+
+    def run(self, limit: int) -> bool:
+        """Dispatch what waits, up to a physical offset, of long batches one part; stands still, with ``failure``, when
+        the disk refuses. Returns whether more can be dispatched at once."""
         pending = self.pending
         while pending and pending[0][0] <= limit:
-            ready = list(takewhile(lambda one: one[0] <= limit, islice(pending, _TOGETHER)))
-            arrivals = ready[0][1] if len(ready) == 1 else [one for _, put in ready for one in put]
+            if not isinstance(part := pending[0][1], list):
+                is_done = self._dispatch(list(part), pending[0][0], 1)
+                return is_done and bool(pending) and pending[0][0] <= limit
+            ready = list(takewhile(lambda one: _is_ready(one, limit), islice(pending, _TOGETHER)))
+            arrivals = part if len(ready) == 1 else [one for _, put in ready for one in put]
             if not self._dispatch(arrivals, ready[-1][0], len(ready)):
-                return
+                return False
+        return False
 
     def _dispatch(self, arrivals: list[Arrival], end: int, pending_count: int = 0) -> bool:
         """Enter the records that end at a physical offset, and tell of them; False when the disk refuses.
@@ -316,6 +327,11 @@ class Dispatcher:
             _log.error("record at %d is in no queue: its topic cannot be a directory", arrival.physical_offset)
             return None
         return self._queues.obtain(arrival.topic, arrival.queue_id)
+
+
+def _is_ready(pending: tuple[int, Iterable[Arrival]], limit: int) -> bool:
+    """Whether what waits can be dispatched together with what waits before it."""
+    return pending[0] <= limit and isinstance(pending[1], list)
 
 
 def _light_arrivals(arrivals: list[Arrival]) -> list[Arrival]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
 
@@ -40,6 +41,7 @@ from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.flush import Flusher
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
 from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
+from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queues.base import LogicQueue
 from rmqkit.store.queues.batch_queue import BatchQueue
@@ -100,10 +102,10 @@ class Appender:
         self._has_light = settings.enable_light_queues
         self._variable_bytes_max = settings.commit_log_file_bytes - _FIXED_BYTES_MAX
 
-    def dispatch(self) -> None:
-        """Dispatch what may be: under SYNC_FLUSH what is on the disk, else what was committed."""
-        if self.dispatcher.pending:
-            self.dispatcher.run(self._readable_offset)
+    def dispatch(self) -> bool:
+        """Dispatch what may be: under SYNC_FLUSH what is on the disk, else what was committed; of long batches one
+        part. Returns whether more can be dispatched at once."""
+        return bool(self.dispatcher.pending) and self.dispatcher.run(self._readable_offset)
 
     def together(self) -> AbstractContextManager[None]:
         """Dispatch what is put inside at the end, all at once."""
@@ -253,7 +255,7 @@ class Appender:
         fixed_bytes = _record_bytes(queue.topic_utf8, message, 0, 0)
         total_bytes = (fixed_bytes - BATCH_ENTRY_BYTES_MIN) * len(bounds) + len(body)
         if total_bytes + BLANK_BYTES > self._settings.commit_log_file_bytes:
-            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"a batch of {total_bytes} bytes fits into no log file")
+            return _too_long_for_file(total_bytes)
         now = self._clock.now_ms()
         try:
             if now < self._commit_log.last_store_timestamp:
@@ -288,6 +290,67 @@ class Appender:
             arrivals.append(Arrival(topic, queue_id, queue_offset, code, now, at, size, sys_flag, properties))
         self.dispatcher.submit(arrivals, end, end if self._is_readable_at_once else self._readable_offset)
         return PutResult(PutStatus.OK, physical_offset, end, first, now, starts[:-1])
+
+    def prepare(self, batch: LongBatch) -> Iterator[None]:
+        """Make a long batch ready to be put, in steps of a few milliseconds; nothing is stored or held meanwhile."""
+        message, body = batch.message, batch.message.body
+        batch.refused = self._refuse(message, is_new=(message.topic, message.queue_id) not in self._queues.table)
+        try:
+            for bounds in batch.walk() if batch.refused is None else ():
+                suspect = [one for one in bounds if one[3] - one[2] >= SECTOR_BYTES or body[one[3] - 1] == 0]
+                if any(_looks_torn(body[at:end]) for _, _, at, end in suspect):
+                    batch.refused = PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_TORN)
+                    return
+                yield
+        except BodyError as error:
+            batch.refused = PutResult(PutStatus.MESSAGE_ILLEGAL, reason=str(error))
+            return
+        if batch.refused is None and not batch.count:
+            batch.refused = PutResult(PutStatus.MESSAGE_ILLEGAL, reason="the batch holds no message")
+        if batch.refused is not None:
+            return
+        queue = self._queues.obtain(message.topic, message.queue_id)
+        if isinstance(queue, BatchQueue):
+            return
+        fixed_bytes = _record_bytes(queue.topic_utf8, message, 0, self._trailer_bytes) - BATCH_ENTRY_BYTES_MIN
+        total_bytes = fixed_bytes * batch.count + len(body)
+        if total_bytes + BLANK_BYTES > self._settings.commit_log_file_bytes:
+            batch.refused = _too_long_for_file(total_bytes)
+            return
+        try:
+            yield from batch.encode(queue.topic_field, has_crc=bool(self._trailer_bytes))
+        except struct.error as error:
+            batch.refused = _out_of_range(error)
+        if batch.size + BLANK_BYTES > self._settings.commit_log_file_bytes:  # a checksum may need a separator before it
+            batch.refused = _too_long_for_file(batch.size)
+
+    def put_long_batch(self, batch: LongBatch) -> PutResult:
+        """`put_batch` for one that `prepare` made ready, all with one write; `dispatch` makes it readable in parts.
+        Where its messages lie the batch says itself."""
+        message = batch.message
+        is_new = (message.topic, message.queue_id) not in self._queues.table
+        refused = batch.refused or self._refuse(message, is_new=is_new)
+        if refused is not None:
+            return refused
+        queue = self._queues.obtain(message.topic, message.queue_id)
+        if isinstance(queue, BatchQueue):
+            return self._put_inner_batch(queue, message, batch.count)
+        if not batch.is_encoded:  # its topic had batch queues when it was made ready
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
+        now = self._clock.now_ms()
+        try:
+            if now < self._commit_log.last_store_timestamp:
+                self._flusher.step_back(now)
+            physical_offset = self._commit_log.place(batch.size)
+        except OSError as error:
+            return self._not_taken(_no_file(error))
+        first = queue.next_offset
+        data = batch.settle(queue_offset=first, physical_offset=physical_offset, store_timestamp=now)
+        if (refused := self._write(data, now)) is not None:
+            return refused
+        queue.next_offset = first + batch.count
+        self.dispatcher.submit_parts(batch.parts(self._delays_ms))
+        return PutResult(PutStatus.OK, physical_offset, physical_offset + batch.size, first, now)
 
     def put_run(self, messages: list[PutMessage]) -> list[Arrival] | None:
         """Append plain messages of one sender with one write: what `put` does for each of them, in their order.
@@ -464,6 +527,10 @@ def _inner_batch_fault(queue: LogicQueue) -> str:
             f"{_BATCH_COUNT_MAX} messages, nothing else"
         )
     return f"queue.type of topic {queue.topic} is not BatchCQ: it stores no inner batches"
+
+
+def _too_long_for_file(total_bytes: int) -> PutResult:
+    return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"a batch of {total_bytes} bytes fits into no log file")
 
 
 def _out_of_range(error: struct.error) -> PutResult:

@@ -20,7 +20,7 @@ from rmqkit.remoting.connection import Connection
 __all__ = ["by_global_number"]
 
 H = TypeVar("H", bound=Handlers)
-_Answer = Command | Awaitable[Command] | None
+_Answer = Command | Awaitable[Command | None] | None
 _NOT_HERE = "{topic}-{number} does not exit in request process of current broker {broker}"
 _REMARKS = {
     RequestCode.PULL_MESSAGE: "{topic}-{number} cannot find mapping item in request process of current broker {broker}",

@@ -9,6 +9,7 @@ Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import Awaitable
@@ -50,6 +51,8 @@ from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
 from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
+from rmqkit.remoting.turns import Slice
+from rmqkit.store.long_batch import LongBatch, is_long
 from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
 
 __all__ = ["SendHandlers"]
@@ -60,6 +63,8 @@ _UNIQ_KEY = property_names.UNIQ_KEY.encode()
 _PUT_ASIDE = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)
 _TIMED = b"TIMER_OUT_MS\x01"
 _PRIORITY = b"_SYS_MSG_PRIORITY_\x01"
+_LONG_BATCHES_MAX = 32
+"""Long batches that may be under way, the one that is stored and those behind it; further ones are refused as busy."""
 _NO_KEYS = "Required message key is missing"
 
 
@@ -73,18 +78,20 @@ class SendHandlers(Handlers):
         self._store_settings = parts.store_settings
         self._checks = SendChecks(parts)
         self._stamp_bytes, self._answer_fields = stamps_of(self._settings)
+        self._long_batch = asyncio.Lock()
+        self._long_batches = 0
         self._run = SendRun(parts, self._checks, self._stamp_bytes, self._answer_fields)
 
     @answers(RequestCode.SEND_MESSAGE)
     @by_global_number
-    def send(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
+    def send(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """SEND_MESSAGE: long header names."""
         return self._send(connection, command, decode_v1(command))
 
     @answers(RequestCode.SEND_MESSAGE_V2)
     @answers(RequestCode.SEND_BATCH_MESSAGE)
     @by_global_number
-    def send_v2(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
+    def send_v2(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names; one of them says whether the body is a batch."""
         return self._send(connection, command, decode_v2(command))
 
@@ -97,13 +104,21 @@ class SendHandlers(Handlers):
 
     def _send(
         self, connection: Connection, command: Command, header: SendMessageRequest
-    ) -> Command | Awaitable[Command] | None:
+    ) -> Command | Awaitable[Command | None] | None:
         """The answer to a send. With a topic made for it the answer waits until the name servers know that."""
         topic_count = len(self._topics)
         answer = self._stored(connection, command, header)
-        return answer if answer is None or len(self._topics) == topic_count else self._when_told(answer)
+        if answer is None or len(self._topics) == topic_count:
+            return answer
+        return self._when_told(answer) if isinstance(answer, Command) else self._when_stored_and_told(answer)
 
-    def _stored(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command | None:
+    async def _when_stored_and_told(self, answer: Awaitable[Command | None]) -> Command | None:
+        stored = await answer
+        return None if stored is None else await self._when_told(stored)
+
+    def _stored(
+        self, connection: Connection, command: Command, header: SendMessageRequest
+    ) -> Command | Awaitable[Command | None] | None:
         if self._durability is not None and self._durability.is_full:
             return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         if not command.body:
@@ -227,7 +242,9 @@ class SendHandlers(Handlers):
             to_half(message)
         return unique_key
 
-    def _store_batch(self, connection: Connection, command: Command, message: PutMessage) -> Command | None:
+    def _store_batch(
+        self, connection: Connection, command: Command, message: PutMessage
+    ) -> Command | Awaitable[Command | None] | None:
         refusal = self._batch_refusal(message)
         if refusal is not None:
             return self._refuse(command, *refusal)
@@ -236,13 +253,66 @@ class SendHandlers(Handlers):
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         unique_key = _unique_key_of(message.properties)
         message.properties += self._stamp_bytes  # stored with an inner batch only
+        if is_long(message.body) and len(message.body) <= self._store_settings.message_bytes_max:
+            if self._long_batches >= _LONG_BATCHES_MAX:
+                return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
+            self._long_batches += 1
+            connection.hold()
+            return self._store_long_batch(connection, command, message, unique_key, waits=waits)
         put = self._store.put_batch(message)
         ms = self._clock.monotonic_ms() - connection.active_ms
         self._statistics.sent_one(message, put, ms, len(put.physical_offsets))
         if self._counts is not None:
             self._counts.put_batch(message, put)
+        ids = offset_ids(message.store_host, put.physical_offsets)
+        return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
+
+    async def _store_long_batch(
+        self, connection: Connection, command: Command, message: PutMessage, unique_key: str | None, *, waits: bool
+    ) -> Command | None:
+        """`_store_batch` for one of many messages: in slices, but for the put. One at a time, as each takes a hundred
+        bytes a message; its connection waits, so that later sends stay behind it."""
+        since_ms, ids = connection.active_ms, ""
+        try:
+            async with self._long_batch:
+                now, batch = Slice(), LongBatch(message)
+                for _ in self._store.prepare(batch):
+                    await now.pause_if_over()
+                await now.pause()
+                put = self._store.put_long_batch(batch)
+                await now.pause()
+                while self._store.dispatch():
+                    await now.pause_if_over()
+                count = len(put.physical_offsets)
+                if put.status is PutStatus.OK and not count:
+                    count, parts = batch.count, []
+                    for offsets in batch.physical_offsets():
+                        parts.append(offset_ids(message.store_host, offsets))
+                        await now.pause_if_over()
+                    ids = ",".join(parts)
+                else:
+                    ids = offset_ids(message.store_host, put.physical_offsets)
+        finally:
+            self._long_batches -= 1
+            connection.go_on()
+        self._statistics.sent_one(message, put, self._clock.monotonic_ms() - since_ms, count)
+        if self._counts is not None:
+            self._counts.put(message, put, batch.count)
+        return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
+
+    def _answer_batch(
+        self,
+        connection: Connection,
+        command: Command,
+        message: PutMessage,
+        put: PutResult,
+        unique_key: str | None,
+        ids: str,
+        *,
+        waits: bool,
+    ) -> Command | None:
         answer = SendMessageResponse(
-            msg_id=offset_ids(message.store_host, put.physical_offsets),
+            msg_id=ids,
             queue_id=self._topics.static.everywhere(message.topic, message.queue_id),
             queue_offset=put.queue_offset,
             transaction_id=unique_key,

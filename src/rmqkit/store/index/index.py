@@ -1,8 +1,9 @@
 """The index: messages by key, in files named by their creation time (``IndexService``).
 
 A file that is not full is worth nothing after a crash: it is deleted at load, and its keys come back for the records
-that recovery walks over. So keys may wait in memory: they are entered `_WAITING_MAX` messages at a time, after
-`_WAITING_MS` at the next message, and before a query or a clean stop. Under load numpy does it for all at once.
+that recovery walks over. So keys may wait in memory: they are entered `_WAITING_MAX` messages at a time, or fewer that
+have many, after `_WAITING_MS` at the next message, and before a query or a clean stop. Under load numpy does it for all
+at once.
 
 Owner thread only, except `MessageIndex.sync_full`. Source: store.md §7.
 """
@@ -37,6 +38,11 @@ _log = logging.getLogger(__name__)
 
 _WAITING_MAX = 1024
 _WAITING_MS = 1000
+_WAITING_WORDS = 8 << 10
+_WAITING_BYTES = 512 << 10
+"""Bounds of words and bytes in the property strings that wait: 1,024 messages of 16,000 keys each took 12 s at once."""
+_LOOK_BYTES = 64 << 10
+"""After so much of the log those bounds are looked at: for every message it would cost as much as entering its key."""
 _COLUMNS_MIN = 128
 """Messages from which on numpy is faster than the plain code."""
 _YEAR_9999_MS = 253_370_764_800_000
@@ -83,6 +89,7 @@ class MessageIndex:
         self._full: deque[IndexFile] = deque()
         self._waiting: deque[HasKeys] = deque()
         self._taken = -1
+        self._look_at = 0
         self._is_behind = False
         self._loading: threading.Thread | None = None
 
@@ -173,7 +180,13 @@ class MessageIndex:
     def _is_due(self, store_timestamp: int) -> bool:
         """Whether enough keys wait, or for long enough, when a record of some time has come."""
         waiting = self._waiting
-        return len(waiting) >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS
+        if len(waiting) >= _WAITING_MAX or store_timestamp - waiting[0].store_timestamp > _WAITING_MS:
+            return True
+        if self._taken < self._look_at:
+            return False
+        self._look_at = self._taken + _LOOK_BYTES
+        words = sum([one.properties.count(b" ") for one in waiting])
+        return words >= _WAITING_WORDS or sum([len(one.properties) for one in waiting]) >= _WAITING_BYTES
 
     def put_all(self, records: Sequence[HasKeys]) -> None:
         """`put` for several records, which are kept until they are entered. Raises OSError: as `put`."""
