@@ -41,6 +41,10 @@ class Stranger:
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
+    def receive_little(self) -> None:
+        """Have this side's system keep little of what comes."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+
     def ask(self, data: bytes) -> dict[str, Any]:
         """The header of the next answer, with its body. Raises OSError: the other side closed the connection."""
         self.send(data)

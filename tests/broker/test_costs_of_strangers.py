@@ -17,6 +17,7 @@ from tests.strangers import Stranger, frame, measured
 from tests.waiting import SECONDS, until
 
 SEND, PULL, HEART_BEAT, LOCK, REGISTER, SEND_V2, SEND_BATCH = 10, 11, 34, 41, 103, 310, 320
+ALL_TOPICS, MAKE_TOPICS = 21, 18
 MAX_SECONDS = 0.05
 """CPU time of one callback of the loop."""
 
@@ -248,6 +249,44 @@ def test_incomplete_frames_are_bounded_together_and_the_oldest_is_cut_first(besi
         wait_for(lambda: limits.incomplete_bytes == 0)
 
     beside(program, broker={"incomplete_bytes_max": 1_000_000})
+
+
+def test_answers_that_nobody_takes_are_bounded_together_and_who_holds_most_is_cut(beside):
+    limit = 6_000_000
+
+    def program(cluster, connect):
+        address, _ = broker_of(cluster)
+        limits = cluster.standalone._broker._limits
+        made = {"topicConfigList": [{"topicName": name} for name in names("topic-", 3000)]}
+        assert connect(address).ask(frame(MAKE_TOPICS, body=json.dumps(made).encode()))["code"] == 0
+        one = len(connect(address).ask(frame(ALL_TOPICS))["body"])
+        assert one > 300_000
+        modest, *greedy = [connect(address) for _ in range(6)]
+        reader = connect(address)
+        modest.receive_little()
+        wait_for(lambda: limits.unsent_bytes == 0)
+        asked = 0
+        while not limits.unsent_bytes:
+            asked += 1
+            modest.send(frame(ALL_TOPICS) + frame(9999))
+            for _ in range(2):  # the second one is answered after what was asked before the first
+                assert reader.ask(frame(ALL_TOPICS))["code"] == 0
+        for stranger in greedy:
+            stranger.receive_little()
+            stranger.send(frame(ALL_TOPICS) * (asked + 8))
+            assert reader.ask(frame(ALL_TOPICS))["code"] == 0
+            wait_for(lambda: limits.unsent_bytes <= limit)
+        wait_for(lambda: limits.cut_unsent)
+        assert reader.ask(frame(9999))["code"] == 3
+        assert {modest.answer()["code"] for _ in range(2 * asked)} == {0, 3}, "who holds little is not cut"
+        told = limits.gather()
+        assert told["rmqkit_connections_cut_unsent_total"] == {(): limits.cut_unsent}
+        assert told["rmqkit_unsent"] == {(): limits.unsent_bytes}
+        for stranger in greedy:
+            stranger.close()
+        wait_for(lambda: limits.unsent_bytes == 0)
+
+    beside(program, broker={"unsent_bytes_max": limit})
 
 
 def test_connections_are_bounded_by_address_and_in_all(beside):

@@ -120,6 +120,8 @@ gauge rmqkit_connections -: connections of clients and of other servers
 gauge rmqkit_incomplete_frame bytes: what is kept of frames that are not whole yet
 counter rmqkit_connections_refused_total - limit: connections closed at once: too many in `all` or of one `address`
 counter rmqkit_connections_cut_total -: connections closed because incomplete frames took too much
+gauge rmqkit_unsent bytes: what is kept of answers that peers have not taken yet
+counter rmqkit_connections_cut_unsent_total -: connections closed because answers that peers do not take were too much
 """
 _NAME_SERVER = """
 gauge rmqkit_namesrv_clusters -: clusters of the brokers that are registered

@@ -38,6 +38,8 @@ WRITE_BYTES_HIGH = 4 << 20
 _log = logging.getLogger(__name__)
 _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
+_UNSENT_TOLD_BYTES = 4 << 10
+"""Less is not told to `Limits`: most answers are that small, and leave at the end of the turn."""
 _STANDSTILL_MS = 100.0
 """A timer that comes this much late tells of a loop that was busy with something else."""
 _LOOKS_MAX = 64
@@ -61,7 +63,7 @@ class Connection(asyncio.Protocol):
         dispatch: answers the peer's requests.
         on_open, on_close: told when the connection stands and when it is gone.
         opening: tells a preamble and TLS from the first bytes of an accepted connection.
-        limits: what all accepted connections together may keep of incomplete frames.
+        limits: what all accepted connections together may keep of incomplete frames and of what is not taken.
         tls: the TLS side of a connection that this side makes.
         always_reads: read also while the peer takes nothing, as the calling side has to: were both sides to stop
             reading, each would wait for the other for ever.
@@ -99,6 +101,7 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._splitter = FrameSplitter(header_bytes_max=None if opening is None else REQUEST_HEADER_BYTES_MAX)
         self._incomplete_bytes = 0
+        self._is_unsent_told = False
         self._is_held = False
         self._left: Iterator[Frame] | None = None
         self._later: list[Frame] = []
@@ -192,6 +195,16 @@ class Connection(asyncio.Protocol):
                 self._transport.write(b"".join(unsent))
             else:
                 self._transport.writelines(unsent)
+            if self._limits is not None:
+                waiting = self._transport.get_write_buffer_size()
+                if waiting >= _UNSENT_TOLD_BYTES or self._is_unsent_told:
+                    self._is_unsent_told = waiting >= _UNSENT_TOLD_BYTES
+                    self._limits.waits(self, waiting if self._is_unsent_told else 0)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the peer has not taken of what was written."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def keep_back(self, request: Command, answer: Command) -> None:
         """Told of the answer to a one-way request: nobody waits for it."""

@@ -1,8 +1,12 @@
-"""What all connections of a server together may take: how many there are, and how much of incomplete frames is kept.
+"""What all connections of a server together may take: how many there are, how much of incomplete frames is kept,
+and how much of answers that their peers do not take.
 
 A connection over a limit is closed as soon as it stands. When incomplete frames take too much, the connections whose
 frames began first are closed until they do not: a peer that means to finish a frame does so within moments, one that
-only holds memory waits. Both ports of a broker share their limits. Loop only. Ours: Apache's has no such bounds.
+only holds memory waits. When answers take too much, those that hold most are closed. A connection tells what waits when
+it writes, not when its peer takes some: all are asked when it seems too much, and then a quarter is made free, so that
+they are asked once for many writes. Both ports of a broker share their limits. Loop only.
+Ours: Apache's has no such bounds.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionSettings", "Limits"]
 
 _log = logging.getLogger(__name__)
+_CUT_AT_ONCE = 256
 
 
 class ConnectionSettings(ExporterSettings, kw_only=True):
@@ -36,6 +41,10 @@ class ConnectionSettings(ExporterSettings, kw_only=True):
         int,
         Setting("maxIncompleteFrameBytes", "bytes of frames not whole yet, of all connections", low=32 << 20, hot=True),
     ] = 512 << 20
+    unsent_bytes_max: Annotated[
+        int,
+        Setting("maxUnsentBytes", "bytes of answers not taken by peers, of all connections", low=32 << 20, hot=True),
+    ] = 512 << 20
 
 
 class Limits:
@@ -45,6 +54,8 @@ class Limits:
         incomplete_bytes: what is kept of incomplete frames.
         refused: connections closed as there were too many, by the limit: ``all`` or ``address``.
         cut: connections closed for their incomplete frame.
+        unsent_bytes: what waits to be taken by peers, as far as connections told; those below 4 KiB tell nothing.
+        cut_unsent: connections closed for what they hold of that.
     """
 
     def __init__(self, settings: ConnectionSettings | None = None) -> None:
@@ -55,6 +66,9 @@ class Limits:
         self.incomplete_bytes = 0
         self.refused: Counter[str] = Counter({"all": 0, "address": 0})
         self.cut = 0
+        self._unsent: dict[Connection, int] = {}
+        self.unsent_bytes = 0
+        self.cut_unsent = 0
 
     def opened(self, connection: Connection, address: IpAddress | None) -> bool:
         """Count a connection; False when it is one too many and has to be closed."""
@@ -83,6 +97,7 @@ class Limits:
         if not self._counts[address]:
             del self._counts[address]
         self.incomplete_bytes -= self._incomplete.pop(connection, 0)
+        self.unsent_bytes -= self._unsent.pop(connection, 0)
 
     def keeps(self, connection: Connection, incomplete_bytes: int, *, is_new: bool) -> None:
         """Note how much of an incomplete frame a connection keeps.
@@ -101,10 +116,45 @@ class Limits:
                 f"incomplete frames take more than maxIncompleteFrameBytes={self._settings.incomplete_bytes_max}"
             )
 
+    def waits(self, connection: Connection, unsent_bytes: int) -> None:
+        """Note how much a peer has not taken of what was written to it."""
+        self._note_unsent(connection, unsent_bytes)
+        limit = self._settings.unsent_bytes_max
+        if self.unsent_bytes > limit:
+            self._ask_all()
+            if self.unsent_bytes > limit - limit // 8:
+                self._cut_largest(limit)
+
+    def _note_unsent(self, connection: Connection, unsent_bytes: int) -> None:
+        self.unsent_bytes += unsent_bytes - self._unsent.get(connection, 0)
+        if unsent_bytes:
+            self._unsent[connection] = unsent_bytes
+        else:
+            self._unsent.pop(connection, None)
+
+    def _ask_all(self) -> None:
+        """Bring up to date what connections told."""
+        for connection in list(self._unsent):
+            self._note_unsent(connection, connection.unsent_bytes)
+
+    def _cut_largest(self, limit: int) -> None:
+        """Close the connections that hold most, until a quarter is free; some of them, if there are many."""
+        reason = f"answers that peers do not take are more than maxUnsentBytes={limit}; it holds"
+        for connection in sorted(self._unsent, key=self._unsent.__getitem__, reverse=True)[:_CUT_AT_ONCE]:
+            if self.unsent_bytes <= limit - limit // 4:
+                break
+            held = self._unsent[connection]
+            self._note_unsent(connection, 0)
+            self.cut_unsent += 1
+            connection.cut(f"{reason} {held}")
+
     def gather(self) -> Gathered:
         """The values for metrics."""
+        self._ask_all()
         return {
             "rmqkit_incomplete_frame": {(): self.incomplete_bytes},
             "rmqkit_connections_refused_total": {(limit,): count for limit, count in self.refused.items()},
             "rmqkit_connections_cut_total": {(): self.cut},
+            "rmqkit_unsent": {(): self.unsent_bytes},
+            "rmqkit_connections_cut_unsent_total": {(): self.cut_unsent},
         }
