@@ -2,7 +2,9 @@
 
 ``python -m tests.loop_held`` sends all shapes (`make loop-held`); the test in ``tests/broker`` those that are cheap to
 send. Requests are built with `struct` and `json` alone and sent over a plain socket. What counts is the CPU time of
-single callbacks of the loop, the least of three tries: noise of the machine only ever adds.
+single callbacks of the loop, the least of three tries: noise of the machine only ever adds. With ``--users`` servers
+know users, and policies say what the one who signs the requests may do; with ``--uvloop`` they run on that loop, and
+what counts is a whole turn of it.
 """
 
 from __future__ import annotations
@@ -17,20 +19,23 @@ import struct
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import msgspec
+import uvloop
 from docs.catalog import CATALOG, Operation, Server
 
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.store.settings import StoreSettings
-from tests.strangers import Callbacks, Stranger, frame, measured
+from tests.broker.stranger import signed
+from tests.strangers import Callbacks, Stranger, frame, measured, measured_turns
 from tests.waiting import until
 
 __all__ = ["MAX_SECONDS", "Held", "held", "table"]
@@ -50,6 +55,16 @@ _FENCE, _FENCE_OPAQUE = 0x7FFF, 77
 _MARKS = ("a", "%", "a||", "a=1 OR ", "0 ", "x\x01y\x02", "+a=b,", "a;", "T@", "127.0.0.1;", "%RETRY%", "\u00e9")
 
 
+_ROOT, _USER = ("root", "secret12"), ("u", "secret34")
+_USERS = AuthenticationSettings(
+    enabled=True, initial_user='{"username":"root","password":"secret12"}', authorization_enabled=True
+)
+_RESOURCES, _ENTRIES = ("Topic:*", "Group:*", "Cluster:*"), 300
+"""What the user of the requests may do is said last, after that many other entries."""
+
+Sign = Callable[[dict[str, str], bytes], dict[str, str]]
+
+
 class Held(NamedTuple):
     """For how long one request held the loop, in CPU seconds, and in which callback."""
 
@@ -62,9 +77,11 @@ class Held(NamedTuple):
 class _Servers:
     """A name server and a broker, with a topic of many queues that a group has offsets of."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, has_users: bool) -> None:
+        self.has_users = has_users
+        self._authentication = _USERS if has_users else None
         namesrv = NamesrvSettings(listen_port=0, bind_address="127.0.0.1", kv_config_path=str(root / "kv.json"))
-        self._namesrv = NameServer(namesrv)
+        self._namesrv = NameServer(namesrv, authentication=self._authentication)
         self._root = root
         self._dispatches: list[Dispatch] = [self._namesrv._server._dispatch]
         self._broker: Broker | None = None
@@ -83,7 +100,9 @@ class _Servers:
             namesrv_addr=self._namesrv.address,
         )
         store = StoreSettings(commit_log_file_bytes=64 << 20)
-        self._broker = Broker(settings, store, self._root / "store", dispatch=self._dispatch)
+        self._broker = Broker(
+            settings, store, self._root / "store", authentication=self._authentication, dispatch=self._dispatch
+        )
         await self._broker.start()
         parts = self._broker.parts
         parts.topics.ensure("T", 8)
@@ -92,6 +111,8 @@ class _Servers:
             parts.groups.get(group)
         for queue_id in range(_QUEUES):
             parts.offsets.commit(_BIG, _BIG, queue_id, 0)
+        if self.has_users:
+            await asyncio.to_thread(_let, self._broker.address)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -109,17 +130,21 @@ class _Servers:
         return all(dispatch.is_idle for dispatch in self._dispatches)
 
 
-async def held(root: Path, *, is_long: bool, codes: set[int] | None = None, tell: bool = False) -> list[Held]:
+async def held(
+    root: Path, *, is_long: bool, has_users: bool = False, codes: set[int] | None = None, tell: bool = False
+) -> list[Held]:
     """What every shape of every code takes; those of some codes only, if they are named."""
     found: list[Held] = []
     operations = sorted(CATALOG.values(), key=lambda one: (int(one.code) in _LAST, one.code))
-    async with _Servers(root) as servers:
-        with measured() as callbacks:
+    is_asyncio = isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop)
+    async with _Servers(root, has_users=has_users) as servers:
+        with measured() if is_asyncio else measured_turns() as callbacks:
             for operation, server in ((one, server) for one in operations for server in one.servers):
                 address = servers.address(server)
                 if address is None or (codes and int(operation.code) not in codes):
                     continue
-                for shape, data in _requests(operation, is_long=is_long):
+                sign = _signer(server) if has_users else _unsigned
+                for shape, data in _requests(operation, sign, is_long=is_long):
                     seconds, callback = await _longest(servers, callbacks, address, data)
                     for _ in range(_TRIES - 1):
                         if seconds > MAX_SECONDS:
@@ -162,14 +187,42 @@ def _ask(address: str, data: bytes) -> None:
         stranger.close()
 
 
+# ---- users
+
+
+def _unsigned(fields: dict[str, str], body: bytes) -> dict[str, str]:
+    return fields
+
+
+def _signer(server: Server) -> Sign:
+    """Signs as a user with policies; name servers know the first user only."""
+    user, secret = _ROOT if server is Server.NAME_SERVER else _USER
+    return lambda fields, body: signed(fields, body, user, secret)
+
+
+def _let(address: str) -> None:
+    """Make the user, and let it do everything."""
+    user, secret = _USER
+    made = json.dumps({"password": secret}).encode()
+    actions = ["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
+    resources = [*(f"Topic:other-{i}" for i in range(_ENTRIES)), *_RESOURCES]
+    entries = [{"resource": one, "actions": actions, "decision": "Allow"} for one in resources]
+    policies = json.dumps({"policies": [{"entries": entries}]}).encode()
+    stranger = Stranger(address)
+    for code, body, fields in ((3001, made, {"username": user}), (3006, policies, {"subject": f"User:{user}"})):
+        answer = stranger.ask(frame(code, signed(fields, body, *_ROOT), body))
+        assert answer["code"] == 0, answer
+    stranger.close()
+
+
 # ---- shapes
 
 
-def _requests(operation: Operation, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
+def _requests(operation: Operation, sign: Sign, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
     code, plain = int(operation.code), _fields(operation, "T")
-    for shape, header in _headers(operation, is_long=is_long):
+    for shape, header in _headers(operation, sign, is_long=is_long):
         yield shape, frame(code, header=header)
-    yield "many queues", frame(code, _fields(operation, _BIG))
+    yield "many queues", frame(code, sign(_fields(operation, _BIG), b""))
     bodies: list[tuple[str, bytes]] = []
     if operation.request_body is not None:
         bodies += _bodies_of(code, is_long=is_long)
@@ -179,7 +232,7 @@ def _requests(operation: Operation, *, is_long: bool) -> Iterator[tuple[str, byt
         bodies += _long_bodies()
     for shape, body in bodies:
         compressed = {"compressed": "true"} if shape in ("bomb", "compressed") else {}
-        yield shape, frame(code, plain | compressed, body)
+        yield shape, frame(code, sign(plain | compressed, body), body)
 
 
 def _fields(operation: Operation, text: str) -> dict[str, str]:
@@ -200,11 +253,11 @@ def _value(kind: Any, text: str) -> str:
     return str(next(iter(enums[0])).value) if enums else text
 
 
-def _headers(operation: Operation, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
+def _headers(operation: Operation, sign: Sign, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
     said = {"code": int(operation.code), "language": "JAVA", "version": 500, "opaque": 1, "flag": 0}
 
     def header(fields: dict[str, str]) -> bytes:
-        return json.dumps({**said, "extFields": fields}).encode()
+        return json.dumps({**said, "extFields": sign(fields, b"")}).encode()
 
     plain = _fields(operation, "T")
     texts = [name for name, value in plain.items() if value == "T"]
@@ -317,11 +370,14 @@ def _registrations(*, is_long: bool) -> Iterator[tuple[str, bytes]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--codes", default="", help="only these codes, separated by commas")
+    parser.add_argument("--users", action="store_true", help="sign requests as a user whom policies let do everything")
+    parser.add_argument("--uvloop", action="store_true", help="on uvloop instead of asyncio's loop")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     codes = {int(code) for code in arguments.codes.split(",") if code}
     with tempfile.TemporaryDirectory() as root:
-        found = asyncio.run(held(Path(root), is_long=True, codes=codes, tell=True))
+        run = uvloop.run if arguments.uvloop else asyncio.run
+        found = run(held(Path(root), is_long=True, has_users=arguments.users, codes=codes, tell=True))
     print(f"\n{len(found)} requests; longest:\n{table(found, 30)}")
     return int(found[0].seconds > MAX_SECONDS)
 

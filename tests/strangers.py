@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.waiting import SECONDS
 
-__all__ = ["Callbacks", "Stranger", "frame", "measured"]
+__all__ = ["Callbacks", "Stranger", "frame", "measured", "measured_turns"]
 
 
 def frame(
@@ -116,11 +116,42 @@ def measured() -> Iterator[Callbacks]:
         if took > callbacks.longest:
             callbacks.longest, callbacks.which = took, repr(handle)[:200]
 
-    gc.collect()
-    gc.freeze()  # what the tests before left is not the broker's: a full collection would count it
     asyncio.Handle._run = measuring  # type: ignore[method-assign]
     try:
-        yield callbacks
+        with _frozen():
+            yield callbacks
     finally:
         asyncio.Handle._run = run  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def measured_turns() -> Iterator[Callbacks]:
+    """Measure whole turns of the running loop, of any make: all that it does between two calls of one callback."""
+    callbacks, loop = Callbacks(), asyncio.get_running_loop()
+    is_over, began = False, time.thread_time()
+
+    def turned() -> None:
+        nonlocal began
+        now = time.thread_time()
+        took, began = now - began, now
+        callbacks.total += took
+        if took > callbacks.longest:
+            callbacks.longest, callbacks.which = took, "a turn"
+        if not is_over:
+            loop.call_soon(turned)
+
+    with _frozen():
+        turned()
+        yield callbacks
+        is_over = True
+
+
+@contextlib.contextmanager
+def _frozen() -> Iterator[None]:
+    """What was before is not the servers': a full collection would count it."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
         gc.unfreeze()

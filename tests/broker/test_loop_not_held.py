@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+import uvloop
+
 from tests.loop_held import MAX_SECONDS, held, table
 
 
-def test_no_request_at_its_bounds_holds_the_loop_of_broker_or_name_server(tmp_path):
-    found = asyncio.run(held(tmp_path, is_long=False))
+@pytest.mark.parametrize(
+    ("run", "has_users"), [(asyncio.run, False), (uvloop.run, True)], ids=["asyncio", "users on uvloop"]
+)
+def test_no_request_at_its_bounds_holds_the_loop_of_broker_or_name_server(tmp_path, run, has_users):
+    found = run(held(tmp_path, is_long=False, has_users=has_users))
     print(table(found, 25))
     assert len(found) > 400
     assert [one for one in found if one.seconds > MAX_SECONDS] == []

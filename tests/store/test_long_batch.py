@@ -106,6 +106,8 @@ def test_it_is_told_of_in_parts_and_what_is_put_next_comes_behind(tmp_path: Path
         assert told == []
         assert store.dispatch()
         assert told == [512]
+        assert store.max_offset("TopicTest", 0) == 512, "reads dispatch none of it"
+        assert told == [512]
         put_all(store, message(body=b"next"))
         assert told == [512, 512], "a put dispatches a part, too"
         while store.dispatch():

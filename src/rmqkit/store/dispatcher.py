@@ -173,6 +173,11 @@ class Dispatcher:
         if not self.gathers:
             self.run(limit)
 
+    @property
+    def has_part_next(self) -> bool:
+        """Whether what waits begins with a part of a long batch."""
+        return bool(self.pending) and not isinstance(self.pending[0][1], list)
+
     def submit_parts(self, parts: Iterable[tuple[int, Iterable[Arrival]]]) -> None:
         """Take over a long batch that was just appended, in parts with the physical end of each; `run` dispatches them,
         a part at a time."""

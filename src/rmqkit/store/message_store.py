@@ -441,6 +441,11 @@ class MessageStore:
         """
         return self._appender.is_open and self._dispatch()
 
+    def _dispatch_for_read(self) -> None:
+        """`dispatch`, but for the parts of long batches: many reads of one turn would do all of them."""
+        if not self._dispatcher.has_part_next:
+            self.dispatch()
+
     def _dispatch(self) -> bool:
         if self._replica is not None:
             return self._replica.dispatch()
@@ -540,7 +545,7 @@ class MessageStore:
 
     def _readable(self, topic: str, queue_id: int) -> LogicQueue | None:
         if self._dispatcher.pending:
-            self.dispatch()
+            self._dispatch_for_read()
         return self._queues.get(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
@@ -551,7 +556,7 @@ class MessageStore:
     def max_offsets(self, topic: str, queue_ids: Iterable[int]) -> list[int]:
         """`max_offset` of several queues of a topic."""
         if self._dispatcher.pending:
-            self.dispatch()
+            self._dispatch_for_read()
         table = self._queues.table
         return [0 if (queue := table.get((topic, one))) is None else queue.max_offset for one in queue_ids]
 

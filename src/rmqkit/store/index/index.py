@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,8 +42,8 @@ _WAITING_MS = 1000
 _WAITING_WORDS = 8 << 10
 _WAITING_BYTES = 512 << 10
 """Bounds of words and bytes in the property strings that wait: 1,024 messages of 16,000 keys each took 12 s at once."""
-_LOOK_BYTES = 64 << 10
-"""After so much of the log those bounds are looked at: for every message it would cost as much as entering its key."""
+_LOOK_BYTES = 16 << 10
+"""After so much of the log those bounds are looked at."""
 _COLUMNS_MIN = 128
 """Messages from which on numpy is faster than the plain code."""
 _YEAR_9999_MS = 253_370_764_800_000
@@ -90,6 +91,7 @@ class MessageIndex:
         self._waiting: deque[HasKeys] = deque()
         self._taken = -1
         self._look_at = 0
+        self._looked = self._words = self._bytes = 0
         self._is_behind = False
         self._loading: threading.Thread | None = None
 
@@ -185,8 +187,11 @@ class MessageIndex:
         if self._taken < self._look_at:
             return False
         self._look_at = self._taken + _LOOK_BYTES
-        words = sum([one.properties.count(b" ") for one in waiting])
-        return words >= _WAITING_WORDS or sum([len(one.properties) for one in waiting]) >= _WAITING_BYTES
+        added = [one.properties for one in islice(waiting, self._looked, None)]
+        self._looked = len(waiting)
+        self._words += sum([properties.count(b" ") for properties in added])
+        self._bytes += sum(map(len, added))
+        return self._words >= _WAITING_WORDS or self._bytes >= _WAITING_BYTES
 
     def put_all(self, records: Sequence[HasKeys]) -> None:
         """`put` for several records, which are kept until they are entered. Raises OSError: as `put`."""
@@ -224,6 +229,7 @@ class MessageIndex:
     def enter(self) -> None:
         """Enter the keys that wait. Raises OSError: the disk refused; another try goes on where this one stopped."""
         self._is_behind = True
+        self._looked = self._words = self._bytes = 0
         waiting = self._waiting
         if len(waiting) >= _COLUMNS_MIN and self._has_columns():
             self._enter_run()
