@@ -9,7 +9,8 @@ import pytest
 
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
-from rmqkit.store.offline.check import Kind, dump
+from rmqkit.store.offline.check import Kind, dump, verify
+from rmqkit.store.offline.repair import repair
 from tests.broker.half_messages import HalfMessages
 from tests.broker.handlers.test_send_back import send_back, sent_offset
 from tests.broker.handlers.test_transactions import COMMIT, HALF, Half
@@ -186,3 +187,37 @@ async def test_a_timed_message_whose_topic_changed_is_delivered_and_told(tmp_pat
         await one.pass_ms(21 * STEP_MS)
         await one.until(lambda: one.bodies("U") == [b"timed"])
     assert "timed message at 0 is for U, its unit in the timer log for another topic" in caplog.text
+
+
+@in_a_loop
+async def test_a_unit_of_the_timer_log_for_another_topic_than_its_record_is_found(tmp_path):
+    """The start tells of it when the message is due."""
+    async with timed(tmp_path) as one:
+        one.at(20 * STEP_MS, b"first")
+        one.at(20 * STEP_MS, b"second")
+        await one.on_wheel(2)
+        await one.flushed()
+        settings = one.settings
+    assert verify(tmp_path, settings).is_sound
+    path = tmp_path / "timerlog" / f"{0:020d}"
+    with path.open("r+b") as file:
+        file.seek(52 + 43)
+        file.write(b"\x01")
+    (found,) = verify(tmp_path, settings).findings
+    assert (found.kind, found.path, found.position) == (Kind.TIMER_UNIT, str(path), 52)
+    assert found.found == "one of rmq_sys_wheel_timer for b'T'"
+    repair(tmp_path, settings, is_dry_run=False)
+    assert verify(tmp_path, settings).is_sound
+    async with timed(tmp_path) as again:
+        await again.on_wheel(2)
+        await again.pass_ms(21 * STEP_MS)
+        await again.until(lambda: again.bodies() == [b"first", b"second"])
+
+
+def test_a_query_does_not_give_out_an_older_message_with_another_body(tmp_path, caplog):
+    with opened(tmp_path, small_settings()) as store:
+        put_all(store, message(body=b"one", KEYS="k"), message(body=b"two", KEYS="k"))
+    at = change_body(tmp_path, b"one")
+    with opened(tmp_path, small_settings()) as store:
+        assert len(store.query("TopicTest", "k", 32, 0, 1 << 60).physical_offsets) == 1
+    assert f"the message at {at} is no answer to a query for k: its body was changed" in caplog.text

@@ -1,17 +1,19 @@
 """Random damage to stopped stores, ``make damage``: nothing is lost in silence, nothing is served that is none.
 
-    python -m tests.faults.damage [--rounds 500] [--seed S] [--keep FOLDER]
+    python -m tests.faults.damage [--rounds 500] [--seed S]
 
-A round takes a copy of a stopped or killed store with several topics, queues, log files, keys, delays, timed messages
-and configuration files, does one damage to one of its files (bytes flipped, zeros, cut, missing, exchanged with another
-file of its kind), asks `fsck.verify`, starts it, reads everything and lets all timed messages come due. What has to
-hold:
+A round takes a copy of a store that a broker wrote and that was stopped or killed (`damage_stores`: several topics,
+queues, log files, keys, delays, timed, half and popped messages, configuration files with backups), does one damage to
+one of its files (bytes flipped, zeros, cut, missing, exchanged with another file of its kind) and asks `verify`. It is
+started ten minutes later, everything comes that is due, and all of it is read: in half of the rounds with a broker and
+a client of it, else with store and timer alone. What has to hold:
 
-- every message that is missing or has another body is told of at WARNING or ERROR with a number, or the start is
-  refused in one line that says what to do;
-- every record read is whole and one of the queue that was asked;
+- every message that is missing, has another body or does not come is told of at WARNING or ERROR, with the damaged
+  file, a place in it or an amount, or the start is refused in one line that says what to do;
+- every answer is made of whole records of the queue that was asked;
 - no traceback: nothing is raised but a `StoreError`, nothing is logged with an exception;
-- where messages are lost or the start is refused, ``verify`` found something.
+- a configuration file that cannot be read any more or is missing is told of by its name;
+- what the start tells of the damaged file or refuses, and keys that find nothing any more, ``verify`` finds, too.
 
 Not judged: changes that no checksum of the format covers and no other file contradicts, such as a property's text.
 """
@@ -28,40 +30,42 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 from msgspec import Struct, field
 
-from rmqkit.errors import RecordCorrupt, StoreError
-from rmqkit.protocol.record import decode_record
-from rmqkit.store.json_files import JsonFile
-from rmqkit.store.message_store import MessageStore
-from rmqkit.store.offline import check as fsck
-from rmqkit.testing.clock import StandingClock
-from tests.broker.timed import NOW_MS, STEP_MS, Timed
-from tests.store.stores import message, put_all
+from rmqkit.errors import StoreError
+from rmqkit.store.offline.check import verify
+from rmqkit.store.small_files import is_json
+from tests.faults.damage_stores import (
+    Found,
+    Sound,
+    copy_sparsely,
+    found_by_broker,
+    found_by_store,
+    settings,
+    sound_store,
+)
 
 ROUNDS = 500
-TIMED_COUNT = 24
 HOWS = ("flip", "flip", "zero", "zero all", "cut", "missing", "exchange")
-_TOLD = re.compile(r"\d")
-_NO_NEWS = "was not closed in order"
-_CONFIG = ("topics.json", "consumerOffset.json")
-
-Key = tuple[str, int, int]
+_AMOUNT = re.compile(r"\b[1-9]\d* (?:\w+ )?(?:messages?|bytes|entries|records|units|queues|topics|files)\b")
+_NUMBER = re.compile(r"\d+")
+_LOG_BYTES = settings().commit_log_file_bytes
 
 
-class Sound(Struct):
-    """A stopped store and what is in it: bodies by topic, queue id and queue offset; timed ones that are to come."""
+class Damage(Struct):
+    """What was done, and the files it was done to, relative to the store."""
 
-    root: Path
-    bodies: dict[Key, bytes]
-    timed: Counter[bytes]
-    is_clean: bool
+    what: str
+    files: list[Path]
+
+    def is_told(self, text: str) -> bool:
+        """Whether a text names one of the files, a place in one, or an amount."""
+        return bool(_AMOUNT.search(text)) or any(_names(path, text) for path in self.files)
 
 
 class Round(Struct):
@@ -105,74 +109,24 @@ def heard() -> Iterator[_Heard]:
         logger.propagate, logger.level = before
 
 
-# ---- sound stores
-
-
-async def sound_store(folder: Path, *, is_clean: bool) -> Sound:
-    """Write a store, and stop or kill it."""
-    root = folder / ("stopped" if is_clean else "killed")
-    one = Timed(folder / "live", clock=StandingClock(NOW_MS), timer_log_file_bytes=1040)
-    one.timer.load()
-    one.store.open()
-    one.timer.recover()
-    one.timer.start()
-    for number in range(60):
-        topic, queue_id = "AB"[number % 2], number // 2 % 3
-        put_all(one.store, message(topic, queue_id, b"%04d" % number * 60, KEYS=f"k{number}", TAGS=f"t{number % 3}"))
-        one.clock.ms += 7
-    for number in range(6):
-        put_all(one.store, message("SCHEDULE_TOPIC_XXXX", 2, b"delayed %d" % number, DELAY=3))
-    for number in range(TIMED_COUNT):
-        one.at(400 + number // 2 * STEP_MS, b"timed %d" % number, UNIQ_KEY=f"U{number}")
-    await one.on_wheel(TIMED_COUNT)
-    await one.pass_ms(400 + 3 * STEP_MS)
-    await one.flushed()
-    for name in _CONFIG:
-        for version in range(2):
-            JsonFile(one.root / "config" / name).save({"table": {f"name{i}": i for i in range(20)}, "version": version})
-    bodies = dict(_read_all(one.store, []))
-    waiting = Counter(b"timed %d" % number for number in range(TIMED_COUNT))
-    waiting -= Counter(one.bodies())
-    one.timer.stop()
-    one.long_polling.close()
-    if not is_clean:
-        shutil.copytree(one.root, root)
-    one.store.close()
-    one.timer.persist()
-    if is_clean:
-        one.root.rename(root)
-    else:
-        shutil.rmtree(one.root)
-    return Sound(root, bodies, waiting, is_clean)
-
-
-def _read_all(store: MessageStore, failures: list[str]) -> Iterator[tuple[Key, bytes]]:
-    """Every message as a consumer gets it."""
-    for topic, queue_id in list(store._queues.table):
-        offset, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
-        while offset < end:
-            result = store.get(topic, queue_id, offset, count_max=32)
-            for raw in result.records:
-                try:
-                    record = decode_record(raw)
-                except RecordCorrupt as error:
-                    failures.append(f"an answer of {topic}-{queue_id} cannot be parsed: {error}")
-                    continue
-                if (record.topic, record.queue_id) != (topic, queue_id):
-                    failures.append(f"{topic}-{queue_id} is answered with a record of {record.topic}")
-                    continue
-                yield (topic, queue_id, record.queue_offset), record.body
-            if result.next_begin_offset <= offset:
-                failures.append(f"{topic}-{queue_id}: a reader does not come on from {offset} of {end}")
-                break
-            offset = result.next_begin_offset
+def _names(path: Path, text: str) -> bool:
+    """Whether a text names a file, its queue, or a place of the commit log in it."""
+    kind = path.parts[0]
+    if str(path) in text or (kind != "commitlog" and path.name in text):
+        return True
+    if kind == "commitlog":
+        places = map(int, _NUMBER.findall(text))
+        return any(int(path.name) <= place < int(path.name) + _LOG_BYTES for place in places)
+    if kind == "consumequeue":
+        return f"{path.parts[1]}-{path.parts[2]}" in text
+    return kind.startswith("timer") and ("timer log" in text or "timer wheel" in text)
 
 
 # ---- damage
 
 
-def damage_one(root: Path, chance: random.Random) -> str:
-    """Do one damage to one file; says what."""
+def damage_one(root: Path, chance: random.Random) -> Damage:
+    """Do one damage to one file."""
     kinds: dict[str, list[Path]] = {}
     for path in sorted(path for path in root.rglob("*") if path.is_file() and path.name != "lock"):
         kinds.setdefault(path.relative_to(root).parts[0], []).append(path)
@@ -188,93 +142,130 @@ def damage_one(root: Path, chance: random.Random) -> str:
         other = chance.choice([one for one in kinds[kind] if one != path])
         path.write_bytes(other.read_bytes())
         other.write_bytes(content)
-        return f"{name} exchanged with {other.relative_to(root)}"
+        return Damage(f"{name} exchanged with {other.relative_to(root)}", [name, other.relative_to(root)])
     elif how == "cut":
         at = chance.randrange(len(content)) if content else 0
         path.write_bytes(content[:at])
-        return f"{name} cut at {at}"
+        return Damage(f"{name} cut at {at}", [name])
     elif how == "zero all":
         path.write_bytes(bytes(len(content)))
     elif how == "zero":
         at, size = chance.randrange(used), chance.choice([1, 20, 512, 4096])
         zeros = bytes(min(size, len(content) - at))
         path.write_bytes(content[:at] + zeros + content[at + len(zeros) :])
-        return f"{len(zeros)} zeros in {name} at {at}"
+        return Damage(f"{len(zeros)} zeros in {name} at {at}", [name])
     else:
         at, bit = chance.randrange(used), chance.randrange(8)
         changed = bytearray(content or b"\0")
         changed[at] ^= 1 << bit
         path.write_bytes(changed)
-        return f"bit {bit} of {name} flipped at {at}"
-    return f"{name}: {how}"
+        return Damage(f"bit {bit} of {name} flipped at {at}", [name])
+    return Damage(f"{name}: {how}", [name])
 
 
 # ---- a round
 
 
-async def judge(sound: Sound, root: Path, seed: int) -> Round:
-    """Damage a copy of a store, start it and judge."""
-    done = Round(seed)
-    shutil.copytree(sound.root, root)
-    chance = random.Random(f"{seed} damage")
-    done.what = f"{sound.root.name}: {damage_one(root, chance)}"
-    is_found = _verify(root, done)
-    with heard() as ears:
-        await _start(sound, root, done, ears)
-    done.failures += [f"a traceback: {text}" for text in ears.tracebacks]
-    told = [text for text in ears.told if _NO_NEWS not in text]
-    if done.lost and not any(_TOLD.search(text) for text in told):
-        done.failures.append(f"{done.lost} messages are lost in silence")
-    if (done.lost or done.outcome.startswith("refused")) and not is_found:
-        done.failures.append("verify said that the store is sound")
-    return done
+class Judge:
+    """Judges rounds over one sound store; knows what a start of it tells in any case."""
+
+    def __init__(self, sound: Sound) -> None:
+        self._sound = sound
+        self._usual: dict[bool, set[str]] = {True: set(), False: set()}
+
+    async def begin(self, folder: Path) -> None:
+        """Start an undamaged copy in both ways: nothing is lost."""
+        for has_broker in self._usual:
+            root, done = folder / "undamaged", Round(0)
+            copy_sparsely(self._sound.root, root)
+            assert not _verify(root, done), done.verdict
+            with heard() as ears:
+                await self._start(root, done, has_broker=has_broker)
+            shutil.rmtree(root)
+            assert not done.lost and not done.failures, f"{done} {done.failures}"
+            self._usual[has_broker] = {_pattern(text, root) for text in ears.told}
+
+    async def judge(self, root: Path, seed: int) -> Round:
+        """Damage a copy of the store, start it and judge."""
+        done = Round(seed)
+        copy_sparsely(self._sound.root, root)
+        damage = damage_one(root, random.Random(f"{seed} damage"))
+        has_broker = random.Random(f"{seed} way").random() < 0.5
+        done.what = f"{self._sound.root.name}, {'broker' if has_broker else 'store'}: {damage.what}"
+        unreadable = [path for path in damage.files if _is_config(path) and not _is_readable(root / path)]
+        is_found = _verify(root, done)
+        with heard() as ears:
+            found = await self._start(root, done, has_broker=has_broker)
+        done.failures += [f"a traceback: {text}" for text in ears.tracebacks]
+        told = [text for text in ears.told if _pattern(text, root) not in self._usual[has_broker]]
+        done.outcome += f", told: {told[:3]}" if told else ""
+        is_refused = done.outcome.startswith("refused")
+        if done.lost and not any(map(damage.is_told, told)):
+            done.failures.append(f"{done.lost} messages are lost in silence")
+        for path in unreadable if has_broker and not is_refused else ():
+            if not any(path.name in text for text in told):
+                done.failures.append(f"{path.name} is not told of")
+        is_missed = found is not None and bool(found.missing_keys)
+        is_damage_told = any(map(damage.is_told, told))
+        if (done.lost or is_refused or is_damage_told or is_missed) and not is_found:
+            done.failures.append("verify said that the store is sound")
+        return done
+
+    async def _start(self, root: Path, done: Round, *, has_broker: bool) -> Found | None:
+        sound = self._sound
+        try:
+            if has_broker:
+                found = await found_by_broker(sound, root, done.failures)
+            else:
+                found = await found_by_store(root, done.failures)
+        except StoreError as error:
+            done.outcome = f"refused: {error}"
+            if len(str(error).splitlines()) != 1 or ":" not in str(error):
+                done.failures.append("a refusal is one line with a remedy")
+            return None
+        except Exception as error:  # noqa: BLE001 - anything else is what is looked for
+            done.outcome = "raised"
+            done.failures.append(f"the start raised {_place(error)}")
+            return None
+        lost = [key for key, body in sound.bodies.items() if found.bodies.get(key) != body]
+        coming = sound.coming
+        if has_broker:
+            coming = coming + type(coming)([(False, sound.half.body)])
+        else:  # delays and retries are a broker's
+            coming = type(coming)({one: count for one, count in coming.items() if one[1].startswith(b"timed")})
+        late = coming - found.coming
+        done.lost = len(lost) + late.total()
+        done.outcome = f"{done.lost} lost ({lost[:2]}, late {list(late)[:2]}), {len(found.missing_keys)} keys missing"
+        return found
+
+
+def _pattern(text: str, root: Path) -> str:
+    """A text without its numbers, and without the store's place."""
+    return _NUMBER.sub("#", text.replace(str(root), ""))
+
+
+def _is_config(path: Path) -> bool:
+    return path.parts[0] == "config" and path.name.endswith(".json")
+
+
+def _is_readable(path: Path) -> bool:
+    return path.is_file() and is_json(path) is None
 
 
 def _verify(root: Path, done: Round) -> bool:
-    one = Timed(root, timer_log_file_bytes=1040)
-    try:
-        report = fsck.verify(root, one.settings)
-    except StoreError as error:
-        done.verdict = f"refused: {error}"
-        return True
-    except Exception as error:  # noqa: BLE001 - anything else is what is looked for
-        done.failures.append(f"verify raised {_place(error)}")
-        return True
-    finally:
-        one.long_polling.close()
-    done.verdict = "sound" if report.is_sound else f"{report.counts.total()} findings, {report.findings[0]}"
-    return not report.is_sound
-
-
-async def _start(sound: Sound, root: Path, done: Round, ears: _Heard) -> None:
-    one = Timed(root, clock=StandingClock(NOW_MS + 10_000), timer_log_file_bytes=1040)
-    try:
-        for name in _CONFIG:
-            JsonFile(root / "config" / name).load(dict[str, Any])
-        one.timer.load()
-        one.store.open()
+    """Whether verify finds or tells anything."""
+    with heard() as ears:
         try:
-            one.timer.recover()
-            one.timer.start()
-            await one.pass_ms(60_000)
-            found = dict(_read_all(one.store, done.failures))
-            lost = [key for key, body in sound.bodies.items() if found.get(key) != body]
-            delivered = Counter(body for (topic, _, _), body in found.items() if topic == "T")
-            late = sound.timed - delivered
-            done.lost = len(lost) + late.total()
-            done.outcome = f"{done.lost} lost ({lost[:2]}, {late.total()} timed), told: {ears.told[:3]}"
-        finally:
-            one.timer.stop()
-            one.store.close()
-    except StoreError as error:
-        done.outcome = f"refused: {error}"
-        if len(str(error).splitlines()) != 1 or ":" not in str(error):
-            done.failures.append("a refusal is one line with a remedy")
-    except Exception as error:  # noqa: BLE001 - anything else is what is looked for
-        done.outcome = "raised"
-        done.failures.append(f"the start raised {_place(error)}")
-    finally:
-        one.long_polling.close()
+            report = verify(root, settings())
+        except StoreError as error:
+            done.verdict = f"refused: {error}"
+            return True
+        except Exception as error:  # noqa: BLE001 - anything else is what is looked for
+            done.failures.append(f"verify raised {_place(error)}")
+            return True
+    findings = [str(one) for one in report.findings] + ears.told
+    done.verdict = f"{len(findings)} findings, {findings[0]}" if findings else "sound"
+    return bool(findings)
 
 
 def _place(error: Exception) -> str:
@@ -282,15 +273,37 @@ def _place(error: Exception) -> str:
     return f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"
 
 
-async def rounds(seeds: list[int], folder: Path) -> list[Round]:
-    """A round for each seed, over a stopped and a killed store."""
-    stores = [await sound_store(folder, is_clean=is_clean) for is_clean in (True, False)]
+@contextmanager
+def hurried() -> Iterator[None]:
+    """Wait for no disk, nor for the wall clock where delay levels try again; and log nothing."""
+    with (
+        mock.patch("os.fsync", return_value=None),
+        mock.patch("os.fdatasync", return_value=None),
+        mock.patch("rmqkit.broker.delay.levels._LOOK_MS_MAX", 5),
+        mock.patch("rmqkit.broker.delay.levels._PAUSE_MS_MIN", 0),
+        heard(),
+    ):
+        yield
+
+
+async def rounds(seeds: list[int], folder: Path, *, tell: Callable[[Round], None] = lambda done: None) -> list[Round]:
+    """A round for each seed, over a stopped and a killed store. ``tell``: told of each when it is done."""
     results = []
-    for seed in seeds:
-        root = folder / f"round-{seed}"
-        results.append(await judge(random.Random(seed).choice(stores), root, seed))
-        shutil.rmtree(root, ignore_errors=True)
+    with hurried():
+        judges = [Judge(await sound_store(folder, is_clean=is_clean)) for is_clean in (True, False)]
+        for one in judges:
+            await one.begin(folder)
+        for seed in seeds:
+            root = folder / f"round-{seed}"
+            results.append(await random.Random(seed).choice(judges).judge(root, seed))
+            tell(results[-1])
+            shutil.rmtree(root, ignore_errors=True)
     return results
+
+
+def _tell_failed(done: Round) -> None:
+    if done.failures:
+        print(f"FAILED {done}\n  " + "\n  ".join(done.failures), flush=True)
 
 
 def main() -> int:
@@ -302,10 +315,8 @@ def main() -> int:
     print(f"damage: {given.rounds} rounds from --seed {seed} on", flush=True)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(rounds(list(range(seed, seed + given.rounds)), Path(folder)))
+        results = asyncio.run(rounds(list(range(seed, seed + given.rounds)), Path(folder), tell=_tell_failed))
     bad = [one for one in results if one.failures]
-    for one in bad:
-        print(f"FAILED {one}\n  " + "\n  ".join(one.failures))
     if given.rounds == 1:
         print(results[0])
     refused = sum(one.outcome.startswith("refused") for one in results)

@@ -18,6 +18,7 @@ from rmqkit.store.bulk.scan import Damage, runs
 from rmqkit.store.offline.bulk_compare import IndexComparison
 from rmqkit.store.offline.check import Finding, Kind, Report, dump, open_log, stat, verify
 from rmqkit.store.offline.queue_check import DerivedFiles
+from rmqkit.store.offline.repair import repair
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY
 from rmqkit.store.settings import StoreSettings
@@ -695,3 +696,50 @@ def test_messages_that_cannot_be_delivered_when_they_are_due_are_found(tmp_path,
     found = [(one.kind, one.position, one.expected, one.found) for one in verify(tmp_path, small_settings()).findings]
     is_needed = topic == TIMER_TOPIC or name != "TIMER_OUT_MS"
     assert found == ([(Kind.PROPERTIES, at, f"a {name} in {topic}", "none")] if is_needed else [])
+
+
+def findings_of(root):
+    return [(one.kind, Path(one.path).name, one.position) for one in verify(root, small_settings()).findings]
+
+
+@pytest.mark.parametrize("name", ["logstart", "queueends"])
+def test_notes_that_cannot_be_read_are_found(tmp_path, name):
+    with opened(tmp_path, small_settings()) as store:
+        put_all(store, *(message() for _ in range(40)))
+    assert (tmp_path / name).exists() and not findings_of(tmp_path)
+    content = (tmp_path / name).read_bytes()
+    for changed in (content[:-1], b"", bytes(len(content)), content.replace(b":", b";", 1)):
+        (tmp_path / name).write_bytes(changed)
+        assert findings_of(tmp_path) == [(Kind.CONFIG, name, 0)]
+    repair(tmp_path, small_settings(), is_dry_run=False)
+    assert not (tmp_path / name).exists() and not findings_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"])
+def test_a_configuration_file_that_holds_anothers_content_or_left_its_backup_alone_is_found(tmp_path, name):
+    with opened(tmp_path, small_settings()) as store:
+        put_all(store, message())
+    (path := tmp_path / "config" / name).parent.mkdir(exist_ok=True)
+    path.write_text('{"filterDataByTopic":{}}')
+    assert findings_of(tmp_path) == [(Kind.CONFIG, name, 0)]
+    path.write_text('{"dataVersion":{"counter":1}}')
+    assert findings_of(tmp_path) == []
+    path.rename(path.with_name(path.name + ".bak"))
+    assert findings_of(tmp_path) == [(Kind.FILE_MISSING, name, 0)]
+    repair(tmp_path, small_settings(), is_dry_run=False)
+    assert path.exists() and findings_of(tmp_path) == []
+
+
+def test_bytes_in_a_file_behind_the_end_of_an_unclean_log_are_found(tmp_path):
+    """A start sets them aside."""
+    with opened(tmp_path, small_settings()) as store:
+        put_all(store, *(message() for _ in range(40)))
+    newest = max(int(path.name) for path in (tmp_path / "commitlog").iterdir())
+    later = tmp_path / "commitlog" / f"{newest + 4096:020d}"
+    later.write_bytes(bytes(4096))
+    (tmp_path / "abort").touch()
+    assert findings_of(tmp_path) == []
+    with later.open("r+b") as file:
+        file.seek(7)
+        file.write(b"x")
+    assert findings_of(tmp_path) == [(Kind.RECORD, later.name, 7)]

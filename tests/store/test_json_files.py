@@ -108,3 +108,21 @@ def test_two_threads_that_save_do_not_take_each_others_file(file: JsonFile) -> N
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(file.save, [ONE, TWO] * 20))
     assert file.load(Offsets) in (ONE, TWO)
+
+
+def test_a_backup_that_is_taken_for_a_missing_file_is_told(file: JsonFile, caplog: pytest.LogCaptureFixture) -> None:
+    file.save(ONE)
+    file.save(TWO)
+    file.path.unlink()
+    assert file.load(Offsets) == ONE
+    assert f"{file.path} is missing: taking its backup, which may be older" in caplog.text
+
+
+def test_the_content_of_another_file_is_none(file: JsonFile) -> None:
+    """An empty table would be taken for what there is."""
+    file.save({"dataVersion": {"counter": 1}, "topicConfigTable": {"T": {"topicName": "T"}}})
+    with pytest.raises(StoreMismatch, match="it holds topicConfigTable and nothing of a Offsets"):
+        file.load(Offsets)
+    for empty in ({}, {"dataVersion": {"counter": 1}}, {"offsetTable": {}}):
+        file.save(empty)
+        assert file.load(Offsets) == Offsets()

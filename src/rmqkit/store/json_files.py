@@ -2,7 +2,7 @@
 
 Writing makes a whole ``X.tmp``, moves ``X`` to ``X.bak``, and ``X.tmp`` to ``X``, each in one step: whenever the
 machine stops, one of the two is whole, and neither is torn. Reading takes ``X``; if it is missing, empty or unreadable,
-the backup. Integer map keys are written bare, as old brokers need it; any whitespace and order is read.
+the backup, and says so. Integer map keys are written bare, as old brokers need it; any whitespace and order is read.
 Source: store.md §9.1.
 """
 
@@ -22,11 +22,12 @@ from rmqkit.errors import BodyError, StoreMismatch, StoreUnavailable
 from rmqkit.protocol import fastjson
 from rmqkit.store.system_calls import sync_file
 
-__all__ = ["JsonFile", "RowTexts", "make_directory", "naming", "sync_directory", "write_durably"]
+__all__ = ["JsonFile", "RowTexts", "decode_file", "make_directory", "naming", "sync_directory", "write_durably"]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _INDENT = "\t"
+_VERSION = "dataVersion"
 _ANYBODY_S = 0o666  # less what the process's mask takes away
 
 
@@ -59,6 +60,8 @@ class JsonFile:
         if self.path.exists():
             _log.warning("%s cannot be read (%s): taking its backup", self.path, failure or "it is empty")
             self.path.unlink()  # the next save would make it the backup
+        elif value is not None:  # also after a kill between the two renames of a save
+            _log.warning("%s is missing: taking its backup, which may be older", self.path)
         return value
 
     def set_aside(self) -> None:
@@ -151,4 +154,17 @@ def _read(path: Path, value_type: type[T]) -> T | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    return fastjson.decode_as(content, value_type) if content.strip() else None
+    return decode_file(content, value_type) if content.strip() else None
+
+
+def decode_file(content: bytes, value_type: type[T]) -> T:
+    """The value in the content of a file.
+    Raises BodyError: it holds no such value, or that of another file: one that has nothing of the type."""
+    value = fastjson.decode_as(content, value_type)
+    if isinstance(value, msgspec.Struct):
+        names = {one.encode_name for one in msgspec.structs.fields(value)} - {_VERSION}
+        if not any(b'"%b"' % name.encode() in content for name in names):
+            others = sorted({*fastjson.loads(content)} - {_VERSION})
+            if others:
+                raise BodyError(f"it holds {', '.join(others[:3])} and nothing of a {value_type.__name__}")
+    return value

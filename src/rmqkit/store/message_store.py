@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
 from rmqkit.protocol.names import is_light
-from rmqkit.protocol.record import Record, decode_record, record_properties, record_topic
+from rmqkit.protocol.record import Record, decode_record, has_sound_body, record_properties, record_topic
 from rmqkit.store.bulk.scan import RECORD_BYTES_MIN
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
@@ -628,10 +628,19 @@ class MessageStore:
             nonlocal left
             left -= 1
             record = self._commit_log.record_at(physical_offset) if left >= 0 else None
-            return record is not None and _has_key(record, topic, key)
+            if record is None or not _has_key(record, topic, key):
+                return False
+            return physical_offset >= self._reader.doubted_end or self._is_unchanged(record, physical_offset, key)
 
         count_max = min(count_max, self._settings.query_count_max)
         return self._index.query(topic, key, count_max, begin_ms, end_ms, accept)
+
+    def _is_unchanged(self, record: memoryview, physical_offset: int, key: str) -> bool:
+        """Whether a record from before the start has the body that it was stored with; told where it has not."""
+        is_unchanged = not self.checks_bodies or has_sound_body(record)
+        if not is_unchanged:
+            _log.error("the message at %d is no answer to a query for %s: its body was changed", physical_offset, key)
+        return is_unchanged
 
     @property
     def topics(self) -> set[str]:

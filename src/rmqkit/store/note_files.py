@@ -15,7 +15,7 @@ import msgspec
 
 from rmqkit.store.json_files import sync_directory, write_durably
 
-__all__ = ["read_note", "remove_note", "write_note"]
+__all__ = ["is_note", "read_note", "remove_note", "write_note"]
 
 _log = logging.getLogger(__name__)
 _CRC_DIGITS = 8
@@ -27,16 +27,22 @@ def read_note(path: Path, note_type: type[T], without_it: str) -> T | None:
     ``without_it``: what is not done then.
     Raises OSError: the disk refused."""
     try:
-        crc, _, content = path.read_bytes().partition(b"\n")
+        note = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        if int(crc, 16) == zlib.crc32(content) and len(crc) == _CRC_DIGITS:
-            return msgspec.json.decode(content, type=note_type)
-    except (ValueError, msgspec.DecodeError):
+        if is_note(note):
+            return msgspec.json.decode(note[_CRC_DIGITS + 1 :], type=note_type)
+    except msgspec.DecodeError:
         _log.debug("%s is no note", path)
     _log.warning("%s cannot be read: %s", path, without_it)
     return None
+
+
+def is_note(note: bytes) -> bool:
+    """Whether the content of a file is a whole note, by its CRC."""
+    crc, _, content = note.partition(b"\n")
+    return crc == b"%08x" % zlib.crc32(content)
 
 
 def write_note(path: Path, note: object) -> None:

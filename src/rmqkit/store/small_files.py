@@ -11,15 +11,31 @@ import struct
 from pathlib import Path
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol import fastjson
+from rmqkit.protocol.bodies.clients import SubscriptionGroupTable
+from rmqkit.protocol.bodies.pop import MessageRequestModes
+from rmqkit.protocol.bodies.queues import ConsumerOffsets, DelayOffsets, LightOffsets
+from rmqkit.protocol.bodies.timer import TimerMetrics
+from rmqkit.protocol.bodies.topics import TopicConfigTable
+from rmqkit.store.json_files import decode_file
 from rmqkit.store.log.checkpoint import CHECKPOINT_BYTES
+from rmqkit.store.note_files import is_note
 from rmqkit.store.offline.findings import Kind, Report, entries_of
 
-__all__ = ["check_small_files", "is_json"]
+__all__ = ["NOTES", "check_small_files", "is_json"]
 
 _DAY_MS = 86_400_000
 _TIMES = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
 _OFFSETS = ("masterFlushedOffset", "confirmPhyOffset")
+NOTES = ("logstart", "queueends")
+_TYPES: dict[str, type] = {
+    "topics.json": TopicConfigTable,
+    "subscriptionGroup.json": SubscriptionGroupTable,
+    "consumerOffset.json": ConsumerOffsets,
+    "lmqConsumerOffset.json": LightOffsets,
+    "delayOffset.json": DelayOffsets,
+    "messageRequestMode.json": MessageRequestModes,
+    "timermetrics": TimerMetrics,
+}
 _I64 = struct.Struct(">q")
 _PLACE = re.compile(r"(?:byte|character) (\d+)")
 
@@ -29,21 +45,28 @@ def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int) 
     ``newest_ms``: storeTimestamp of the newest record.
     ``log_end``: physical offset one past the last segment."""
     _check_checkpoint(root / "checkpoint", report, newest_ms, log_end)
+    for path in (root / name for name in NOTES):
+        if path.is_file():
+            report.checked["files"] += 1
+            if not is_note(path.read_bytes()):
+                report.add(Kind.CONFIG, path, 0, "a line with the CRC of the rest", "another one")
     for path in entries_of(root / "config"):
         if path.name.endswith((".json", ".json.bak")):
             report.checked["files"] += 1
             if (reason := is_json(path)) is not None:
                 place = _PLACE.search(reason)
                 report.add(Kind.CONFIG, path, int(place[1]) if place else 0, "JSON", reason)
+        if path.name.endswith(".bak") and not path.with_suffix("").exists():
+            report.add(Kind.FILE_MISSING, path.with_suffix(""), 0, "the file beside its backup", "none")
 
 
 def is_json(path: Path) -> str | None:
-    """Why a file holds no JSON; None when it does."""
+    """Why a file holds no JSON, or not what a broker keeps under its name; None when it does."""
     content = path.read_bytes()
     if not content.strip(b"\0 \t\r\n"):
         return f"{len(content)} bytes without content"
     try:
-        fastjson.loads(content)
+        decode_file(content, _TYPES.get(path.name.removesuffix(".bak"), object))
     except BodyError as error:
         return str(error)
     return None

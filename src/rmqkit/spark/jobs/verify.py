@@ -128,7 +128,7 @@ def verify(
             report.join(part)
         newest_ms = max((stat.last_store_timestamp for stat in seen.tallies.values()), default=0)
         check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
-        check_timer_files(root, report, settings)
+        check_timer_files(root, log, report, settings)
     return report
 
 
@@ -192,6 +192,7 @@ def joined(log: LogView, report: Verified, found: Iterable[tuple[Stretch, Seen]]
             else:
                 whole.tallies[key] = stat
     damages.check_tail(derived.indexed_end if derived is not None else lambda: 0)
+    damages.check_behind(log)
     if damages.stale is not None:
         segment, damage = damages.stale
         counts[segment.path].damages -= 1

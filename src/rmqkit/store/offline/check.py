@@ -72,6 +72,7 @@ _NEEDED = {
 }
 """What messages of these topics need to be delivered, and how it looks: brokers drop others. No CRC covers it."""
 _NEEDED[TIMER_TOPIC] = {**_NEEDED[SCHEDULE_TOPIC], TIMER_OUT_MS.encode(): re.compile(rb"[+-]?[0-9]{1,18}")}
+_CHUNK_BYTES = 1 << 20
 _DERIVED = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 
@@ -178,10 +179,11 @@ def verify(
     damages = LogDamage(report)
     tallies = _walk(log, damages, advance, look=look)
     damages.check_tail(derived.indexed_end)
+    damages.check_behind(log)
     derived.check(queue_ends(root, tallies))
     newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
     check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
-    check_timer_files(root, report, settings)
+    check_timer_files(root, log, report, settings)
     return report
 
 
@@ -396,6 +398,18 @@ class LogDamage:
             self.report.open_ends.remove(self.report.tail)
         else:
             self.stale = self._tail
+
+    def check_behind(self, log: LogView) -> None:
+        """Note bytes in files behind the one where an unclean log ends with zeros: a start sets them aside."""
+        if self._tail is not None or not self.report.is_unclean or self.report.is_live:
+            return
+        for segment in log.segments:
+            for at in range(0, segment.data_end if segment.start >= log.end else 0, _CHUNK_BYTES):
+                chunk = bytes(segment.view[at : at + _CHUNK_BYTES])
+                if found := len(chunk) - chunk.count(0):
+                    at += len(chunk) - len(chunk.lstrip(b"\0"))
+                    self.report.add(Kind.RECORD, segment.path, at, "zeros behind the end of the log", f"{found} others")
+                    break
 
     def _add(self, segment: Segment, damage: Damage, hint: str = "") -> Finding:
         self.report.damaged_bytes += damage.end - damage.position

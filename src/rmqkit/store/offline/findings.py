@@ -42,6 +42,7 @@ class Kind(enum.StrEnum):
     CHECKPOINT = "checkpoint"
     CONFIG = "configuration"
     TIMER = "timed messages"
+    TIMER_UNIT = "timer unit"
 
 
 class Finding(Struct):

@@ -15,6 +15,7 @@ queue or extension file                      all queues are made anew (`rebuild`
 index file                                   the index is made anew
 checkpoint                                   it is removed: a recovery then starts at an older segment
 ``config/X.json`` or its backup              replaced by the other one if that can be read
+``logstart``, ``queueends``                  removed
 ``timerlog``, ``timerwheel``, ``timercheck`` see `timer_fsck`; ``timermetrics`` is removed when no backup can be read
 ===========================================  ==========================================================================
 
@@ -47,7 +48,7 @@ from rmqkit.store.offline.rebuild import QUEUE_TREES, rebuild
 from rmqkit.store.offline.timer_check import is_timer_file, mend_timer_files
 from rmqkit.store.offline.view import mapped
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.small_files import is_json
+from rmqkit.store.small_files import NOTES, is_json
 from rmqkit.store.store_lock import StoreLock
 from rmqkit.store.system_calls import sync_file
 
@@ -196,15 +197,25 @@ def _edits(
             action = (
                 "made anew: the wheel from the timer log, what the log lacks by the next start from the timer topic"
             )
-            act = partial(mend_timer_files, root, settings)
-        elif finding.kind is Kind.CONFIG:
-            other = path.with_suffix("") if path.suffix == ".bak" else path.with_name(path.name + ".bak")
-            if other.is_file() and is_json(other) is None:
-                action, act = f"replaced by {other.name}", partial(_copy, other, path)
-            elif path.name.startswith("timermetrics"):
-                action, act = "removed: the next start counts anew", partial(path.unlink, missing_ok=True)
+            act = partial(mend_timer_files, root, settings, is_anew=finding.kind is Kind.TIMER_UNIT)
+        elif finding.kind in (Kind.CONFIG, Kind.FILE_MISSING):
+            action, act = _edit_of_small_file(root, path)
         if action:
             yield finding, Step(finding.path, action), act
+
+
+def _edit_of_small_file(root: Path, path: Path) -> tuple[str, Callable[[], None]]:
+    """What repairs a configuration file or a note, and how; empty if nothing does."""
+    if path in [root / name for name in NOTES]:
+        return "removed: the next start compares nothing with it", partial(path.unlink, missing_ok=True)
+    if path.parent != root / "config":
+        return "", _nothing
+    other = path.with_suffix("") if path.suffix == ".bak" else path.with_name(path.name + ".bak")
+    if other.is_file() and is_json(other) is None:
+        return f"replaced by {other.name}", partial(_copy, other, path)
+    if path.name.startswith("timermetrics"):
+        return "removed: the next start counts anew", partial(path.unlink, missing_ok=True)
+    return "", _nothing
 
 
 def _nothing() -> None:

@@ -17,9 +17,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rmqkit.errors import BodyError, StoreMismatch
+from rmqkit.errors import BodyError, RecordCorrupt, StoreMismatch
 from rmqkit.protocol.bodies.timer import TIMER_CHECKPOINT_BYTES, decode_timer_checkpoint
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import REAL_TOPIC, find_property
 from rmqkit.store.offline.findings import Kind, Report, common_length, entries_of, files_in_order
+from rmqkit.store.offline.view import LogView
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.small_files import is_json
 from rmqkit.store.timer.check import Damage
@@ -29,8 +33,8 @@ from rmqkit.store.timer.wheel import WHEEL_BYTES
 __all__ = ["check_timer_files", "is_timer_file", "mend_timer_files"]
 
 
-def check_timer_files(root: Path, report: Report, settings: StoreSettings | None) -> None:
-    """Note what is wrong with them.
+def check_timer_files(root: Path, log: LogView, report: Report, settings: StoreSettings | None) -> None:
+    """Note what is wrong with them. ``log``: the commit log, which units of messages that wait are held against.
     ``settings``: what the store was written with; without them a file's length is compared with those of its kind."""
     _check_checkpoint(root / "config" / "timercheck", report)
     for name in ("timermetrics", "timermetrics.bak"):
@@ -48,7 +52,7 @@ def check_timer_files(root: Path, report: Report, settings: StoreSettings | None
             report.add(Kind.FILE_SIZE, wheel, min(length, WHEEL_BYTES), f"{WHEEL_BYTES} bytes", found)
     list(files_in_order([root / "timerlog"], log_bytes, report))
     if report.counts.total() == known and not report.is_live:
-        _check_content(root, report, settings, log_bytes)
+        _check_content(root, log, report, settings, log_bytes)
 
 
 def _check_checkpoint(path: Path, report: Report) -> None:
@@ -66,10 +70,12 @@ def _check_checkpoint(path: Path, report: Report) -> None:
         report.add(Kind.CHECKPOINT, path, 0, "a time and offsets that can be", fault)
 
 
-def _check_content(root: Path, report: Report, settings: StoreSettings | None, log_bytes: int) -> None:
+def _check_content(root: Path, log: LogView, report: Report, settings: StoreSettings | None, log_bytes: int) -> None:
     files = _opened(root, settings, log_bytes)
     try:
         damage, fault = files.check(None)
+        if damage is Damage.NONE:
+            _check_units(files, log, report)
     finally:
         files.close()
     if damage is Damage.WHEEL:
@@ -78,14 +84,37 @@ def _check_content(root: Path, report: Report, settings: StoreSettings | None, l
         report.add(Kind.TIMER, root / "timerlog", 0, "units that go on as far as config/timercheck says", fault)
 
 
+def _check_units(files: TimerFiles, log: LogView, report: Report) -> None:
+    """Note units of messages that wait whose record is for another topic, or none of the timer topic.
+    Left out are those of records that were deleted in time, and of records that are none: the log's own damage."""
+    begin, end = max(files.log.queue.min_offset, 0), files.checkpoint.last_timer_log_flush_position
+    for position, unit in files.log.scan(begin):
+        if position >= end:
+            break
+        if unit.time_ms < files.checkpoint.last_read_time_ms or unit.physical_offset < log.min_offset:
+            continue
+        try:
+            record = log.record_at(unit.physical_offset)
+        except RecordCorrupt:
+            continue
+        topic = find_property(record.properties, REAL_TOPIC.encode()) if record.topic == TIMER_TOPIC else None
+        if topic is None or java_hash(topic.decode("utf-8", "replace")) != unit.topic_hash:
+            file = files.log.queue.find(position)
+            assert file is not None, "the unit was read from it"
+            found = f"one of {record.topic} for {topic!r}"
+            expected = f"a record at {unit.physical_offset} for a topic with the hash {unit.topic_hash}"
+            report.add(Kind.TIMER_UNIT, file.path, position - file.start, expected, found)
+
+
 def is_timer_file(root: Path, path: Path) -> bool:
     """Whether `mend_timer_files` makes a file whole."""
     alone = (root / "timerlog", root / "timerwheel", root / "config" / "timercheck")
     return path in alone or path.parent == root / "timerlog"
 
 
-def mend_timer_files(root: Path, settings: StoreSettings | None) -> None:
-    """Make the wheel anew, or have the next start make all of it anew. Raises OSError: the disk refused."""
+def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_anew: bool = False) -> None:
+    """Make the wheel anew, or have the next start make all of it anew, with ``is_anew`` in any case.
+    Raises OSError: the disk refused."""
     wheel, folder = root / "timerwheel", root / "timerlog"
     if wheel.is_file() and wheel.stat().st_size != WHEEL_BYTES:
         wheel.unlink()
@@ -104,7 +133,7 @@ def mend_timer_files(root: Path, settings: StoreSettings | None) -> None:
             files.make_wheel()
             files.wheel.take()
             files.wheel.write()
-        elif damage is Damage.LOG:
+        elif damage is Damage.LOG or is_anew:
             files.begin_anew(files.checkpoint)
             files.log.sync()
     finally:
