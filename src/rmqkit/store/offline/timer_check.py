@@ -86,7 +86,7 @@ def _check_content(root: Path, log: LogView, report: Report, settings: StoreSett
 
 def _check_units(files: TimerFiles, log: LogView, report: Report) -> None:
     """Note units of messages that wait whose record is for another topic, or none of the timer topic.
-    Left out are those of records that were deleted in time, and of records that are none: the log's own damage."""
+    Left out are those of records that were deleted in time."""
     begin, end = max(files.log.queue.min_offset, 0), files.checkpoint.last_timer_log_flush_position
     for position, unit in files.log.scan(begin):
         if position >= end:
@@ -95,13 +95,14 @@ def _check_units(files: TimerFiles, log: LogView, report: Report) -> None:
             continue
         try:
             record = log.record_at(unit.physical_offset)
-        except RecordCorrupt:
-            continue
-        topic = find_property(record.properties, REAL_TOPIC.encode()) if record.topic == TIMER_TOPIC else None
+        except RecordCorrupt as error:
+            topic, found = None, f"none there: {error.reason}"
+        else:
+            topic = find_property(record.properties, REAL_TOPIC.encode()) if record.topic == TIMER_TOPIC else None
+            found = f"one of {record.topic} for {topic!r}"
         if topic is None or java_hash(topic.decode("utf-8", "replace")) != unit.topic_hash:
             file = files.log.queue.find(position)
             assert file is not None, "the unit was read from it"
-            found = f"one of {record.topic} for {topic!r}"
             expected = f"a record at {unit.physical_offset} for a topic with the hash {unit.topic_hash}"
             report.add(Kind.TIMER_UNIT, file.path, position - file.start, expected, found)
 
