@@ -20,9 +20,18 @@ settings.load_profile("rmqkit")
 # On loopback only this process can be late.
 patience.be_patient()
 
-pytest_plugins = ["tests.second_try", "tests.virtual_time"]
+pytest_plugins = ["tests.second_try", "tests.spark.session", "tests.virtual_time"]
 
-TOGETHER = ("tests/interop/", "tests/spark/")
+TOGETHER = {
+    "interop": ("tests/interop/",),
+    "spark": (
+        "tests/spark/",
+        "tests/cli/test_pipeline.py",
+        "tests/docs/test_blocks.py::test_a_page_with_spark",
+        "tests/docs/test_notebook.py",
+    ),
+}
+"""What shares Apache's servers, and what shares a Spark session; of each the beginnings of tests' names."""
 
 CAPTURED_LINES = 20
 
@@ -33,7 +42,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With several processes put what takes longest first: what is left at the end can then be shared out."""
     if not hasattr(config, "workerinput"):
         return
-    items.sort(key=lambda item: TOGETHER.index(group) if (group := _group(item.nodeid)) in TOGETHER else len(TOGETHER))
+    order = list(TOGETHER)
+    items.sort(key=lambda item: order.index(group) if (group := _group(item.nodeid)) in TOGETHER else len(order))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -50,7 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 def _group(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+    return next((name for name, starts in TOGETHER.items() if nodeid.startswith(starts)), file)
 
 
 @pytest.hookimpl(wrapper=True)

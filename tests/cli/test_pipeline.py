@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.progress import Progress
 from typer.testing import CliRunner, Result
 
+from rmqkit.__main__ import main
 from rmqkit.cli import app
 from rmqkit.cli.pipeline import running
 from rmqkit.cli.pipeline.running import pairs
 from rmqkit.cli.pipeline.showing import Rows, fields, show
 from rmqkit.errors import RmqError, SettingsError, StoreError
 from tests.golden_stores import GoldenStore, unpack_golden
-from tests.spark.conftest import spark  # noqa: F401 - the session of the tests in tests/spark
+from tests.spark.session import small, small_options
 
 RMQ = Path(sys.executable).with_name("rmq")
 SECONDS_MAX = 600
@@ -207,13 +208,17 @@ def test_a_bar_follows_each_stage(monkeypatch):
     assert drawn == [[("stage 1", 0, 8)], [("stage 1", 5, 8)], [("stage 3", 1, 4)]]
 
 
-# ---------------------------------------------------------------- as processes
+# ---------------------------------------------------------------- as a process
 
 
 @pytest.mark.spark
-def test_a_program_gets_json_alone(golden):
+def test_a_program_gets_json_alone(golden, tmp_path):
+    """With a Java machine of its own: what Java and the workers write to the process's streams is part of it."""
     command = [RMQ, "pipeline", "summary", golden.root, "--master", "local[1]", "--json", "-o", "topic=GoldTag"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    command += small_options()
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, env=small(tmp_path)
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert {row["topic"] for row in rows} == {"GoldTag"}
@@ -223,27 +228,30 @@ def test_a_program_gets_json_alone(golden):
     assert not said or "WARNING: Using incubator modules" in done.stderr
 
 
+# ---------------------------------------------------------------- in one session
+
+
 @pytest.mark.spark
-def test_what_fails_in_a_worker_is_one_line_and_exit_code_1(golden, tmp_path):
+def test_what_fails_in_a_worker_is_one_line_and_exit_code_1(golden, tmp_path, spark, monkeypatch, capsys):
     path = tmp_path / "store/commitlog" / f"{0:020d}"
     path.parent.mkdir(parents=True)
     content = bytearray((golden.root / "commitlog" / path.name).read_bytes())
     content[4:8] = bytes(4)  # the first magic
     path.write_bytes(content)
-    command = [RMQ, "pipeline", "summary", tmp_path / "store", "--master", "local[1]"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    first, *_, last = done.stderr.splitlines()
+    command = ["rmq", "pipeline", "summary", str(tmp_path / "store"), "--master", "local[1]"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (1, "")
+    first, *_, last = told.err.splitlines()
     assert first == "rmq: summary starts Spark at local[1]"
     assert last.startswith(f"rmq: {path}: damage at byte 0 ")
-    assert "Traceback" not in done.stderr
-
-
-# ---------------------------------------------------------------- in one session
+    assert "Traceback" not in told.err
 
 
 @pytest.mark.spark
-def test_a_person_gets_a_table_and_the_session_goes_on(golden, spark: SparkSession):  # noqa: F811
+def test_a_person_gets_a_table_and_the_session_goes_on(golden, spark: SparkSession):
     done = pipeline("summary", golden.root)
     assert done.exit_code == 0, done.output
     assert "first store timestamp" in done.stdout
@@ -262,7 +270,7 @@ def test_a_person_gets_a_table_and_the_session_goes_on(golden, spark: SparkSessi
         (["/", "--conf", "x"], SettingsError, "'x' is no setting: write it as key=value"),
     ],
 )
-def test_mistakes_are_one_line(arguments, kind, text, spark: SparkSession):  # noqa: F811
+def test_mistakes_are_one_line(arguments, kind, text, spark: SparkSession):
     done = pipeline("summary", *arguments)
     assert done.exit_code == 1
     assert type(done.exception) is kind
@@ -270,14 +278,14 @@ def test_mistakes_are_one_line(arguments, kind, text, spark: SparkSession):  # n
 
 
 @pytest.mark.spark
-def test_what_spark_itself_refuses_is_one_line(spark: SparkSession):  # noqa: F811
+def test_what_spark_itself_refuses_is_one_line(spark: SparkSession):
     with pytest.raises(RmqError, match="PARSE_SYNTAX_ERROR") as caught, running._one_line():
         spark.sql("selec 1")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.spark
-def test_an_audit_prints_findings_and_writes_its_report(golden, tmp_path, spark: SparkSession):  # noqa: F811
+def test_an_audit_prints_findings_and_writes_its_report(golden, tmp_path, spark: SparkSession):
     report = tmp_path / "audit.html"
     done = pipeline("audit", golden.root, "--report", report, "--period", 1)
     assert done.exit_code == 0, done.output
@@ -288,7 +296,7 @@ def test_an_audit_prints_findings_and_writes_its_report(golden, tmp_path, spark:
 
 
 @pytest.mark.spark
-def test_a_difference_is_exit_code_1(golden, tmp_path, spark: SparkSession):  # noqa: F811
+def test_a_difference_is_exit_code_1(golden, tmp_path, spark: SparkSession):
     (tmp_path / "commitlog").mkdir()
     path = tmp_path / "commitlog" / f"{0:020d}"
     path.write_bytes((golden.root / "commitlog" / path.name).read_bytes())
@@ -305,7 +313,7 @@ def test_a_difference_is_exit_code_1(golden, tmp_path, spark: SparkSession):  # 
 
 
 @pytest.mark.spark
-def test_an_archive_is_made_and_searched(golden, tmp_path, spark: SparkSession):  # noqa: F811
+def test_an_archive_is_made_and_searched(golden, tmp_path, spark: SparkSession):
     messages, archived = golden.manifest["messages"], tmp_path / "archive"
     done = pipeline("archive", golden.root, archived, "--include-newest", "--partition-by", "day", "--json")
     assert done.exit_code == 0, done.output

@@ -1,7 +1,6 @@
-"""Runs Python blocks that come as lines of JSON on standard input, those of a page in one namespace.
+"""Runs the Python blocks of a page, which come as lines of JSON on standard input, in one namespace.
 
-What a block prints goes to standard output; then comes a line with `END` and whether it ended well. The same process
-may serve page after page, so that they share a Spark session.
+What a block prints goes to standard output; then comes a line with `END` and whether it ended well.
 """
 
 from __future__ import annotations
@@ -19,22 +18,25 @@ END = "\x00end of block\x00"
 
 def main() -> None:
     patience.be_patient()
-    page, namespace = "", {}
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
     for line in sys.stdin:
         asked = json.loads(line)
-        if asked["page"] != page:
-            page, module = asked["page"], ModuleType("__main__")
-            sys.modules["__main__"], namespace = module, module.__dict__
         os.chdir(asked["folder"])
         os.environ.update(asked["environment"])
         try:
-            exec(compile("\n" * asked["line"] + asked["code"], page, "exec"), namespace)
+            run(asked["page"], asked["line"], asked["code"], module)
             is_well = True
-        except BaseException:  # noqa: BLE001 - a block's error is told, and the next page goes on
+        except BaseException:  # noqa: BLE001 - a block's error is told, and the test goes on
             traceback.print_exc()
             is_well = False
         sys.stderr.flush()
         print(f"{END}{is_well}", flush=True)
+
+
+def run(page: str, line: int, code: str, module: ModuleType) -> None:
+    """Run a block in the namespace of a module; errors name its place on the page."""
+    exec(compile("\n" * line + code, page, "exec"), module.__dict__)
 
 
 if __name__ == "__main__":

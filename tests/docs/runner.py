@@ -1,5 +1,5 @@
 """Runs the blocks of a page as a reader would: shell blocks in one shell's folder and environment, Python blocks in one
-interpreter, servers until the page ends.
+interpreter, servers until the page ends. Pages with Spark run in the process of the tests, whose session they find.
 
 The text that readers see is the text that runs, with two exceptions, so that pages can be tested beside other servers.
 A port that pages name (`PORTS`) becomes a free one, everywhere on the page and back in what is printed; and a server
@@ -9,6 +9,7 @@ default ports. A block of ``make`` calls is a dry run. ``HOME`` is the page's fo
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -18,18 +19,22 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from threading import Timer
+from types import ModuleType
 from typing import IO
+
+import pytest
 
 from tests.docs.blocks import Block, PageError, differs
 from tests.docs.interpreter import END
+from tests.docs.interpreter import run as run_code
 
 PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558)
 SECONDS_MAX = 200.0
-SPARK_SECONDS_MAX = 500.0  # the first block with Spark starts a Java machine, maybe on a busy one
 READY_SECONDS = 150.0
 _NEAR = 40
 
@@ -45,7 +50,6 @@ _PYTHON = {
     "PYTHONPYCACHEPREFIX": str(_ROOT / ".cache/bytecode"),
     "PYTHONDONTWRITEBYTECODE": "",
 }  # compiled once for all
-_SHORT_LIFE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half of Java's CPU time when it lives for seconds
 _SHELL = """set -euo pipefail
 . ./.environment
 cd "$(cat .cwd)"
@@ -101,7 +105,6 @@ class Interpreter:
             **_PYTHON,
             "PYTHONPATH": str(_ROOT),
             "PYTHONSAFEPATH": "1",
-            "JDK_JAVA_OPTIONS": _SHORT_LIFE,
         }
         self._process = subprocess.Popen(
             command,
@@ -146,6 +149,27 @@ class Interpreter:
         self._log.close()
 
 
+class Here:
+    """Runs the Python blocks of a page in this process."""
+
+    def __init__(self) -> None:
+        self._module = ModuleType("__main__")
+
+    def run(self, block: Block, code: str, folder: Path, environment: Mapping[str, str], seconds: float) -> str:
+        """What a block prints. Raises PageError: it fails. How long it may take is the test's limit."""
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+            patch.chdir(folder)
+            patch.setitem(sys.modules, "__main__", self._module)  # so that functions are pickled by value
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            try:
+                run_code(str(block.page), block.line, code, self._module)
+            except Exception:  # noqa: BLE001 - a block's error is told with its place
+                raise PageError(f"{block.place}: failed\n{printed.getvalue()}{traceback.format_exc()}") from None
+        return printed.getvalue()
+
+
 def _until_end(lines: IO[str]) -> tuple[str, str]:
     printed = []
     for line in lines:
@@ -159,13 +183,12 @@ def _until_end(lines: IO[str]) -> tuple[str, str]:
 class PageRun:
     """The run of a page: its folder, its environment, its servers."""
 
-    def __init__(self, folder: Path, ports: Mapping[int, int], shared: Interpreter | None = None) -> None:
+    def __init__(self, folder: Path, ports: Mapping[int, int], here: Here | None = None) -> None:
         self._folder = folder
         self._ports = dict(ports)
-        self._shared = shared
+        self._here = here
         self._own: Interpreter | None = None
         self._stack = ExitStack()
-        self._seconds = SECONDS_MAX if shared is None else SPARK_SECONDS_MAX
         self._environment = {
             **os.environ,
             **_PYTHON,
@@ -205,12 +228,12 @@ class PageRun:
         return re.sub(r"\b(\d{4,5})\b", lambda port: shown.get(port[1], port[1]), text)
 
     def _python(self, block: Block) -> str:
-        interpreter = self._shared or self._own
+        interpreter: Interpreter | Here | None = self._here or self._own
         if interpreter is None:
             interpreter = self._own = Interpreter(self._folder)
             self._stack.callback(interpreter.close)
         environment = {**self._environment, **self._exported()}
-        return interpreter.run(block, self._tested(block.text), self._folder, environment, self._seconds)
+        return interpreter.run(block, self._tested(block.text), self._folder, environment, SECONDS_MAX)
 
     def _exported(self) -> dict[str, str]:
         saved = self._folder / ".exported"
@@ -238,12 +261,10 @@ class PageRun:
             start_new_session=True,
         ) as process:
             try:
-                printed, _ = process.communicate(timeout=self._seconds)
+                printed, _ = process.communicate(timeout=SECONDS_MAX)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                raise PageError(
-                    f"{block.place}: did not end in {self._seconds} s\n{process.communicate()[0]}"
-                ) from None
+                raise PageError(f"{block.place}: did not end in {SECONDS_MAX} s\n{process.communicate()[0]}") from None
         if process.returncode:
             raise PageError(f"{block.place}: ended with exit code {process.returncode}\n{printed}")
         return printed

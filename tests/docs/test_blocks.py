@@ -4,54 +4,63 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.docs.blocks import Block, PageError, blocks_of, differs
 from tests.docs.given import GIVEN
 from tests.docs.pages import PAGES, ROOT, RUNS, blocks_of_all, needs_spark
-from tests.docs.runner import Interpreter, PageRun, free_ports, standalone, starts_server
+from tests.docs.runner import Here, PageRun, free_ports, standalone, starts_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _SECONDS_MAX = 1200  # for a machine that is busy
 
 
-@pytest.fixture(scope="session")
-def spark_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Interpreter, Path]]:
-    """One process with one Spark session, whose folder all its pages share: a JVM cannot change it."""
-    folder = tmp_path_factory.mktemp("spark")
-    interpreter = Interpreter(folder)
-    yield interpreter, folder
-    interpreter.close()
-
-
-def _runs() -> Iterator[object]:
+def _runs(*, with_spark: bool) -> Iterator[object]:
     for name, pages in RUNS.items():
         blocks = blocks_of_all(pages)
-        if any(block.is_run for block in blocks):
-            yield pytest.param(name, blocks, id=name, marks=[pytest.mark.spark] if needs_spark(blocks) else [])
+        if any(block.is_run for block in blocks) and needs_spark(blocks) is with_spark:
+            yield pytest.param(name, blocks, id=name)
 
 
 @pytest.mark.timeout(_SECONDS_MAX)
-@pytest.mark.parametrize(("name", "blocks"), list(_runs()))
-def test_a_page_does_what_it_says(name: str, blocks: list[Block], tmp_path: Path, request: pytest.FixtureRequest):
-    ports, page_folder, servers_folder = free_ports(), tmp_path / "page", tmp_path / "servers"
-    for made in (page_folder, servers_folder):
-        made.mkdir()
-    has_spark, has_servers = needs_spark(blocks), any(map(starts_server, blocks))
-    interpreter, folder = request.getfixturevalue("spark_interpreter") if has_spark else (None, page_folder)
-    with nullcontext() if has_servers else standalone(servers_folder, ports), emptied(folder):
+@pytest.mark.parametrize(("name", "blocks"), list(_runs(with_spark=False)))
+def test_a_page_does_what_it_says(name: str, blocks: list[Block], tmp_path: Path):
+    (tmp_path / "page").mkdir()
+    run_page(name, blocks, tmp_path / "page", tmp_path)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(_SECONDS_MAX)
+@pytest.mark.parametrize(("name", "blocks"), list(_runs(with_spark=True)))
+def test_a_page_with_spark_does_what_it_says(
+    name: str, blocks: list[Block], tmp_path: Path, spark: SparkSession, spark_folder: Path
+):
+    """In the session of all tests, which the page's `spark_session()` gives it, and in that session's folder."""
+    clear(spark_folder)
+    try:
+        run_page(name, blocks, spark_folder, tmp_path, Here())
+    finally:
+        clear(spark_folder)
+
+
+def run_page(name: str, blocks: list[Block], folder: Path, tmp_path: Path, here: Here | None = None) -> None:
+    ports, servers_folder = free_ports(), tmp_path / "servers"
+    servers_folder.mkdir()
+    with nullcontext() if any(map(starts_server, blocks)) else standalone(servers_folder, ports):
         GIVEN.get(name, lambda *_: None)(folder, ports)
-        with PageRun(folder, ports, interpreter) as run:
+        with PageRun(folder, ports, here) as run:
             for block in blocks:
                 run.run(block)
 
 
-@contextmanager
-def emptied(folder: Path) -> Iterator[None]:
-    """Nothing stays of a page in a folder that the next one uses, too."""
-    yield
+def clear(folder: Path) -> None:
+    """Have a page find nothing of others in a folder that they use, too."""
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

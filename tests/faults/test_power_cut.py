@@ -1,4 +1,4 @@
-"""Power cuts at a hundred times of ten workloads, and that the disk they are made with forgets what a disk may forget.
+"""Power cuts in five workloads, six in each, and that the disk they are made with forgets what a disk may forget.
 
 ``make crash`` does thousands. A failure names its seed and cut: ``python -m tests.faults.crash --seed S --cut N``.
 """
@@ -14,8 +14,8 @@ import pytest
 from tests.faults.disk import CutStyle, Recorder
 from tests.faults.power_cut import PowerCuts
 
-WORKLOADS = 10
-CUTS = 10
+WORKLOADS = 5
+CUTS = 6
 _seed = random.randrange(1 << 30)
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,25 @@ import pytest
 from tests.faults.client.growth import judge
 from tests.faults.soak import Delivery
 
-SHORT, LONGER = (["--seconds", seconds, "--guest-seconds", "3", "--rate", "300"] for seconds in ("7", "30"))
+SHORT, LONGER = (["--seconds", seconds, "--guest-seconds", "3", "--rate", "300"] for seconds in ("5", "30"))
 
 
 def soaked(*words: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: one that has done much has room for a leak without growing, or grows by itself."""
     command = [sys.executable, "-m", "tests.faults.soak", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+
+
+@pytest.fixture(scope="module")
+def short_runs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[subprocess.CompletedProcess[str], Path]]:
+    """One that keeps to itself what it is told, and one that leaks, at the same time; and where their figures are."""
+    files = [tmp_path_factory.mktemp("soak") / "figures.json" for _ in range(2)]
+    with ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(soaked, *SHORT, *more, "--json", str(file))
+            for file, more in zip(files, ([], ["--leak-bytes", "30000"]), strict=True)
+        ]
+        return [(run.result(), file) for run, file in zip(runs, files, strict=True)]
 
 
 def failed(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -75,10 +88,11 @@ def test_deliveries_are_counted_in_memory_that_does_not_grow() -> None:
 
 @pytest.mark.faults
 @pytest.mark.timeout(1000)
-def test_a_short_soak_delivers_everything_and_grows_nothing(tmp_path: Path) -> None:
+def test_a_short_soak_delivers_everything_and_grows_nothing(
+    short_runs: list[tuple[subprocess.CompletedProcess[str], Path]],
+) -> None:
     """On a busy machine half of a short one is not enough to warm up; what leaks grows in a longer one, too."""
-    written = tmp_path / "figures.json"
-    done = soaked(*SHORT, "--json", str(written))
+    done, written = short_runs[0]
     if faults := failed(done):
         assert all(" GROWS " in fault for fault in faults), done.stdout + done.stderr
         done = soaked(*LONGER, "--json", str(written))
@@ -91,7 +105,7 @@ def test_a_short_soak_delivers_everything_and_grows_nothing(tmp_path: Path) -> N
 
 @pytest.mark.faults
 @pytest.mark.timeout(600)
-def test_a_leak_is_seen() -> None:
-    done = soaked(*SHORT, "--leak-bytes", "30000")
+def test_a_leak_is_seen(short_runs: list[tuple[subprocess.CompletedProcess[str], Path]]) -> None:
+    done, _ = short_runs[1]
     assert done.returncode == 1, done.stdout + done.stderr
     assert ["client", "anonymous_mib"] in [fault.split()[:2] for fault in failed(done)], done.stdout

@@ -25,6 +25,7 @@ from rmqkit.spark.jobs.summary import summary
 from rmqkit.spark.options import Entity
 
 MASTER = "local-cluster[2,1,1024]"
+ENTITIES = (Entity.CONSUME_QUEUE, Entity.INDEX, Entity.DELAY, Entity.TOPICS)
 
 
 class Setup(msgspec.Struct):
@@ -35,6 +36,7 @@ class Setup(msgspec.Struct):
         name_server: of a running broker, and ``topic`` of messages whose bodies are numbers.
         work_dir: an empty directory.
         without_package: a directory which, put on PYTHONPATH, hides the package.
+        conf: settings of the session.
     """
 
     store: str
@@ -43,6 +45,7 @@ class Setup(msgspec.Struct):
     topic: str
     work_dir: str
     without_package: str
+    conf: dict[str, str]
 
 
 Case = Callable[[SparkSession, Setup], Any]
@@ -75,10 +78,10 @@ def store_messages(spark: SparkSession, setup: Setup) -> Any:
 
 
 def store_entities(spark: SparkSession, setup: Setup) -> Any:
-    """How many rows each entity has."""
+    """How many rows some entities have: of queue files, index files, the log and a table of the configuration."""
     counts = (
         _store(spark, setup, entity=one.value, maxHashSlotNum=setup.slots).selectExpr(f"'{one.value}'", "count(1)")
-        for one in Entity
+        for one in ENTITIES
     )
     return dict(functools.reduce(DataFrame.union, counts).collect())
 
@@ -167,7 +170,7 @@ def _error(work: Callable[[], Any]) -> list[str]:
 
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[1], type=Setup)
-    session = spark_session("cluster", MASTER, {"spark.sql.shuffle.partitions": "2"})
+    session = spark_session("cluster", MASTER, given.conf)
     for one in CASES:
         print(json.dumps([one.__name__, _outcome(one, session, given)]), flush=True)
     session.stop()

@@ -1,16 +1,10 @@
-"""One Spark session for all tests here: it costs more to start than most tests take."""
+"""What tests here have in common besides the session (`session`): enough time, and no clients left."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 SPARK_SECONDS_MAX = 900  # a test that is interrupted leaves the conversation with the JVM in disorder for all others
 
@@ -31,21 +25,3 @@ def no_clients_left() -> Iterator[None]:
     portal().run(portal()._close_clients)
     live._connected.clear()
     broker_sink._producers.clear()
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A session on two cores, in UTC."""
-    from rmqkit.spark import spark_session
-
-    settings = {
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.default.parallelism": "2",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # half the CPU of a short life
-    }
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where its workers find `bench`
-        session = spark_session("rmqkit-tests", "local[2]", settings)
-    yield session
-    session.stop()

@@ -23,12 +23,12 @@ from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone
 from tests.patience import producing
 from tests.spark import cluster_program
+from tests.spark.session import SHORT_LIVED, SMALL, spark_home
 from tests.spark.test_tables import rows, slots
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 COUNT = 200
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half of what such a JVM costs is its own optimising
 _HIDE = """
 import sys
 class Hidden:
@@ -62,13 +62,14 @@ def found(golden: GoldenStore, tmp_path_factory: pytest.TempPathFactory) -> dict
                 producer.send(Message(topic="numbers", body=b"%d" % number))
         setup = cluster_program.Setup(
             store=str(golden.root), slots=slots(golden), name_server=broker.namesrv_addr, topic="numbers",
-            work_dir=str(work_dir), without_package=str(hiding),
+            work_dir=str(work_dir), without_package=str(hiding), conf=dict(SMALL),
         )  # fmt: skip
         ran = subprocess.run(
             [sys.executable, cluster_program.__file__, msgspec.json.encode(setup).decode()],
             capture_output=True, text=True, check=False, timeout=580, cwd=work_dir,
             env={name: value for name, value in os.environ.items() if name not in ("SPARK_LOCAL_IP", "JAVA_HOME")}
-            | {"PATH": str(no_java), "XDG_CACHE_HOME": str(work_dir / "cache"), "JAVA_TOOL_OPTIONS": SHORT_LIVED},
+            | {"PATH": str(no_java), "XDG_CACHE_HOME": str(work_dir / "cache"), "JAVA_TOOL_OPTIONS": SHORT_LIVED}
+            | {"SPARK_HOME": str(spark_home(work_dir))},
         )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return dict(json.loads(line) for line in ran.stdout.splitlines())

@@ -6,13 +6,10 @@ import re
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from rmqkit import Message, sync
 from tests.interop.standalone import run_standalone
@@ -89,26 +86,3 @@ def test_the_service_finishes_what_it_does_when_it_is_asked_to_end(namesrv):
         rest, _ = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0
     assert rest.splitlines()[-1] == "closed"
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(900)
-def test_the_notebook_runs_from_its_first_cell_to_its_last():
-    notebook = nbformat.read(EXAMPLES / "pipeline.ipynb", 4)
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert any("image/png" in output.get("data", {}) for output in shown), "it is kept with its pictures"
-    patient = (
-        f"import sys; sys.path.insert(0, {str(EXAMPLES.parent)!r}); from tests import patience; patience.be_patient()"
-    )
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(patient))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the programs that run notebooks
-        NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
-    printed = "".join(output.text for cell in notebook.cells for output in cell.get("outputs", ()) if "text" in output)
-    numbers = re.search(r"([\d,]+) of 30,000 orders have no payment; sent without one: ([\d,]+)", printed)
-    assert numbers, printed
-    assert numbers[1] == numbers[2]
-    large = re.search(r"([\d,]+) large orders in the topic, ([\d,]+) in the files", printed)
-    assert large, printed
-    assert large[1] == large[2]
-    assert "\nsound\n" in printed

@@ -109,12 +109,23 @@ class Outcome:
 class Storm:
     """One run; ``kills`` processes are killed at times spread over it."""
 
-    def __init__(self, namesrv: str, *, seconds: float, seed: int, rate: int, kills: int, is_ordered: bool) -> None:
+    def __init__(
+        self,
+        namesrv: str,
+        *,
+        seconds: float,
+        seed: int,
+        rate: int,
+        kills: int,
+        is_ordered: bool,
+        processes: int = PROCESSES,
+    ) -> None:
         self._namesrv = namesrv
         self._seconds = seconds
         self._chance = random.Random(seed)
         self._rate = rate
         self._kills = kills
+        self._processes = processes
         self._is_ordered = is_ordered
         self._ledger = Ledger()
         self._events: Counter[str] = Counter()
@@ -132,9 +143,9 @@ class Storm:
             await producer.send(Message(topic=TOPIC, body=b"0"))  # so that the topic exists
             sender = asyncio.create_task(asyncio.sleep(0))
             try:
-                for _ in range(PROCESSES):
+                for _ in range(self._processes):
                     await self._start_process()
-                await until(lambda: self._events["join"] >= PROCESSES, "the first members", SETTLE_SECONDS)
+                await until(lambda: self._events["join"] >= self._processes, "the first members", SETTLE_SECONDS)
                 sender = asyncio.create_task(self._keep_sending(producer))
                 await self._rage()
                 async with self._last_member():

@@ -19,7 +19,7 @@ from tests.faults.client.trial import CONF, Trial, on_loop
 
 pytestmark = pytest.mark.faults
 
-CUTS = 60
+CUTS = 30
 CUT_BYTES_MAX = 20_000
 
 
@@ -45,13 +45,13 @@ async def test_connections_cut_in_the_middle_of_frames_cost_no_message(tmp_path:
                 proxy.break_all()
                 await until(lambda: proxy.connections - first >= CUTS, f"{CUTS} connections")
                 proxy.dials = Dials()
-            await trial.arrivals(150)
+            await trial.arrivals(60)
             await trial.settle()
         trial.judge()
     for to_client, cuts in proxy.cuts.items():
         inside = sum(at > 0 for at in cuts)
         print(f"{len(cuts)} cuts {'to the client' if to_client else 'to the broker'}, {inside} of them inside a frame")
-        assert inside >= 5
+        assert inside >= 3
 
 
 @on_loop
@@ -59,9 +59,9 @@ async def test_a_slow_broker_is_waited_for(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (servers, proxy):
         async with Trial(servers.namesrv_addr, patient=True) as trial:
             proxy.dials = Dials(delay_seconds=0.1)
-            await trial.arrivals(40)
+            await trial.arrivals(20)
             proxy.dials = Dials(bytes_per_second=20_000)
-            await trial.arrivals(40)
+            await trial.arrivals(20)
             proxy.dials = Dials()
             await trial.settle()
         trial.judge(in_doubt_max=0)
@@ -72,10 +72,10 @@ async def test_a_broker_slower_than_the_time_outs_fails_sends_and_loses_nothing(
     async with proxied(tmp_path) as (servers, proxy):
         async with Trial(servers.namesrv_addr) as trial:
             async with trial.outage():
-                proxy.dials = Dials(delay_seconds=3.0)
-                await trial.work(4)
+                proxy.dials = Dials(delay_seconds=2.0)
+                await trial.work(2.5)
                 proxy.dials = Dials()
-            await trial.arrivals(150)
+            await trial.arrivals(60)
             await trial.settle()
         trial.judge()
         assert any("did not answer" in str(error) for error in trial.ledger.in_doubt.values())
@@ -89,7 +89,7 @@ async def test_silent_connections_are_given_up_for_new_ones(tmp_path: Path) -> N
                 proxy.dials = Dials(is_black_hole=True)
                 await trial.work(2)
                 proxy.dials = Dials()
-            await trial.arrivals(150)
+            await trial.arrivals(60)
             await trial.settle()
         trial.judge()
 
@@ -145,10 +145,10 @@ async def test_answers_that_make_no_sense_cost_no_message(tmp_path: Path, is_fra
             async with trial.outage():
                 proxy.dials = Dials(garble=garble)
                 proxy.break_all()
-                await trial.work(3)
+                await trial.work(1.5)
                 proxy.dials = Dials()
                 proxy.break_all()
-            await trial.arrivals(150)
+            await trial.arrivals(60)
             await trial.settle()
         trial.judge()
     made: Counter[str] = sum((one.made for one in nonsense), Counter())

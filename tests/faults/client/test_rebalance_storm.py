@@ -1,4 +1,4 @@
-"""Twenty members of a group join and leave: the short form, see `storm`."""
+"""Ten members of a group join and leave: the short form, see `storm`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from tests.faults.client.servers import Servers
 from tests.faults.client.storm import CONF, Storm
 
-SECONDS = 10.0
+SECONDS, PROCESSES = 4.0, 2
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("kills", "is_ordered"), [(2, False), (0, True)], ids=["concurrent", "ordered"])
+@pytest.mark.parametrize(("kills", "is_ordered"), [(1, False), (0, True)], ids=["concurrent", "ordered"])
 def test_a_storm_of_rebalances_loses_nothing_and_stops_no_queue(tmp_path: Path, kills: int, is_ordered: bool) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -24,11 +24,17 @@ def test_a_storm_of_rebalances_loses_nothing_and_stops_no_queue(tmp_path: Path, 
     async def rage() -> None:
         async with Servers(tmp_path, conf=CONF) as servers:
             storm = Storm(
-                servers.namesrv_addr, seconds=SECONDS, seed=seed, rate=200, kills=kills, is_ordered=is_ordered
+                servers.namesrv_addr,
+                seconds=SECONDS,
+                seed=seed,
+                rate=200,
+                kills=kills,
+                is_ordered=is_ordered,
+                processes=PROCESSES,
             )
             outcome = await storm.run()
         print(outcome)
-        assert outcome.changes > 20
+        assert outcome.changes > 10
         assert outcome.faults == []
 
     asyncio.run(rage())

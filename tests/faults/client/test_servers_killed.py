@@ -23,11 +23,11 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_no_message(tmp_path:
     async with Servers(tmp_path, conf=CONF) as servers:
         async with Trial(servers.namesrv_addr) as trial:
             for _ in range(2):
-                await trial.arrivals(100)
+                await trial.arrivals(40)
                 async with trial.outage():
                     servers.broker.kill()
                     await servers.broker.start()
-            await trial.arrivals(100)
+            await trial.arrivals(40)
             await trial.settle()
         trial.judge()
 
@@ -49,13 +49,13 @@ async def test_known_routes_outlive_the_name_server_and_new_ones_come_back_with_
         (name_server,) = servers.name_servers
         async with Trial(servers.namesrv_addr, patient=True) as trial:
             name_server.kill()
-            await trial.arrivals(200)
+            await trial.arrivals(80)
             assert not await is_sent(trial.producer, "Unknown")
             await name_server.start()  # the broker registers again within ten seconds
             async with asyncio.timeout(SECONDS):
                 while not await is_sent(trial.producer, "Unknown"):
                     await asyncio.sleep(0.1)
-            await trial.arrivals(100)
+            await trial.arrivals(40)
             await trial.settle()
         trial.judge(in_doubt_max=0)
 
@@ -65,7 +65,7 @@ async def test_one_of_two_name_servers_is_enough(tmp_path: Path) -> None:
     async with Servers(tmp_path, conf=CONF, name_servers=2) as servers:
         async with Trial(servers.namesrv_addr, patient=True) as trial:
             servers.name_servers[0].kill()
-            await trial.arrivals(100)
+            await trial.arrivals(40)
             for number in range(4):  # a client begins with either of the two
                 async with Producer("PG-new", servers.namesrv_addr, settings=PATIENT) as producer:
                     assert await is_sent(producer, f"New{number}")

@@ -1,4 +1,4 @@
-"""Replication under kills, in short: ten, and split histories. ``make crash-ha`` is the long form."""
+"""Replication under kills, in short: four, and two split histories. ``make crash-ha`` is the long form."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.mark.timeout(900)
-def test_ten_kills_lose_nothing_acknowledged_and_leave_one_history(tmp_path: Path) -> None:
+def test_four_kills_lose_nothing_acknowledged_and_leave_one_history(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    outcome = asyncio.run(crash(tmp_path, kills=10, seed=seed))
+    outcome = asyncio.run(crash(tmp_path, kills=4, seed=seed))
     print(outcome.table())
     assert outcome.faults == []
-    assert outcome.kills.total() >= 10
-    assert outcome.acknowledged > 100
+    assert outcome.kills.total() >= 4
+    assert outcome.acknowledged > 50
     assert min(outcome.served[MASTER], outcome.served[SLAVE]) >= outcome.acknowledged
 
 
-@pytest.mark.parametrize("split", [SPLITS[0], SPLITS[3], SPLITS[4]], ids=lambda split: split.name)
+@pytest.mark.parametrize("split", [SPLITS[0], SPLITS[4]], ids=lambda split: split.name)
 def test_a_slave_with_a_history_of_its_own_stops_and_says_where(split: Split, tmp_path: Path) -> None:
     print(asyncio.run(judge(split, tmp_path)))
 

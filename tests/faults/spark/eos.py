@@ -41,6 +41,7 @@ from rmqkit.spark.options import LiveOptions
 from tests.faults.client.servers import Servers
 from tests.faults.spark.query import Plan, Query, kill
 from tests.faults.spark.servers import APACHE, OURS, ApacheServers, servers, set_queues
+from tests.spark.session import SMALL
 
 TOPIC = "Exact"
 QUEUES = 4
@@ -59,13 +60,11 @@ CONF: Mapping[str, object] = {
     "transactionCheckMax": 15,
 }
 SPARK_CONF = {
+    **SMALL,
     "spark.task.maxFailures": "1000",
     "spark.stage.maxConsecutiveAttempts": "1000",
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.executor.memory": "600m",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tests.interop.server_process import wait_until
+from tests.spark.session import SHORT_LIVED, spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,8 +39,6 @@ RUNNING, FINISH, ENDED = "running", "finish", "ended"
 KILL_SECONDS = 150
 WAIT_SECONDS = 900.0
 RESTARTS_MAX = 5
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of Java machines that run too briefly to earn back the second compiler."""
 
 
 class Plan(msgspec.Struct):
@@ -72,7 +70,7 @@ class Program:
                 env={
                     **os.environ,
                     "PYTHONPATH": PYTHON_PATH,
-                    "SPARK_HOME": str(_spark_home(log.parent)),
+                    "SPARK_HOME": str(spark_home(log.parent)),
                     "JAVA_TOOL_OPTIONS": SHORT_LIVED,
                 },
                 start_new_session=True,
@@ -206,20 +204,6 @@ def kill(pid: int) -> None:
     """SIGKILL, if it is still there."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _spark_home(folder: Path) -> Path:
-    """Spark's programs under a folder that may be written to: executors keep their logs below it. Without the zipped
-    sources, which each Python worker would compile anew, workers import the installed ones."""
-    home = folder / "spark"
-    home.mkdir(exist_ok=True)
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None, "pyspark is installed"
-    assert spec.origin is not None, "it is a folder with files"
-    for name in ("bin", "jars"):
-        with contextlib.suppress(FileExistsError):
-            (home / name).symlink_to(Path(spec.origin).parent / name)
-    return home
 
 
 def _of_session(session: int) -> Iterator[tuple[int, str]]:

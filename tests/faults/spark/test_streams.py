@@ -15,7 +15,7 @@ from tests.faults.spark.servers import APACHE, OURS
 from tests.faults.spark.streams import Run, judge, parse, streams
 from tests.interop.kit import Unavailable
 
-SHORT = ["--messages", "60000", "--driver-kills", "1", "--broker-kills", "1", "--per-batch", "20000"]
+SHORT = ["--messages", "12000", "--driver-kills", "1", "--broker-kills", "1", "--per-batch", "4000"]
 SENT = [Run(0, 0, 0, 3), Run(1, 0, 3, 2)]
 LATE = [Run(0, 3, 5, 2)]
 RIGHT = [(0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 3), (1, 1, 4)]

@@ -41,6 +41,7 @@ from tests.spark.messages import record_at, rows_of, segment_of
 _NAMES = ["5.4.0", "4.9.4", "5.4.0-ipv6-crc"]
 _FORMATS = ["parquet", "delta", "iceberg"]
 _SIZE = 131072
+_ROOT = Path(__file__).parents[3]
 
 Rows = list[dict[str, Any]]
 
@@ -341,18 +342,17 @@ def test_a_killed_run_happened_or_did_not(
 
 _CHILD = """
 import sys, threading
-from rmqkit.spark import spark_session
 from rmqkit.spark.jobs import archive as job
+from tests.spark.jobs.in_process import in_process
 job._verify_files = lambda *given, **named: threading.Event().wait()   # stands still with its files written
-job.archive(spark_session("killed", "local[1]"), sys.argv[1], sys.argv[2], includes_newest=True)
+job.archive(in_process(), sys.argv[1], sys.argv[2], includes_newest=True)
 """
 
 
-@pytest.mark.spark
 def test_a_driver_that_is_killed_leaves_nothing_to_see(
-    spark: SparkSession, stores: dict[str, Path], tmp_path: Path
+    tasks: SparkSession, stores: dict[str, Path], tmp_path: Path
 ) -> None:
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(stores["4.9.4"]), str(tmp_path)])
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(stores["4.9.4"]), str(tmp_path)], cwd=_ROOT)
     try:
         deadline = time.monotonic() + 500
         while len(list((tmp_path / "_archive" / "staging").rglob("*.parquet"))) < 20:
@@ -363,7 +363,7 @@ def test_a_driver_that_is_killed_leaves_nothing_to_see(
         child.send_signal(signal.SIGKILL)
         child.wait()
     assert _visible(tmp_path) == []
-    assert archive(spark, str(stores["4.9.4"]), str(tmp_path), includes_newest=True).run == 1
+    assert archive(tasks, str(stores["4.9.4"]), str(tmp_path), includes_newest=True).run == 1
     assert _of_archive(tmp_path) == _of_store(stores["4.9.4"])
 
 

@@ -1,0 +1,85 @@
+"""The Spark session that all tests of a process share: it costs more to start than most tests take.
+
+What such a session computes is small and runs once, so what pays off in hours is off: the second compiler of Java, code
+that Spark generates for each query, plans that follow what was measured. Spark's own Python sources come as a zip file
+which each kind of Python worker would compile anew; without it workers import the installed, compiled ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SHORT_LIVED", "SMALL", "small", "small_options", "spark_home"]
+
+ROOT = Path(__file__).parents[2]
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of Java machines that run too briefly to earn back the second compiler: half of what they cost."""
+
+SMALL: Mapping[str, str] = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Settings of sessions whose queries are small."""
+
+
+def spark_home(folder: Path) -> Path:
+    """Spark's programs under a folder that may be written to (executors keep their logs below it), without the zipped
+    Python sources."""
+    home = folder / "spark"
+    home.mkdir(exist_ok=True)
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None, "pyspark is installed"
+    assert spec.origin is not None, "it is a folder with files"
+    for name in ("bin", "jars"):
+        with contextlib.suppress(FileExistsError):
+            (home / name).symlink_to(Path(spec.origin).parent / name)
+    return home
+
+
+def small(folder: Path) -> dict[str, str]:
+    """The environment of a program that starts a session of its own, for a test about the process."""
+    return {**os.environ, "SPARK_HOME": str(spark_home(folder))}
+
+
+def small_options() -> list[str]:
+    """Options of ``rmq pipeline`` for a short life, which Java says nothing about, as it does of the environment."""
+    settings = {**SMALL, "spark.driver.extraJavaOptions": SHORT_LIVED}
+    return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+
+
+@pytest.fixture(scope="session")
+def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the session's Java machine runs, which cannot change it: for tests with relative paths."""
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on two cores, in UTC."""
+    from rmqkit.spark import spark_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(spark_folder)
+        patch.setenv("SPARK_HOME", str(spark_home(tmp_path_factory.mktemp("home"))))
+        # Workers begin in that folder, too, and import what tests send to them.
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+        session = spark_session(
+            "rmqkit-tests",
+            "local[2]",
+            {**SMALL, "spark.sql.session.timeZone": "UTC", "spark.driver.extraJavaOptions": SHORT_LIVED},
+        )
+    yield session
+    session.stop()
