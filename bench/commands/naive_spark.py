@@ -36,10 +36,10 @@ from pyspark.sql.types import StructType
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.record import MAGIC_V1, host_text
 from rmqkit.spark.fs import map_file
-from rmqkit.spark.reader import read_split
 from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema
-from rmqkit.spark.splits import Split
-from rmqkit.spark.store_source import StoreReader, StoreSource, read_plan, store_options
+from rmqkit.spark.source.reader import read_split
+from rmqkit.spark.source.splits import Split
+from rmqkit.spark.source.store import StoreReader, StoreSource, read_plan, store_options
 from rmqkit.store.bulk import scan
 
 __all__ = ["NaiveRows", "QueueFiles", "TransferOnly", "crc_of_bodies", "naive_batches", "naive_rows", "sources"]

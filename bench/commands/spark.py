@@ -31,9 +31,9 @@ from rmqkit.spark.java import find_java_home
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
 from rmqkit.spark.jobs.verify import verify
-from rmqkit.spark.reader import read_split
 from rmqkit.spark.session import spark_session
-from rmqkit.spark.store_source import read_plan, store_options, store_splits
+from rmqkit.spark.source.reader import read_split
+from rmqkit.spark.source.store import read_plan, store_options, store_splits
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings

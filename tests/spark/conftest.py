@@ -20,8 +20,9 @@ def no_clients_left() -> Iterator[None]:
     """What sources and sinks connected in this process is closed with the servers of a module."""
     yield
     from rmqkit.client.sync.portal import portal
-    from rmqkit.spark import broker_sink, live
+    from rmqkit.spark import broker_pool
+    from rmqkit.spark.sink import writers
 
     portal().run(portal()._close_clients)
-    live._connected.clear()
-    broker_sink._producers.clear()
+    broker_pool._connected.clear()
+    writers._producers.clear()

@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from rmqkit import Message, sync
 from rmqkit.errors import ConnectFailed, ConnectionLost, RmqError, SettingsError, StoreError
 from rmqkit.spark import one_line
-from rmqkit.spark.broker_source import BrokerStreamReader, live_options
+from rmqkit.spark.broker_pool import DataLost
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
 from rmqkit.spark.jobs.summary import summary
-from rmqkit.spark.live import DataLost
+from rmqkit.spark.source.broker import BrokerStreamReader, live_options
 from tests.golden_stores import unpack_golden
 from tests.interop.standalone import Standalone, run_standalone
 from tests.patience import producing

@@ -23,9 +23,9 @@ from rmqkit import Message, sync
 from rmqkit.client.runtime.requests import BrokerCalls
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.spark.broker_source import BrokerReader, BrokerStreamReader, live_options
-from rmqkit.spark.live import Bounds, DataLost, Live
+from rmqkit.spark.broker_pool import Bounds, DataLost, Live
 from rmqkit.spark.offsets import Range
+from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.faults.client.servers import Server, Servers
 from tests.faults.spark.servers import set_queues

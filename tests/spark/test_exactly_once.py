@@ -24,16 +24,16 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import HALF_TOPIC
-from rmqkit.spark import broker_sink
-from rmqkit.spark.broker_sink import Staged, StreamWriter
-from rmqkit.spark.exactly_once import ExactlyOnce
-from rmqkit.spark.ledger import Batch, Half, unpack_halves
-from rmqkit.spark.ledger_topic import ledger_topic
-from rmqkit.spark.live import Live
+from rmqkit.spark.broker_pool import Live
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import DeliveryGuarantee, SinkOptions
-from rmqkit.spark.sink_producer import Ended
-from rmqkit.spark.sink_rows import RowKeys
+from rmqkit.spark.sink import writers
+from rmqkit.spark.sink.exactly_once import ExactlyOnce
+from rmqkit.spark.sink.ledger import Batch, Half, unpack_halves
+from rmqkit.spark.sink.ledger_topic import ledger_topic
+from rmqkit.spark.sink.producer import Ended
+from rmqkit.spark.sink.rows import RowKeys
+from rmqkit.spark.sink.writers import Staged, StreamWriter
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import Standalone, run_standalone
 
@@ -86,7 +86,7 @@ class Sink:
 
     def start(self) -> ExactlyOnce:
         """A new process; those before it are dead, or do not know that they are taken for it."""
-        process = broker_sink._sinks[self.options] = ExactlyOnce(self.options)
+        process = writers._sinks[self.options] = ExactlyOnce(self.options)
         self.processes.append(process)
         return process
 
@@ -130,7 +130,7 @@ class Sink:
     def close(self) -> None:
         for process in self.processes:
             portal().run(process.producer.close)
-        broker_sink._sinks.pop(self.options)
+        writers._sinks.pop(self.options)
 
 
 @pytest.fixture
@@ -349,9 +349,9 @@ def test_one_that_was_taken_for_dead_commits_nothing_more(broker: Standalone, si
 def test_two_that_decide_at_once_agree_on_the_first(broker: Standalone, sinks: Callable[..., Sink]) -> None:
     sink = sinks(broker, "two")
     first, second = sink.processes[0], sink.start()
-    broker_sink._sinks[sink.options] = first
+    writers._sinks[sink.options] = first
     theirs = [piece for staged in sink.write(0) for piece in staged.halves]
-    broker_sink._sinks[sink.options] = second
+    writers._sinks[sink.options] = second
     ours = [piece for staged in sink.write(0) for piece in staged.halves]
     send_one = second.producer.send_one
 

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from rmqkit.errors import NoNameServer, RequestTimedOut, SettingsError, StoreError
 from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.spark.broker_pool import DataLost
 from rmqkit.spark.failures import CHECKPOINT_REMEDY, error_within, one_line
-from rmqkit.spark.live import DataLost
 from tests.spark.messages import record_at, segment_of
 
 TIMED_OUT = RequestTimedOut("127.0.0.1:1", 11, 5)

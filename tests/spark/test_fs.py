@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from rmqkit.errors import StoreError
-from rmqkit.spark.filters import Condition
 from rmqkit.spark.fs import RemotePath, above, find_segments, join, list_files, map_range, map_records, resolve
 from rmqkit.spark.jobs.summary import summary
 from rmqkit.spark.options import Entity
-from rmqkit.spark.reader import read_split
-from rmqkit.spark.splits import Split, plan_splits
-from rmqkit.spark.store_source import StoreReader, read_plan, store_options, store_parts
+from rmqkit.spark.source.filters import Condition
+from rmqkit.spark.source.reader import read_split
+from rmqkit.spark.source.splits import Split, plan_splits
+from rmqkit.spark.source.store import StoreReader, read_plan, store_options, store_parts
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.messages import record_at, rows_of, segment_of
 from tests.spark.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, serve_objects

@@ -325,5 +325,5 @@ def test_the_crc_tells_which_bodies_have_changed(makers: list[MakeRecord], data:
 
 
 def test_kernels_do_not_import_spark() -> None:
-    code = "import sys, rmqkit.spark.reader, rmqkit.spark.splits; sys.exit('pyspark' in sys.modules)"
+    code = "import sys, rmqkit.spark.source.reader, rmqkit.spark.source.splits; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

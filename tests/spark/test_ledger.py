@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
-from rmqkit.spark.ledger import Batch, Entry, Half, Kind, Low, Written, pack_halves, progress, unpack_halves
+from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, Low, Written, pack_halves, progress, unpack_halves
 
 LEASE_MS = 1000
 BATCH = Batch("q", 7)

@@ -12,12 +12,12 @@ from rmqkit.errors import ClientError, NoRoute
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.properties import encode_properties
-from rmqkit.spark import ledger_topic as module
-from rmqkit.spark.ledger import Batch, Entry, Half, Kind, pack_halves
-from rmqkit.spark.ledger_topic import LedgerTopic, ledger_topic
-from rmqkit.spark.live import Bounds
+from rmqkit.spark.broker_pool import Bounds
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import SinkOptions
+from rmqkit.spark.sink import ledger_topic as module
+from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, pack_halves
+from rmqkit.spark.sink.ledger_topic import LedgerTopic, ledger_topic
 from tests.spark.messages import record_at
 
 OPTIONS = SinkOptions(group="g", settle_ms=100, patience_ms=1000)

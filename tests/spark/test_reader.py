@@ -11,12 +11,12 @@ import pytest
 
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
-from rmqkit.spark.filters import Condition, matches
 from rmqkit.spark.fs import find_segments
 from rmqkit.spark.kernels.batch import MessageBatch
-from rmqkit.spark.reader import ReadPlan, read_split
-from rmqkit.spark.splits import Split, plan_splits
-from rmqkit.spark.store_source import available_columns, read_plan, store_options
+from rmqkit.spark.source.filters import Condition, matches
+from rmqkit.spark.source.reader import ReadPlan, read_split
+from rmqkit.spark.source.splits import Split, plan_splits
+from rmqkit.spark.source.store import available_columns, read_plan, store_options
 from rmqkit.store.bulk.scan import Records, walk
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import plain_records, plain_rows, record_at, rows_of, segment_of

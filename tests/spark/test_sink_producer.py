@@ -6,8 +6,8 @@ import pytest
 
 from rmqkit.errors import ConnectFailed, MessageIllegal, NoRoute, PeerRefused, RmqError, SendFailed
 from rmqkit.protocol.codes import ResponseCode
-from rmqkit.spark.ledger import Half
-from rmqkit.spark.sink_producer import _lanes, _passes
+from rmqkit.spark.sink.ledger import Half
+from rmqkit.spark.sink.producer import _lanes, _passes
 
 
 def half(row: int, lane: int, topic: str = "T", broker_name: str = "broker-a") -> Half:

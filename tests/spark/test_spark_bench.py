@@ -18,9 +18,9 @@ from bench.commands.sample_store import QUEUES, TOPICS, write_log
 from rmqkit.cli import app
 from rmqkit.protocol.message import messages_of_record
 from rmqkit.protocol.record import decode_record
-from rmqkit.spark.reader import read_split
-from rmqkit.spark.splits import Split
-from rmqkit.spark.store_source import read_plan, store_options, store_splits
+from rmqkit.spark.source.reader import read_split
+from rmqkit.spark.source.splits import Split
+from rmqkit.spark.source.store import read_plan, store_options, store_splits
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings

@@ -18,11 +18,11 @@ from pyspark.sql.types import StructType
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.record import Record
 from rmqkit.spark.options import Entity, StoreOptions
-from rmqkit.spark.reader import ReadPlan
 from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema, to_ddl
-from rmqkit.spark.splits import Split
-from rmqkit.spark.store_source import StoreReader, StoreSource, read_plan, store_options, store_splits
-from rmqkit.spark.tables import TABLES
+from rmqkit.spark.source.reader import ReadPlan
+from rmqkit.spark.source.splits import Split
+from rmqkit.spark.source.store import StoreReader, StoreSource, read_plan, store_options, store_splits
+from rmqkit.spark.source.tables import TABLES
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.messages import plain_records, record_at, segment_of
 

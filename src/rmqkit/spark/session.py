@@ -63,8 +63,8 @@ def spark_session(
 
 def register(spark: SparkSession) -> None:
     """Make our formats known to a session."""
-    from rmqkit.spark.broker_source import BrokerSource
-    from rmqkit.spark.store_source import StoreSource
+    from rmqkit.spark.source.broker import BrokerSource
+    from rmqkit.spark.source.store import StoreSource
 
     spark.dataSource.register(StoreSource)
     spark.dataSource.register(BrokerSource)

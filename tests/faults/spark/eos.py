@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.spark.live import live
+from rmqkit.spark.broker_pool import live
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import LiveOptions
 from tests.faults.client.servers import Servers

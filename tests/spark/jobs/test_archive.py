@@ -28,9 +28,9 @@ from rmqkit.spark.jobs import archive as archive_job
 from rmqkit.spark.jobs import archive_target
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.archive_target import Target
-from rmqkit.spark.reader import ReadPlan, read_split
 from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema
-from rmqkit.spark.store_source import store_options, store_splits
+from rmqkit.spark.source.reader import ReadPlan, read_split
+from rmqkit.spark.source.store import store_options, store_splits
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock

@@ -20,9 +20,9 @@ from rmqkit.spark.jobs.archive_files import PARTITION_COLUMNS, difference, parti
 from rmqkit.spark.jobs.archive_split import ArchivePlan, SplitFiles, archive_split
 from rmqkit.spark.jobs.archive_target import Target
 from rmqkit.spark.options import CorruptRecords, VerifyCrc
-from rmqkit.spark.reader import ReadPlan
 from rmqkit.spark.schema import MESSAGE_COLUMNS
-from rmqkit.spark.splits import Split
+from rmqkit.spark.source.reader import ReadPlan
+from rmqkit.spark.source.splits import Split
 from tests.spark.messages import MakeRecord, plain_rows, record_at, record_makers, rows_of, segment_of
 
 _DAY_MS = 86_400_000

@@ -26,7 +26,7 @@ from rmqkit.spark.jobs.audit import Audit, Topic, audit
 from rmqkit.spark.jobs.audit_plots import PLOTS, draw, duration_text
 from rmqkit.spark.jobs.audit_report import findings, write_report
 from rmqkit.spark.jobs.audit_tables import READ, add, reduce_split
-from rmqkit.spark.store_source import read_plan, store_options, store_splits
+from rmqkit.spark.source.store import read_plan, store_options, store_splits
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.messages import plain_records, record_at, segment_of

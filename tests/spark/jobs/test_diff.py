@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from rmqkit.errors import StoreError
 from rmqkit.spark.jobs import diff as diff_module
 from rmqkit.spark.jobs.diff import Block, ConfigDifference, Diff, QueueDifference, compare_block, diff, equal_end, pack
-from rmqkit.spark.splits import Split
-from rmqkit.spark.store_source import store_options, store_splits
+from rmqkit.spark.source.splits import Split
+from rmqkit.spark.source.store import store_options, store_splits
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import MakeRecord, record_at, segment_of
 

@@ -48,8 +48,8 @@ from rmqkit.spark.jobs.counts import SegmentCounts, add_up
 from rmqkit.spark.jobs.lake import committer
 from rmqkit.spark.options import StoreOptions, VerifyCrc, words
 from rmqkit.spark.schema import arrow_schema
-from rmqkit.spark.splits import Split, plan_splits
-from rmqkit.spark.store_source import read_plan, store_options
+from rmqkit.spark.source.splits import Split, plan_splits
+from rmqkit.spark.source.store import read_plan, store_options
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.store_lock import StoreLock
 

@@ -15,14 +15,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rmqkit.errors import StoreError
-from rmqkit.spark.filters import matches
 from rmqkit.spark.fs import map_range
 from rmqkit.spark.jobs.archive_files import ArchivedFile, PartitionFiles
 from rmqkit.spark.jobs.archive_target import Target
 from rmqkit.spark.jobs.counts import SegmentCounts, counted
 from rmqkit.spark.options import VerifyCrc
-from rmqkit.spark.reader import ReadPlan, read_parts
-from rmqkit.spark.splits import Split
+from rmqkit.spark.source.filters import matches
+from rmqkit.spark.source.reader import ReadPlan, read_parts
+from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Damage, Records, crc_matches
 

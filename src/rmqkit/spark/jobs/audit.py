@@ -36,16 +36,16 @@ from rmqkit.protocol.names import (
     group_of_retry_topic,
     is_system_topic,
 )
-from rmqkit.spark.derived import find_queue_files, queue_entries
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import Segment, find_segments, map_records, resolve
 from rmqkit.spark.jobs.audit_tables import READ, REDUCED, Reduced, add, reduce_split
 from rmqkit.spark.jobs.counts import SegmentCounts
 from rmqkit.spark.options import Entity, StoreOptions, words
-from rmqkit.spark.reader import ReadPlan
-from rmqkit.spark.splits import Split, plan_splits
-from rmqkit.spark.store_source import read_plan, store_options
-from rmqkit.spark.tables import TABLES
+from rmqkit.spark.source.queue_files import find_queue_files, queue_entries
+from rmqkit.spark.source.reader import ReadPlan
+from rmqkit.spark.source.splits import Split, plan_splits
+from rmqkit.spark.source.store import read_plan, store_options
+from rmqkit.spark.source.tables import TABLES
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Records
 

@@ -21,9 +21,9 @@ from rmqkit.spark.fs import map_range
 from rmqkit.spark.jobs.counts import SegmentCounts, add_up, counted
 from rmqkit.spark.jobs.summary import record_bytes
 from rmqkit.spark.kernels.columns import property_value
-from rmqkit.spark.reader import ReadPlan, read_parts
 from rmqkit.spark.schema import Column
-from rmqkit.spark.splits import Split
+from rmqkit.spark.source.reader import ReadPlan, read_parts
+from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import scan
 
 __all__ = ["READ", "REDUCED", "Reduced", "add", "reduce_split"]

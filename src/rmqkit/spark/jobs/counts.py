@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from rmqkit.spark.splits import Split
+from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk.scan import Damage, Records
 
 __all__ = ["SegmentCounts", "add_up", "counted"]

@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 
 from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
-from rmqkit.spark.derived import QueueFile, find_queue_files, queue_entries
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import join, list_files, map_range, read_file, resolve
 from rmqkit.spark.jobs.counts import SegmentCounts, add_up, counted
 from rmqkit.spark.kernels.batch import topics_of
-from rmqkit.spark.splits import Split
-from rmqkit.spark.store_source import store_options, store_splits
+from rmqkit.spark.source.queue_files import QueueFile, find_queue_files, queue_entries
+from rmqkit.spark.source.splits import Split
+from rmqkit.spark.source.store import store_options, store_splits
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Records
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmqkit.spark.splits import Split
+from rmqkit.spark.source.splits import Split
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -32,14 +32,14 @@ from msgspec.structs import replace
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.ids import decode_offset_id, offset_id
 from rmqkit.protocol.record import host_text, pack_host
-from rmqkit.spark.derived import find_index_files
 from rmqkit.spark.fs import exists, find_segments, join, map_records
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Run, Target
 from rmqkit.spark.options import Entity, StoreOptions, words
-from rmqkit.spark.picks import Picks, read_picks
 from rmqkit.spark.schema import Column, to_ddl
-from rmqkit.spark.store_source import FORMAT, available_columns, chosen_columns, read_plan, store_options
+from rmqkit.spark.source.index_reads import Picks, read_picks
+from rmqkit.spark.source.queue_files import find_index_files
+from rmqkit.spark.source.store import FORMAT, available_columns, chosen_columns, read_plan, store_options
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Records
 
@@ -229,7 +229,7 @@ def _columns_of(options: StoreOptions, entity: Entity, runs: Collection[Run]) ->
         return _archive_columns(runs)
     if entity is Entity.MESSAGES:
         return chosen_columns(options, ())
-    from rmqkit.spark.tables import TABLES
+    from rmqkit.spark.source.tables import TABLES
 
     return list(TABLES[entity].columns)
 

@@ -37,8 +37,8 @@ from rmqkit.protocol.record import INNER_BATCH
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.counts import SegmentCounts
-from rmqkit.spark.jobs.stretches import Stretch, disk_errors, in_log, log_splits, walked
-from rmqkit.spark.splits import Split
+from rmqkit.spark.jobs.log_ranges import Stretch, disk_errors, in_log, log_splits, walked
+from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk.columns import Arrivals
 from rmqkit.store.bulk.dispatch import append_entries
 from rmqkit.store.bulk.scan import RECORD_BYTES_MIN, Damage

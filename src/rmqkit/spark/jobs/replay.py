@@ -5,7 +5,7 @@
     replay(spark, "/data/store", "orders-again", sink={"nameServer": "host:9876"}, topic="orders", where="tags = 'eu'")
 
 The log is replayed in stretches of ``chunk_bytes``, in its order; each is one batch of the transactional sink
-(`rmqkit.spark.exactly_once`) whose number is the commit log offset that it ends before. A run with the same
+(`rmqkit.spark.sink.exactly_once`) whose number is the commit log offset that it ends before. A run with the same
 ``replay_id`` goes on behind the last batch that the ledger has, and finishes that one first; so it also takes what a
 store has got since. It has to go on while brokers keep the ledger (``fileReservedTime``).
 
@@ -34,13 +34,13 @@ from rmqkit.client.sync.portal import portal
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import RESERVED_NAMES, SHARDING_KEY
-from rmqkit.spark.broker_source import FORMAT
-from rmqkit.spark.exactly_once import ExactlyOnce
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs.query import query
-from rmqkit.spark.ledger import Batch
 from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, VerifyCrc, parse_options
 from rmqkit.spark.schema import MESSAGE_COLUMNS
+from rmqkit.spark.sink.exactly_once import ExactlyOnce
+from rmqkit.spark.sink.ledger import Batch
+from rmqkit.spark.source.broker import FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

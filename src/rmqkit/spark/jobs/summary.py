@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rmqkit.spark.jobs.map_splits import map_splits
-from rmqkit.spark.reader import ReadPlan, read_split
-from rmqkit.spark.splits import Split
-from rmqkit.spark.store_source import read_plan, store_options, store_splits
+from rmqkit.spark.source.reader import ReadPlan, read_split
+from rmqkit.spark.source.splits import Split
+from rmqkit.spark.source.store import read_plan, store_options, store_splits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -36,12 +36,12 @@ from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage, records_of
 from rmqkit.protocol.properties import find_property
-from rmqkit.spark.ledger import Batch, Entry, Half, Kind, Low, Progress, unpack_halves
-from rmqkit.spark.ledger_topic import LedgerTopic
-from rmqkit.spark.live import DataLost
+from rmqkit.spark.broker_pool import DataLost
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import SinkOptions
-from rmqkit.spark.sink_producer import Ended, SinkProducer, pace
+from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, Low, Progress, unpack_halves
+from rmqkit.spark.sink.ledger_topic import LedgerTopic
+from rmqkit.spark.sink.producer import Ended, SinkProducer, pace
 
 __all__ = ["ExactlyOnce"]
 

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from rmqkit.errors import ClientError, NoRoute
 from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message, read_messages
-from rmqkit.spark.ledger import Batch, Entry, Half, Kind, Progress, Written, progress, unpack_halves
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import SinkOptions
-from rmqkit.spark.sink_producer import SinkProducer
+from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, Progress, Written, progress, unpack_halves
+from rmqkit.spark.sink.producer import SinkProducer
 
 __all__ = ["LedgerTopic", "ledger_topic"]
 

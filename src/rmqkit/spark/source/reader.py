@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from rmqkit.errors import StoreError
 from rmqkit.protocol import properties as names
-from rmqkit.spark.filters import Condition, matches
 from rmqkit.spark.fs import map_range
 from rmqkit.spark.kernels.batch import MessageBatch, message_batches
 from rmqkit.spark.options import CorruptRecords, VerifyCrc
 from rmqkit.spark.schema import CORRUPT, Column, arrow_schema
-from rmqkit.spark.splits import Split
+from rmqkit.spark.source.filters import Condition, matches
+from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Damage, Records, crc_matches
 

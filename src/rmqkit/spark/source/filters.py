@@ -9,7 +9,7 @@ bornTimestamp, storeTimestamp      the same, in microseconds, as Spark compares 
 =================================  ==============================================================
 
 Only columns that an inner batch and its members share are here. A null fails every condition, as in SQL.
-They come from the options of `rmqkit.spark.store_source`; `topic_in` is ``topic``. Source: spark.md §2.
+They come from the options of `rmqkit.spark.source.store`; `topic_in` is ``topic``. Source: spark.md §2.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ import pyarrow as pa
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from rmqkit.spark.derived import QueueFile, find_index_files, find_queue_files, index_entries, queue_entries
 from rmqkit.spark.fs import Segment, map_records
-from rmqkit.spark.reader import ReadPlan, read_parts
-from rmqkit.spark.splits import Split, records_end
+from rmqkit.spark.source.queue_files import QueueFile, find_index_files, find_queue_files, index_entries, queue_entries
+from rmqkit.spark.source.reader import ReadPlan, read_parts
+from rmqkit.spark.source.splits import Split, records_end
 from rmqkit.store.bulk import scan
 from rmqkit.store.index.file import key_hash
 
@@ -94,7 +94,7 @@ def key_picks(
 
 
 def read_picks(picks: Picks, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """The messages, in the order of the log. Raises StoreError: as `rmqkit.spark.reader.read_split`."""
+    """The messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
     segment = picks.segment
     for first in range(0, len(picks.offsets), plan.batch_rows):
         positions = [offset - segment.base_offset for offset in picks.offsets[first : first + plan.batch_rows]]
@@ -104,7 +104,7 @@ def read_picks(picks: Picks, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
 
 
 def read_queue(split: QueueSplit, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """The messages, in the order of the log. Raises StoreError: as `rmqkit.spark.reader.read_split`."""
+    """The messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
     offsets = np.sort(chosen_entries(split)[1]["offset"].astype("i8")).tolist()
     for picks in _in_segments(offsets, split.segments):
         yield from read_picks(picks, plan)

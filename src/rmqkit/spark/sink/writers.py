@@ -9,10 +9,10 @@
 ==================  ===================================================================================================
 deliveryGuarantee   what happens
 ==================  ===================================================================================================
-at-least-once       tasks send their rows; one that is run again sends the same keys (`rmqkit.spark.sink_rows`) again,
+at-least-once       tasks send their rows; one that is run again sends the same keys (`rmqkit.spark.sink.rows`) again,
                     so that readers can drop what they have (``dropDuplicates(["msgId"])``)
 transactional       tasks stage their rows as half messages, the driver commits them: each row is seen once, and none
-                    of a batch that failed (`rmqkit.spark.exactly_once`). Rows become visible one by one
+                    of a batch that failed (`rmqkit.spark.sink.exactly_once`). Rows become visible one by one
 ==================  ===================================================================================================
 
 ``write`` runs in the executors' Python workers, ``commit`` and ``abort`` in a process beside the driver. A batch that
@@ -35,11 +35,11 @@ from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.producer.transaction import TransactionState
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.spark.exactly_once import ExactlyOnce
-from rmqkit.spark.ledger import Batch, Half, pack_halves
 from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, parse_options
-from rmqkit.spark.sink_producer import SinkProducer, pace
-from rmqkit.spark.sink_rows import RowKeys, check_columns, messages
+from rmqkit.spark.sink.exactly_once import ExactlyOnce
+from rmqkit.spark.sink.ledger import Batch, Half, pack_halves
+from rmqkit.spark.sink.producer import SinkProducer, pace
+from rmqkit.spark.sink.rows import RowKeys, check_columns, messages
 
 __all__ = ["BatchWriter", "Staged", "StreamWriter", "sink_options"]
 

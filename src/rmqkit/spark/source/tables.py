@@ -31,7 +31,12 @@ from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC
-from rmqkit.spark.derived import (
+from rmqkit.spark.fs import Segment, exists, join, map_range, map_records, read_file, resolve
+from rmqkit.spark.kernels.gather import gather
+from rmqkit.spark.options import Entity, StoreOptions
+from rmqkit.spark.schema import MESSAGE_COLUMNS, Column, arrow_schema, choose
+from rmqkit.spark.source.index_reads import QueueSplit, chosen_entries, queue_splits, read_queue
+from rmqkit.spark.source.queue_files import (
     IndexPart,
     QueueFile,
     find_index_files,
@@ -39,13 +44,8 @@ from rmqkit.spark.derived import (
     index_entries,
     queue_entries,
 )
-from rmqkit.spark.fs import Segment, exists, join, map_range, map_records, read_file, resolve
-from rmqkit.spark.kernels.gather import gather
-from rmqkit.spark.options import Entity, StoreOptions
-from rmqkit.spark.picks import QueueSplit, chosen_entries, queue_splits, read_queue
-from rmqkit.spark.reader import ReadPlan
-from rmqkit.spark.schema import MESSAGE_COLUMNS, Column, arrow_schema, choose
-from rmqkit.spark.splits import Split
+from rmqkit.spark.source.reader import ReadPlan
+from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Records
 

@@ -30,9 +30,9 @@ from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import Message
-from rmqkit.spark.ledger import Batch, Half
-from rmqkit.spark.live import Live
+from rmqkit.spark.broker_pool import Live
 from rmqkit.spark.options import LiveOptions, SinkOptions
+from rmqkit.spark.sink.ledger import Batch, Half
 
 __all__ = ["Ended", "SinkProducer", "pace"]
 

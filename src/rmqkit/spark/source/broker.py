@@ -42,13 +42,13 @@ from pyspark.sql.types import StructType
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter.subscription import TAG, subscription
 from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.spark.broker_sink import BatchWriter, StreamWriter, sink_options
+from rmqkit.spark.broker_pool import Bounds, DataLost, Live, live, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
-from rmqkit.spark.live import Bounds, DataLost, Live, live, wanted_topics
 from rmqkit.spark.offsets import EARLIEST, LATEST, Offsets, Range, from_json, limited, ranges, read_option, to_json
 from rmqkit.spark.options import ByTimestamp, IncludeProperties, LiveOptions, parse_options, words
-from rmqkit.spark.reader import ReadPlan, decode_pulled
 from rmqkit.spark.schema import MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose, to_ddl
+from rmqkit.spark.sink.writers import BatchWriter, StreamWriter, sink_options
+from rmqkit.spark.source.reader import ReadPlan, decode_pulled
 
 __all__ = ["FORMAT", "BrokerReader", "BrokerSource", "BrokerStreamReader", "live_options"]
 

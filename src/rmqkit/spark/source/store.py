@@ -41,7 +41,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmqkit.errors import SettingsError
-from rmqkit.spark.filters import Condition, topic_in, wanted, within_times
 from rmqkit.spark.fs import find_segments, resolve
 from rmqkit.spark.options import (
     CorruptRecords,
@@ -53,11 +52,12 @@ from rmqkit.spark.options import (
     parse_options,
     words,
 )
-from rmqkit.spark.picks import Picks, QueueSplit, key_picks, queue_splits, read_picks, read_queue
-from rmqkit.spark.reader import ReadPlan, read_split
 from rmqkit.spark.schema import CORRUPT, CORRUPT_COLUMN, MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose, to_ddl
-from rmqkit.spark.splits import Split, plan_splits
-from rmqkit.spark.tables import TABLES, read_table
+from rmqkit.spark.source.filters import Condition, topic_in, wanted, within_times
+from rmqkit.spark.source.index_reads import Picks, QueueSplit, key_picks, queue_splits, read_picks, read_queue
+from rmqkit.spark.source.reader import ReadPlan, read_split
+from rmqkit.spark.source.splits import Split, plan_splits
+from rmqkit.spark.source.tables import TABLES, read_table
 
 __all__ = [
     "FORMAT",
@@ -124,7 +124,7 @@ class StoreReader(DataSourceReader):
 
 
 class TableReader(DataSourceReader):
-    """Plans and reads what is not messages (`rmqkit.spark.tables`)."""
+    """Plans and reads what is not messages (`rmqkit.spark.source.tables`)."""
 
     def __init__(self, options: StoreOptions, names: Sequence[str]) -> None:
         self._options = options

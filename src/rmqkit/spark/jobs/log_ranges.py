@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from rmqkit.errors import StoreError
 from rmqkit.spark.jobs.counts import SegmentCounts
-from rmqkit.spark.splits import Split
+from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.columns import Arrivals
 from rmqkit.store.bulk.scan import Damage

@@ -1,0 +1,1 @@
+"""What Spark writes: rows to topics (`writers`), with a guarantee (`exactly_once`)."""

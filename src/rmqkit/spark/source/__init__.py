@@ -1,0 +1,1 @@
+"""What Spark reads: stores as files (`store`), live topics from brokers (`broker`)."""
