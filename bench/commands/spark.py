@@ -27,11 +27,10 @@ from bench.commands.sample_store import QUEUES, TOPICS, write_log
 from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
 from rmqkit.protocol.bodies.topics import TopicConfig, TopicConfigTable
-from rmqkit.spark.java import find_java_home
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
 from rmqkit.spark.jobs.verify import verify
-from rmqkit.spark.session import spark_session
+from rmqkit.spark.session import find_java_home, spark_session
 from rmqkit.spark.source.reader import read_split
 from rmqkit.spark.source.store import read_plan, store_options, store_splits
 from rmqkit.store.json_files import JsonFile

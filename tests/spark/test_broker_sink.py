@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rmqkit.errors import MessageIllegal, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.spark.broker_pool import Live
+from rmqkit.spark.broker_pool import BrokerPool
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import LiveOptions
@@ -35,11 +35,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 @pytest.fixture(scope="module")
-def live(broker: Standalone) -> Live:
-    return Live(LiveOptions(name_servers=broker.namesrv_addr))
+def live(broker: Standalone) -> BrokerPool:
+    return BrokerPool(LiveOptions(name_servers=broker.namesrv_addr))
 
 
-def seen(live: Live, topic: str) -> list[ReceivedMessage]:
+def seen(live: BrokerPool, topic: str) -> list[ReceivedMessage]:
     """What consumers see of a topic, queue by queue."""
     try:
         queues = live.queues([topic])
@@ -59,7 +59,7 @@ def save(frame: DataFrame, broker: Standalone, **options: str) -> None:
         frame.write.format("rocketmq").options(nameServer=broker.namesrv_addr, **options).mode("append").save()
 
 
-def test_a_batch_sends_every_column(spark: SparkSession, broker: Standalone, live: Live) -> None:
+def test_a_batch_sends_every_column(spark: SparkSession, broker: Standalone, live: BrokerPool) -> None:
     frame = numbered(
         spark,
         "'columns' as topic",
@@ -88,7 +88,7 @@ def test_a_batch_sends_every_column(spark: SparkSession, broker: Standalone, liv
             assert ids == sorted(ids)
 
 
-def test_a_queue_and_a_delay_can_be_chosen(spark: SparkSession, broker: Standalone, live: Live) -> None:
+def test_a_queue_and_a_delay_can_be_chosen(spark: SparkSession, broker: Standalone, live: BrokerPool) -> None:
     frame = numbered(spark, "cast(id % 2 * 3 as int) as queueId", "cast(if(id = 5, 1, 0) as int) as delayLevel")
     save(frame, broker, topic="placed")
     wait_until(lambda: len(seen(live, "placed")) == ROWS, 150, "the delayed row")
@@ -105,7 +105,7 @@ def test_a_delivery_time_is_asked_for(spark: SparkSession, broker: Standalone) -
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "transactional"])
 def test_a_batch_with_an_id_is_written_once(
-    spark: SparkSession, broker: Standalone, live: Live, guarantee: str
+    spark: SparkSession, broker: Standalone, live: BrokerPool, guarantee: str
 ) -> None:
     topic = f"once-{guarantee}"
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_batch_with_an_id_is_written_once(
     assert keys == {f"job/0/{partition}/{row}" for partition in range(2) for row in range(ROWS // 2)}
 
 
-def test_what_is_wrong_is_one_line(spark: SparkSession, broker: Standalone, live: Live) -> None:
+def test_what_is_wrong_is_one_line(spark: SparkSession, broker: Standalone, live: BrokerPool) -> None:
     frame = numbered(spark)
     with pytest.raises(SettingsError, match=r"^rocketmq: option 'topics' is not known: did you mean topic\?$"):
         save(frame, broker, topics="T")
@@ -167,7 +167,7 @@ def wanted(*batches: int) -> Counter[bytes]:
 
 
 def test_a_stream_that_is_started_again_writes_every_row_once(
-    spark: SparkSession, broker: Standalone, live: Live, tmp_path: Path
+    spark: SparkSession, broker: Standalone, live: BrokerPool, tmp_path: Path
 ) -> None:
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     put_rows(folder, 0)
@@ -183,7 +183,7 @@ def test_a_stream_that_is_started_again_writes_every_row_once(
 
 
 def test_rows_of_a_batch_that_runs_again_can_be_told_by_their_keys(
-    spark: SparkSession, broker: Standalone, live: Live, tmp_path: Path
+    spark: SparkSession, broker: Standalone, live: BrokerPool, tmp_path: Path
 ) -> None:
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     put_rows(folder, 0)
@@ -207,7 +207,7 @@ def test_a_broker_may_be_killed_while_a_stream_writes(spark: SparkSession, tmp_p
             return servers.enter_context(run_standalone(tmp_path / "store", tmp_path, *ports))
 
         broker = start()
-        live = Live(LiveOptions(name_servers=broker.namesrv_addr))
+        live = BrokerPool(LiveOptions(name_servers=broker.namesrv_addr))
         options = {"deliveryGuarantee": "transactional", "maxRowsPerSecond": 100, "transactionSettleMs": 1000}
         query = stream(rows_of(spark, folder), broker.namesrv_addr, checkpoint, "killed", **options)
 

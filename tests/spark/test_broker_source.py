@@ -23,7 +23,7 @@ from rmqkit import Message, sync
 from rmqkit.client.runtime.requests import BrokerCalls
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.spark.broker_pool import Bounds, DataLost, Live
+from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options
 from tests.certificates import OPENSSL, REASON, make_certificate
@@ -303,7 +303,10 @@ def test_a_new_queue_whose_first_messages_are_gone_already_is_data_loss(broker: 
     """Spark plans a batch again after a crash: what it had then and is gone since must not be passed over."""
     reader = stream(broker, subscribe=orders)
     bounds = {queue_of(orders, 0): Bounds(7, 100)}
-    with mock.patch.object(Live, "bounds", return_value=bounds), pytest.raises(DataLost, match="messages 0 to 6 of"):
+    with (
+        mock.patch.object(BrokerPool, "bounds", return_value=bounds),
+        pytest.raises(DataLost, match="messages 0 to 6 of"),
+    ):
         reader.partitions({}, {orders: {"broker-a": {"0": 100}}})
 
 

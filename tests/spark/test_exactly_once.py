@@ -24,7 +24,7 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import HALF_TOPIC
-from rmqkit.spark.broker_pool import Live
+from rmqkit.spark.broker_pool import BrokerPool
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import DeliveryGuarantee, SinkOptions
 from rmqkit.spark.sink import writers
@@ -106,9 +106,9 @@ class Sink:
         return staged
 
     @property
-    def live(self) -> Live:
+    def live(self) -> BrokerPool:
         """The connections of the newest process."""
-        return self.processes[-1].producer.live
+        return self.processes[-1].producer.pool
 
     def seen(self) -> list[bytes]:
         """What consumers see."""
@@ -373,7 +373,7 @@ def failing(
     process: ExactlyOnce, fails: Callable[[int, EndTransactionRequest], Exception | None], *, after: bool
 ) -> None:
     """Have END_TRANSACTIONs of a process fail: not sent, or (``after``) done and the answer lost."""
-    calls = process.producer.live.runtime.calls
+    calls = process.producer.pool.runtime.calls
     ask, count = calls.ask_end_transaction, [0]
 
     async def asking(address: str, header: EndTransactionRequest, timeout_ms: float) -> None:

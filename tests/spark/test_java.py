@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rmqkit.errors import SettingsError
-from rmqkit.spark import java
-from rmqkit.spark.java import find_java_home, wrapper_home
+from rmqkit.spark import session
+from rmqkit.spark.session import find_java_home, wrapper_home
 
 _FLAG = "--add-modules=jdk.incubator.vector"
 
@@ -33,7 +33,7 @@ def _cache(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
 
 
 def test_java_home_goes_before_path(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_the_wheels_runtime_is_the_last_resort_and_starts_under_its_wrapper(tmp_
 def test_a_cache_directory_that_cannot_be_written_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(java.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(session.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     (tmp_path / "file").touch()
     home = wrapper_home(Path("/java"), {"XDG_CACHE_HOME": str(tmp_path / "file")})
     assert home.is_relative_to(tmp_path / "tmp")

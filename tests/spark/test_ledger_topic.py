@@ -28,7 +28,7 @@ class Topic:
     """The ledger's topic and a producer in one: time goes on by pauses, which messages need to be dispatched."""
 
     def __init__(self, *, exists: bool = True) -> None:
-        self.live = self
+        self.pool = self
         self.exists = exists
         self.records: list[bytes] = []
         self.low = self.dispatched = 0

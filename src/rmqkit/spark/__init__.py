@@ -1,4 +1,4 @@
-"""The PySpark side: RocketMQ stores as data frames. Source: spark.md.
+"""The Spark pipeline reads RocketMQ stores and live topics as data frames, and writes rows to topics.
 
 ::
 
@@ -7,7 +7,9 @@
     spark.read.format("rocketmq-store").load("/data/store").show()
 
 `spark_session` finds a Java runtime and makes a session; `register` adds the formats to a session that exists;
-``with one_line():`` around an action raises our error itself, not Spark's page about it.
+``with one_line():`` around an action raises our error itself, not Spark's page about it. Source: spark.md.
+
+Below it `source` has what reads, `sink` what writes, `kernels` decoding in bulk, `jobs` whole jobs over a store.
 """
 
 from __future__ import annotations

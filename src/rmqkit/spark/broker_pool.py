@@ -1,4 +1,4 @@
-"""Brokers as Spark's processes see them: which queues there are, how far they reach, and the messages of a stretch.
+"""A `BrokerPool` asks the brokers behind some name servers for queues, offsets and messages, for blocking callers.
 
 The client's own routes and requests do the work, on the loop thread of the process (`rmqkit.client.sync.portal`). A
 process keeps one connection set per name servers and user, so a Python worker that is used again connects once. A
@@ -29,8 +29,6 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
 from rmqkit.spark.offsets import Offsets, Range
 from rmqkit.spark.options import LiveOptions, words
-
-__all__ = ["Bounds", "DataLost", "Live", "live", "wanted_topics"]
 
 T = TypeVar("T")
 
@@ -69,8 +67,9 @@ class Bounds(Struct, frozen=True):
     high: int
 
 
-class Live:
-    """The brokers behind some name servers, for blocking callers."""
+class BrokerPool:
+    """Connections to the brokers behind some name servers; `source` and `sink` ask through it. Thread-safe: all work
+    is done on the portal's loop."""
 
     def __init__(self, options: LiveOptions) -> None:
         self._options = options
@@ -187,7 +186,7 @@ class Live:
         return len(pulled.body) / count if pulled.status is PullStatus.FOUND and count > 0 else None
 
     def bodies(self, part: Range) -> Iterator[bytes]:
-        """The stored records of a stretch, some MiB at a time; inner batches may reach out of it.
+        """Yield the stored records of a range of a queue, some MiB at a time; inner batches may reach out of it.
         Raises DataLost: some are gone and that is to fail. Raises RemotingError, PeerRefused: as `bounds`."""
         pieces = self._bodies(part)
         while (body := self._portal.run(functools.partial(anext, pieces, b""))) != b"":
@@ -308,15 +307,15 @@ class Live:
         return await self._runtime.routes.find_address(queue.broker_name, queue.topic)
 
 
-_connected: dict[LiveOptions, Live] = {}
+_connected: dict[LiveOptions, BrokerPool] = {}
 
 
-def live(options: LiveOptions) -> Live:
+def broker_pool(options: LiveOptions) -> BrokerPool:
     """The connections of this process with some options, made when they are first asked for.
     Raises SettingsError: no name server is known. Raises NoRoute: none answers."""
     known = _connected.get(options)
     if known is None or known.is_left_behind:
-        known = _connected[options] = Live(options)
+        known = _connected[options] = BrokerPool(options)
     return known
 
 

@@ -1,4 +1,4 @@
-"""Our errors on their way from Spark's Python processes to the caller.
+"""`one_line` raises our own error in place of Spark's page about a failed task.
 
 What a task or the planner raises reaches the driver as text: a page of two stack traces in an exception of PySpark.
 `one_line` finds our error in it and raises that again, the same class with the same line::
@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rmqkit.errors import RmqError, SettingsError
-
-__all__ = ["CHECKPOINT_REMEDY", "error_within", "one_line"]
 
 CHECKPOINT_REMEDY = "put a whole copy of it back, or begin anew with another checkpointLocation and startingOffsets"
 

@@ -1,4 +1,4 @@
-"""The files of a store, wherever it is: which there are, and their bytes at their positions.
+"""`fs` lists the files of a store, on a disk or at any address of pyarrow.fs, and gives their bytes by position.
 
 ===========  ===================================  =========================================================
              path, or ``file:`` address           any other address of pyarrow.fs (s3:, gs:, abfs:, hdfs:)
@@ -33,25 +33,6 @@ from msgspec import Struct
 
 from rmqkit.errors import StoreError, StoreMismatch
 from rmqkit.store.bulk.scan import RECORD_BYTES_MIN, Buffer
-
-__all__ = [
-    "RemotePath",
-    "Segment",
-    "StoreFile",
-    "StoredFile",
-    "above",
-    "data_end",
-    "exists",
-    "find_segments",
-    "join",
-    "list_files",
-    "local_path",
-    "map_file",
-    "map_range",
-    "map_records",
-    "read_file",
-    "resolve",
-]
 
 _SEGMENT_NAME = re.compile(r"\d{20}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+", re.IGNORECASE)

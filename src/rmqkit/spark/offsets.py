@@ -1,4 +1,4 @@
-"""Where a read of live topics is: the next message to read of every queue, and how much is read at a time.
+"""Offsets say where a read of live topics is: the next message of every queue; ranges say what one task reads.
 
 ``{"orders": {"broker-a": {"0": 123, "1": 77}}}`` is what Spark keeps and what options say; an offset is that of the
 next message, so an end is exclusive. In options -2 is the earliest message and -1 the end as it is; neither is ever
@@ -16,8 +16,6 @@ from msgspec import Struct
 
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.bodies.clients import MessageQueue
-
-__all__ = ["EARLIEST", "LATEST", "Offsets", "Range", "from_json", "limited", "ranges", "read_option", "to_json"]
 
 EARLIEST = -2
 LATEST = -1

@@ -1,4 +1,4 @@
-"""Options of the Spark formats: typed, case-insensitive, and every mistake named.
+"""The options of the Spark formats are typed structs; names are case-insensitive, and every mistake is named.
 
 Each format declares its options once, as a settings type (`rmqkit.settings`)::
 
@@ -20,19 +20,6 @@ import msgspec
 from rmqkit.errors import SettingsError
 from rmqkit.settings import Setting, load, setting_table
 from rmqkit.store.bulk.scan import BATCH_ROWS
-
-__all__ = [
-    "CorruptRecords",
-    "DeliveryGuarantee",
-    "Entity",
-    "IncludeProperties",
-    "OffsetsFrom",
-    "SinkOptions",
-    "StoreOptions",
-    "VerifyCrc",
-    "parse_options",
-    "words",
-]
 
 
 class Entity(enum.Enum):

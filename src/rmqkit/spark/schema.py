@@ -1,4 +1,4 @@
-"""The columns of a message: name → Spark type, Arrow type, kernel. The one table behind every reader of messages.
+"""One table describes the columns of a message for every reader: name, Spark type, Arrow type, kernel.
 
 A column is what a client sees (`rmqkit.protocol.message.ReceivedMessage`); ``commitLogOffset`` and ``storeSize``
 belong to the record, which the members of an inner batch share. ``_corrupt`` exists when a reader is asked to report
@@ -18,17 +18,6 @@ from rmqkit.errors import SettingsError
 from rmqkit.protocol import properties as names
 from rmqkit.spark.kernels import columns as kernels
 from rmqkit.spark.kernels.columns import Kernel
-
-__all__ = [
-    "CORRUPT",
-    "CORRUPT_COLUMN",
-    "MESSAGE_COLUMNS",
-    "PROPERTY_STRING",
-    "Column",
-    "arrow_schema",
-    "choose",
-    "to_ddl",
-]
 
 _ARROW_TYPES: dict[str, Any] = {
     "string": pa.string(),

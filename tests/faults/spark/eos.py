@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.spark.broker_pool import live
+from rmqkit.spark.broker_pool import broker_pool
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import LiveOptions
 from tests.faults.client.servers import Servers
@@ -132,7 +132,7 @@ def judge(outcome: Outcome, copies: Sequence[Copy], rows: int) -> None:
 
 def read_topic(namesrv: str) -> list[Copy]:
     """Everything in the target."""
-    brokers = live(LiveOptions(name_servers=namesrv))
+    brokers = broker_pool(LiveOptions(name_servers=namesrv))
     found: list[Copy] = []
     for queue, bound in brokers.bounds(brokers.queues([TOPIC])).items():
         for body in brokers.bodies(Range(queue, bound.low, bound.high)):

@@ -16,8 +16,8 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from rmqkit.errors import StoreError
 from rmqkit.spark.jobs import archive_files
+from rmqkit.spark.jobs.archive import ArchivePlan, SplitFiles, archive_split
 from rmqkit.spark.jobs.archive_files import PARTITION_COLUMNS, difference, partition_folder
-from rmqkit.spark.jobs.archive_split import ArchivePlan, SplitFiles, archive_split
 from rmqkit.spark.jobs.archive_target import Target
 from rmqkit.spark.options import CorruptRecords, VerifyCrc
 from rmqkit.spark.schema import MESSAGE_COLUMNS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit.spark.fs import find_segments, map_file
-from rmqkit.spark.jobs.counts import SegmentCounts, add_up, counted
+from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.store.bulk import scan
 from tests.golden_stores import unpack_golden

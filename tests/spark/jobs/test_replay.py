@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.spark.broker_pool import Live
+from rmqkit.spark.broker_pool import BrokerPool
 from rmqkit.spark.jobs.replay import Filter, Replayed, replay
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import LiveOptions
@@ -39,8 +39,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 @pytest.fixture(scope="module")
-def live(broker: Standalone) -> Live:
-    return Live(LiveOptions(name_servers=broker.namesrv_addr))
+def live(broker: Standalone) -> BrokerPool:
+    return BrokerPool(LiveOptions(name_servers=broker.namesrv_addr))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def fill(root: Path, first: int, count: int) -> None:
             )
 
 
-def seen(live: Live, topic: str) -> list[ReceivedMessage]:
+def seen(live: BrokerPool, topic: str) -> list[ReceivedMessage]:
     """What consumers see of a topic, queue by queue."""
     try:
         queues = live.queues([topic])
@@ -87,7 +87,7 @@ def bodies(*numbers: int) -> Counter[bytes]:
 
 
 def test_every_message_is_sent_once_with_what_is_its_own(
-    spark: SparkSession, broker: Standalone, live: Live, source: Path
+    spark: SparkSession, broker: Standalone, live: BrokerPool, source: Path
 ) -> None:
     sink = {"nameServer": broker.namesrv_addr, **QUICK}
 
@@ -123,7 +123,9 @@ def test_every_message_is_sent_once_with_what_is_its_own(
     assert Counter(one.body for one in seen(live, "again")) == bodies(*range(COUNT + 10))
 
 
-def test_what_is_not_wanted_is_left_out(spark: SparkSession, broker: Standalone, live: Live, source: Path) -> None:
+def test_what_is_not_wanted_is_left_out(
+    spark: SparkSession, broker: Standalone, live: BrokerPool, source: Path
+) -> None:
     wanted = Filter(topic="orders", tag="odd", where="cast(cast(body as string) as int) < 60 and queueId = 1")
     done = replay(spark, str(source), "filtered", sink={"nameServer": broker.namesrv_addr, **QUICK}, wanted=wanted)
     numbers = [number for number in range(1, 60, 2) if number % 3]
@@ -133,7 +135,7 @@ def test_what_is_not_wanted_is_left_out(spark: SparkSession, broker: Standalone,
         replay(spark, str(source), "no", sink={"nameServer": broker.namesrv_addr}, wanted=Filter(where="colour = 1"))
 
 
-def test_a_killed_replay_goes_on(spark: SparkSession, broker: Standalone, live: Live, tmp_path: Path) -> None:
+def test_a_killed_replay_goes_on(spark: SparkSession, broker: Standalone, live: BrokerPool, tmp_path: Path) -> None:
     """With a Java machine of its own: it is the driver that is killed."""
     root = tmp_path / "store"
     fill(root, 0, COUNT)

@@ -33,8 +33,6 @@ from pyarrow import fs as pafs
 
 from rmqkit.errors import StoreError
 
-__all__ = ["DAY", "PARTITION_COLUMNS", "ArchivedFile", "PartitionFiles", "difference", "partition_folder"]
-
 COLLECTED_BYTES_MAX = 64 << 20
 OPEN_FILES_MAX = 128
 DAY = "day"

@@ -37,8 +37,6 @@ from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.store_lock import StoreLock
 
-__all__ = ["ArchiveSettings", "ArchivedSegment", "Commit", "Run", "Target"]
-
 _FOLDER = "_archive"
 _RUN = re.compile(r"(\d{6,})\.json")
 

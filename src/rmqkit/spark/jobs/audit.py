@@ -39,7 +39,7 @@ from rmqkit.protocol.names import (
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import Segment, find_segments, map_records, resolve
 from rmqkit.spark.jobs.audit_tables import READ, REDUCED, Reduced, add, reduce_split
-from rmqkit.spark.jobs.counts import SegmentCounts
+from rmqkit.spark.jobs.log_ranges import SegmentCounts
 from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.source.queue_files import find_queue_files, queue_entries
 from rmqkit.spark.source.reader import ReadPlan

@@ -22,7 +22,6 @@ from rmqkit.spark.jobs.audit import Audit, Range, Topic
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["PLOTS", "draw", "duration_text", "has_plots", "own_topics", "period_text"]
 
 _TEXT, _LINE = "#0a0a01", "#0a0a02"
 _SERIES = [f"#0a0b0{number}" for number in range(1, 6)]

@@ -34,7 +34,7 @@ from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import join, list_files, map_range, read_file, resolve
-from rmqkit.spark.jobs.counts import SegmentCounts, add_up, counted
+from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
 from rmqkit.spark.kernels.batch import topics_of
 from rmqkit.spark.source.queue_files import QueueFile, find_queue_files, queue_entries
 from rmqkit.spark.source.splits import Split

@@ -30,8 +30,6 @@ from rmqkit.errors import SettingsError
 from rmqkit.spark.jobs.archive_files import DAY, ArchivedFile
 from rmqkit.spark.jobs.archive_target import Commit, Run, Target
 
-__all__ = ["TABLE_FORMATS", "committer"]
-
 TABLE_FORMATS = ("parquet", "delta", "iceberg")
 _APPLICATION = "rmqkit.archive"
 _RUN_PROPERTY = "rmqkit.archive-run"

@@ -1,39 +1,43 @@
-"""A log walked by many tasks, and put together by the rules by which one walk of `LogView` finds its end.
+"""Tasks walk a commit log range by range; the driver puts together what they found.
 
 A task cannot know where the log ends: zeros or stale records may be its end, or damage with more records behind. So it
-hands out *stretches*, records back to back with what stopped them, and the driver decides which are in the log::
+hands out *log ranges*, records back to back with what stopped them, and the driver decides which are in the log, by the
+rules by which one walk of `LogView` finds its end::
 
     driver   log_splits(log, ...)                                  one record is read per boundary
-    task     walked(split, ...) ─→ (Stretch, result of its records), a further one behind each damage
-    driver   in_log(log, ...)   ─→ what `LogView.runs` yields, with a result in place of each stretch
+    task     walked(split, ...) ─→ (LogRange, result of its records), a further one behind each damage
+    driver   in_log(log, ...)   ─→ what `LogView.runs` yields, with a result in place of each range
 
-A split ends at a record, so damage ends in the split where it begins. Source: store.md §2, §12.1; spark.md §3, §5.
+A split ends at a record, so damage ends in the split where it begins. Jobs that need only the records of a split use
+`map_splits`. Every job says what it came across in each file (`SegmentCounts`), damage included: a task counts its
+split while it walks (`counted`), the driver adds up the splits of each file (`add_up`).
+Source: store.md §2, §12.1; spark.md §0, §3, §5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
 
 from rmqkit.errors import StoreError
-from rmqkit.spark.jobs.counts import SegmentCounts
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.columns import Arrivals
-from rmqkit.store.bulk.scan import Damage
+from rmqkit.store.bulk.scan import Damage, Records
 from rmqkit.store.offline.view import LogView, Segment
 
-__all__ = ["Stretch", "Work", "disk_errors", "in_log", "log_splits", "walked"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
 
 
-class Stretch(Struct):
+class LogRange(Struct):
     """Records back to back, from ``low`` to ``high`` in their file; ``stored_ms`` is the last one's storeTimestamp.
     Behind them is ``damage``, a blank (``blank_bytes``), or a record of the next split."""
 
@@ -48,13 +52,42 @@ class Stretch(Struct):
 
 
 class Work(Protocol[Result_co]):
-    """What a task does with the records of one stretch."""
+    """What a task does with the records of one range."""
 
     def add(self, segment: Segment, arrivals: Arrivals) -> None:
         """Look at a run of records."""
 
     def result(self) -> Result_co:
         """What came of them, to be sent to the driver."""
+
+
+class SegmentCounts(Struct):
+    """What was read of one commit log file.
+
+    ``segment`` is its path, ``base_offset`` the physical offset of its first byte. Of the bytes that were walked,
+    ``bytes`` are records, ``blank_bytes`` the blank that closes a full file, and ``damaged_bytes`` no records at all,
+    in ``damages`` places where the walk had to find the next one. ``bad_crcs`` counts records whose body is not the
+    one that was stored, as far as the job looks at bodies; zeros behind the newest record count nowhere.
+    """
+
+    segment: str
+    base_offset: int
+    records: int = 0
+    bytes: int = 0
+    blank_bytes: int = 0
+    bad_crcs: int = 0
+    damages: int = 0
+    damaged_bytes: int = 0
+
+    @classmethod
+    def of(cls, split: Split) -> SegmentCounts:
+        """Nothing counted yet, of a split's file."""
+        return cls(str(split.path), split.base_offset)
+
+    def add(self, other: SegmentCounts) -> None:
+        """Count what was read of another part of the same file."""
+        for name in self.__struct_fields__[2:]:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @contextmanager
@@ -78,52 +111,91 @@ def log_splits(log: LogView, split_bytes: int) -> list[Split]:
     return splits
 
 
-def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple[Stretch, Result]]:
-    """The stretches of a split, each with what a work made of it that began at its physical offset.
+def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple[LogRange, Result]]:
+    """The ranges of a split, each with what a work made of it that began at its physical offset.
     Raises StoreError: the file cannot be read."""
     with disk_errors(Path(split.path)):
         segment = Segment.opened(Path(split.path), split.base_offset)
-    stretch = Stretch(split.path, split.base_offset, split.low, split.low)
+    log_range = LogRange(split.path, split.base_offset, split.low, split.low)
     work = begin(segment.start + split.low)
     for part in segment.runs(split.low, split.high):
         if isinstance(part, Damage):
-            stretch.damage = part
-            yield stretch, work.result()
-            stretch = Stretch(split.path, split.base_offset, part.end, part.end)
+            log_range.damage = part
+            yield log_range, work.result()
+            log_range = LogRange(split.path, split.base_offset, part.end, part.end)
             work = begin(segment.start + part.end)
             continue
-        stretch.records += len(part)
-        stretch.high, stretch.stored_ms = part.records.end, int(part.store_timestamps[-1])
+        log_range.records += len(part)
+        log_range.high, log_range.stored_ms = part.records.end, int(part.store_timestamps[-1])
         work.add(segment, part)
-    if stretch.high < split.high:
-        stretch.blank_bytes = len(segment.buffer) - stretch.high
-    yield stretch, work.result()
+    if log_range.high < split.high:
+        log_range.blank_bytes = len(segment.buffer) - log_range.high
+    yield log_range, work.result()
 
 
 def in_log(
-    log: LogView, found: Iterable[tuple[Stretch, Result]], counts: dict[Path, SegmentCounts]
-) -> Iterator[tuple[Segment, tuple[Stretch, Result] | Damage]]:
-    """The stretches and damage up to the log's end, in order, from those of all splits in order; sets ``log.end``, and
+    log: LogView, found: Iterable[tuple[LogRange, Result]], counts: dict[Path, SegmentCounts]
+) -> Iterator[tuple[Segment, tuple[LogRange, Result] | Damage]]:
+    """The ranges and damage up to the log's end, in order, from those of all splits in order; sets ``log.end``, and
     ``counts`` what each file holds."""
     places = {segment.start: i for i, segment in enumerate(log.segments)}
     stored_ms, closed = 0, -1
-    for stretch, result in found:
-        i = places[stretch.start]
+    for log_range, result in found:
+        i = places[log_range.start]
         if i == closed:  # stale records behind a blank
             continue
         segment = log.segments[i]
         count = counts.setdefault(segment.path, SegmentCounts(str(segment.path), segment.start))
-        count.records += stretch.records
-        count.bytes += stretch.high - stretch.low
-        count.blank_bytes += stretch.blank_bytes
-        if stretch.records:
-            log.end, stored_ms = stretch.start + stretch.high, stretch.stored_ms
-            yield segment, (stretch, result)
-        if stretch.blank_bytes:
+        count.records += log_range.records
+        count.bytes += log_range.high - log_range.low
+        count.blank_bytes += log_range.blank_bytes
+        if log_range.records:
+            log.end, stored_ms = log_range.start + log_range.high, log_range.stored_ms
+            yield segment, (log_range, result)
+        if log_range.blank_bytes:
             closed = i
-        elif (damage := stretch.damage) is not None:
+        elif (damage := log_range.damage) is not None:
             if log.is_end(i, damage, stored_ms):
                 return
             count.damages += 1
             count.damaged_bytes += damage.end - damage.position
             yield segment, damage
+
+
+def counted(parts: Iterable[Records | Damage], counts: SegmentCounts, split: Split) -> Iterator[Records | Damage]:
+    """The parts that a walk over a split yields, counted; what is left of the split in the end is its blank."""
+    walked = 0
+    for part in parts:
+        if isinstance(part, Damage):
+            size = part.end - part.position
+            counts.damages += 1
+            counts.damaged_bytes += size
+        else:
+            size = int(part.sizes.sum())
+            counts.records += len(part)
+            counts.bytes += size
+        walked += size
+        yield part
+    counts.blank_bytes += split.high - split.low - walked
+
+
+def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
+    """One for each file, in the order of the log, from those of its splits."""
+    sums: dict[str, SegmentCounts] = {}
+    for one in counts:
+        sums.setdefault(one.segment, SegmentCounts(one.segment, one.base_offset)).add(one)
+    return sorted(sums.values(), key=lambda one: one.base_offset)
+
+
+def map_splits(
+    spark: SparkSession, splits: Sequence[Split], work: Callable[[Split], Iterator[tuple[Any, ...]]], schema: str
+) -> DataFrame:
+    """Run ``work`` on every split, one task per split; the data frame has the few rows that it yields.
+
+    Shipping rows into the JVM costs more than decoding them, so a job that reduces does it in the Python workers,
+    before Spark sees anything. (``mapInArrow`` would do as well, but pyspark refuses it without pandas, which nothing
+    here needs.)
+
+    ``work`` is a function of an importable module, or a closure over what can be pickled; ``schema`` is Spark DDL."""
+    todo = spark.sparkContext.parallelize(splits, max(1, len(splits)))
+    return spark.createDataFrame(todo.flatMap(work), schema)

@@ -37,8 +37,7 @@ from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Run, Target
 from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.schema import Column, to_ddl
-from rmqkit.spark.source.index_reads import Picks, read_picks
-from rmqkit.spark.source.queue_files import find_index_files
+from rmqkit.spark.source.queue_files import IndexReads, find_index_files, read_records_at
 from rmqkit.spark.source.store import FORMAT, available_columns, chosen_columns, read_plan, store_options
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Records
@@ -187,7 +186,7 @@ def _picked(options: StoreOptions, msg_id: str) -> pa.Table | None:
             for part in found:
                 if isinstance(part, Records) and offset_id(part.record(0).store_host, place[1]) == msg_id.upper():
                     plan = read_plan(replace(options, topics=""), [one.name for one in available_columns(options)])
-                    return pa.Table.from_batches(read_picks(Picks(segment, (place[1],)), plan))
+                    return pa.Table.from_batches(read_records_at(IndexReads(segment, (place[1],)), plan))
     return None
 
 

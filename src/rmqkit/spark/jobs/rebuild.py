@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 from rmqkit.protocol.record import INNER_BATCH
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
-from rmqkit.spark.jobs.counts import SegmentCounts
-from rmqkit.spark.jobs.log_ranges import Stretch, disk_errors, in_log, log_splits, walked
+from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk.columns import Arrivals
 from rmqkit.store.bulk.dispatch import append_entries
@@ -87,7 +86,7 @@ class Spilling(Struct):
 
 
 class Spilled(Struct):
-    """What the records of one stretch made: in ``path.queues`` the parts of every share, between ``bounds``, and keys
+    """What the records of one range made: in ``path.queues`` the parts of every share, between ``bounds``, and keys
     in ``path.keys``. ``batch_topics`` are the topics of its inner batches, fillers stand for ``lost_bytes``."""
 
     path: Path
@@ -170,8 +169,8 @@ def rebuild(
 # ---------------------------------------------------------------- stage 1
 
 
-def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[Stretch, Spilled]]:
-    """The stretches of a split, whose entries and keys are written to files that its number names.
+def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[LogRange, Spilled]]:
+    """The log ranges of a split, whose entries and keys are written to files that its number names.
     Raises StoreError: a file cannot be read or written."""
     number, split = numbered
     path = plan.folder / "spills" / f"{number:06d}"
@@ -184,7 +183,7 @@ def spill_split(plan: Spilling, numbered: tuple[int, Split]) -> list[tuple[Stret
 
 
 class _Spill:
-    """What the records of one stretch make; queue entries are gathered in memory, about 50 bytes a record."""
+    """What the records of one range make; queue entries are gathered in memory, about 50 bytes a record."""
 
     def __init__(self, plan: Spilling, path: Path, queues: BinaryIO, keys: BinaryIO) -> None:
         self._plan, self._queues, self._keys = plan, queues, keys
@@ -259,11 +258,11 @@ class _Spill:
 def _assigned(
     log: LogView,
     plan: Spilling,
-    found: Iterable[tuple[Stretch, Spilled]],
+    found: Iterable[tuple[LogRange, Spilled]],
     batch_topics: set[str],
     rebuilt: Rebuilt,
 ) -> list[QueueTask | IndexTask]:
-    """The tasks of stage 2, over the stretches that are in the log."""
+    """The tasks of stage 2, over the log ranges that are in the log."""
     counts: dict[Path, SegmentCounts] = {}
     queues = [QueueTask([], batch_topics) for _ in range(plan.shares if plan.queues else 0)]
     keys: list[tuple[Path, int, int]] = []
@@ -271,11 +270,11 @@ def _assigned(
     for _, part in in_log(log, found, counts):
         if isinstance(part, Damage):
             continue
-        stretch, spilled = part
-        lost_bytes = stretch.start + stretch.low - log.min_offset - record_bytes
+        log_range, spilled = part
+        lost_bytes = log_range.start + log_range.low - log.min_offset - record_bytes
         lost_bytes += spilled.lost_bytes
-        record_bytes += stretch.high - stretch.low - spilled.lost_bytes
-        rebuilt.records += stretch.records
+        record_bytes += log_range.high - log_range.low - spilled.lost_bytes
+        rebuilt.records += log_range.records
         batch_topics |= spilled.batch_topics
         for share, low, high in zip(queues, spilled.bounds, spilled.bounds[1:], strict=False):
             share.parts.append((spilled.path.with_suffix(".queues"), low, high, lost_bytes // RECORD_BYTES_MIN))

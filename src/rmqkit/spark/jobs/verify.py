@@ -28,8 +28,7 @@ from msgspec import Struct, field
 
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
-from rmqkit.spark.jobs.counts import SegmentCounts
-from rmqkit.spark.jobs.log_ranges import Stretch, disk_errors, in_log, log_splits, walked
+from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk.columns import Arrivals
 from rmqkit.store.offline.bulk_compare import Ranges
@@ -66,7 +65,7 @@ class Checked(Struct):
 
 
 class Seen(Struct):
-    """What was seen of the records of a stretch."""
+    """What was seen of the records of a range."""
 
     report: Report
     tallies: dict[tuple[str, int], QueueStat]
@@ -133,7 +132,7 @@ def verify(
 
 
 class _Checks:
-    """The checks of the records of one stretch."""
+    """The checks of the records of one range."""
 
     def __init__(self, plan: Checked, start: int) -> None:
         self._seen = Seen(Report(), {}, Equal())
@@ -155,8 +154,8 @@ class _Checks:
         return self._seen
 
 
-def check_split(plan: Checked, split: Split) -> Iterator[tuple[Stretch, Seen]]:
-    """Stage 1: the stretches of a split, and what was seen of their records.
+def check_split(plan: Checked, split: Split) -> Iterator[tuple[LogRange, Seen]]:
+    """Stage 1: the log ranges of a split, and what was seen of their records.
     Raises StoreError: a file cannot be read."""
     with disk_errors(plan.root):
         yield from walked(split, partial(_Checks, plan))
@@ -177,7 +176,9 @@ def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, st
     return files.report, derived.ends
 
 
-def joined(log: LogView, report: Verified, found: Iterable[tuple[Stretch, Seen]], derived: DerivedFiles | None) -> Seen:
+def joined(
+    log: LogView, report: Verified, found: Iterable[tuple[LogRange, Seen]], derived: DerivedFiles | None
+) -> Seen:
     """What all tasks of stage 1 saw of the log, up to its end; findings and counts go to the report as well."""
     counts: dict[Path, SegmentCounts] = {}
     damages = LogDamage(report)

@@ -32,8 +32,6 @@ from rmqkit.spark.kernels.gather import gather, text_array
 from rmqkit.spark.kernels.properties import Properties
 from rmqkit.store.bulk.scan import Records
 
-__all__ = ["MessageBatch", "message_batches", "topics_of"]
-
 _PLAIN_BYTES_MAX = 32 << 20
 _INNER = INNER_BATCH | NEED_UNWRAP
 

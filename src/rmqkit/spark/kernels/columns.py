@@ -20,23 +20,6 @@ from rmqkit.spark.kernels.batch import MessageBatch
 from rmqkit.spark.kernels.gather import gather
 from rmqkit.store.bulk.scan import Records
 
-__all__ = [
-    "Kernel",
-    "broker_names",
-    "commit_log_offsets",
-    "flags",
-    "host",
-    "int32",
-    "int64",
-    "message_ids",
-    "property_value",
-    "queue_offsets",
-    "store_sizes",
-    "sys_flags",
-    "timestamp",
-    "to_microseconds",
-]
-
 Kernel = Callable[[MessageBatch], pa.Array]
 
 _MS_MAX = (2**63 - 1) // 1000

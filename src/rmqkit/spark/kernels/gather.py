@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from rmqkit.store.bulk.scan import Buffer
 
-__all__ = ["between", "gather", "octets_of", "pick", "text_array"]
-
 _OFFSET_MAX = 2**31 - 1
 
 

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from rmqkit.spark.kernels.gather import between, gather, octets_of, pick
 
-__all__ = ["Properties"]
-
 _NAME_END = 1
 _ENTRY_END = 2
 _CELLS_MAX = 1 << 24

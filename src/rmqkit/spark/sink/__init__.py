@@ -1,1 +1,12 @@
-"""What Spark writes: rows to topics (`writers`), with a guarantee (`exactly_once`)."""
+"""The room `sink` writes rows to topics, at least once or exactly once.
+
+==================  ================================================================================================
+module              does
+==================  ================================================================================================
+`writers`           is what Spark calls: write in a task, commit and abort on the driver
+`rows`              makes messages of rows, each with a key of its own
+`producer`          sends messages, stages half messages, ends them with END_TRANSACTION
+`exactly_once`      commits the half messages of a batch once, whatever dies
+`ledger`            says what entries mean (pure); `ledger_topic` writes and reads them
+==================  ================================================================================================
+"""

@@ -1,4 +1,4 @@
-"""Rows that count once: batches of half messages, decided in the ledger, committed by whoever holds the batch's lease.
+"""`ExactlyOnce` makes each row of a batch visible once: the ledger decides, the holder of the batch's lease commits.
 
 ==============================  ======================================================================================
 step                            who, and what a crash behind it means
@@ -43,8 +43,6 @@ from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, Low, Progress, un
 from rmqkit.spark.sink.ledger_topic import LedgerTopic
 from rmqkit.spark.sink.producer import Ended, SinkProducer, pace
 
-__all__ = ["ExactlyOnce"]
-
 _log = logging.getLogger(__name__)
 
 _PART_BYTES_MAX = 1 << 20
@@ -57,14 +55,15 @@ _GONE = "Find prepared transaction message failed"
 
 
 class _Tenure(Struct, frozen=True):
-    """A lease: the entry that began it, and until when its holder may send."""
+    """A lease: the offset of the entry that began it, and until when (ms, monotonic) its holder may send."""
 
     since: int
     ends_ms: float
 
 
 class ExactlyOnce:
-    """The transactional sink of one process."""
+    """The transactional sink of one process: tasks stage with it, the driver commits with it, and it answers brokers'
+    check-backs."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -141,8 +140,10 @@ class ExactlyOnce:
             self._ledger.append(Entry(Kind.DONE, batch, self._claimant))  # that the ledger knows the sink
         else:
             _check_new(batch, halves, before)
-            sent_ms = self.producer.now_ms
+            sent_ms = self.producer.now_ms  # before the entry is written: the lease runs from no later than this
             now = self._decide(batch, pieces, halves, before)
+            assert now.is_decided, "the decision was read back"
+            assert now.holder, "a decision gives somebody the lease"
             if now.decided_by != self._claimant:
                 self.roll_back(halves, batch)
             if before.is_decided or now.since != now.decision or now.holder != self._claimant:
@@ -154,9 +155,11 @@ class ExactlyOnce:
         """Write the parts and the decision; where the batch is then."""
         lows = now.lows
         if not now.is_decided:
-            bounds = self.producer.live.bounds(self._queues(halves))
+            # Before the decision, or a row that another process makes visible could lie in front of them.
+            bounds = self.producer.pool.bounds(self._queues(halves))
             lows = tuple(Low(*_place(queue), bound.high) for queue, bound in sorted(bounds.items()))
         parts = [self._ledger.append(Entry(Kind.PART, batch, halves=bundle)) for bundle in _bundles(pieces)]
+        assert parts == sorted(set(parts)), "parts lie in the order in which they were written"
         self._ledger.append(Entry(Kind.DECISION, batch, self._claimant, parts=tuple(parts), lows=lows))
         return self._ledger.progress(batch)
 
@@ -181,6 +184,8 @@ class ExactlyOnce:
                 if tenure.since != since:
                     pending = None
                     continue
+            # From here on nothing is committed that somebody else may have committed since it was looked up.
+            assert tenure.since == since, "the lease is the one under which rows were looked up"
             count = self._options.rows_per_s or len(pending)
             with pace(min(count, len(pending)), self._options.rows_per_s):
                 ended = self.producer.end(pending[:count], batch, TransactionState.COMMIT, tenure.ends_ms)
@@ -188,6 +193,7 @@ class ExactlyOnce:
             if len(ended.unsent) + len(ended.refused) < len(pending) and not ended.is_in_doubt:
                 deadline_ms = self.producer.now_ms + self._options.patience_ms
             if not (ended.unsent or ended.is_in_doubt or ended.refused):
+                # Only now: the entry has check-backs answered with rollback.
                 self._ledger.append(Entry(Kind.DONE, batch, self._claimant))
                 return
             pending = self._after(ended, refused, deadline_ms)
@@ -238,12 +244,12 @@ class ExactlyOnce:
 
     def _visible(self, batch: Batch, lows: Iterable[Low], halves: Sequence[Half]) -> set[str]:
         """The rows of a batch that consumers can see, out of the queues as they are now."""
-        live = self.producer.live
+        pool = self.producer.pool
         queues = self._queues(halves)
         self._wait_settled(queues)
         begun = {MessageQueue(low.topic, low.broker_name, low.queue_id): low.offset for low in lows}
         rows: set[str] = set()
-        for queue, bound in live.bounds({*queues, *begun}).items():
+        for queue, bound in pool.bounds({*queues, *begun}).items():
             low = begun.get(queue, 0)
             if low < bound.high:
                 for key in self._row_keys(Range(queue, low, bound.high), batch):
@@ -255,7 +261,7 @@ class ExactlyOnce:
         written long ago: they take effect, or not, in the time after it goes on."""
         while True:
             asked_ms = self.producer.now_ms
-            self.producer.live.wait_dispatched(queues)
+            self.producer.pool.wait_dispatched(queues)
             if self.producer.now_ms - asked_ms < self._options.settle_ms:
                 return
             self.producer.pause(self._options.settle_ms)
@@ -263,7 +269,7 @@ class ExactlyOnce:
     def _row_keys(self, part: Range, batch: Batch) -> Iterator[str]:
         prefix = batch.prefix.encode()
         try:
-            for body in self.producer.live.bodies(part):
+            for body in self.producer.pool.bodies(part):
                 keys = (find_property(record.properties, _UNIQ_KEY) for record in records_of(body))
                 yield from (key.decode() for key in keys if key is not None and key.startswith(prefix))
         except DataLost as error:
@@ -279,7 +285,7 @@ class ExactlyOnce:
         deadline_ms = self.producer.now_ms + self._options.patience_ms
         while True:
             try:
-                queues = self.producer.live.queues({topic for topic, _ in wanted})
+                queues = self.producer.pool.queues({topic for topic, _ in wanted})
                 missing = wanted - {(queue.topic, queue.broker_name) for queue in queues}
                 if not missing:
                     return queues

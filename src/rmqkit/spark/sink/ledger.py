@@ -1,4 +1,4 @@
-"""The ledger of a transactional sink: what was decided about each batch, in the order of one queue of a topic.
+"""The ledger says what a transactional sink decided about each batch, in the order of one queue of a topic.
 
 ========  ====================  ====================================================================================
 entry     written               says
@@ -30,8 +30,6 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.errors import BodyError
-
-__all__ = ["Batch", "Entry", "Half", "Kind", "Low", "Progress", "Written", "pack_halves", "progress", "unpack_halves"]
 
 HALVES_PER_PART = 10_000
 
@@ -68,7 +66,7 @@ class Half(Struct, frozen=True, gc=False):
 
 
 class Low(Struct, frozen=True, array_like=True):
-    """How far a queue of the target reached when a batch was decided."""
+    """The end of a queue of the target when a batch was decided: a row of the batch can only lie behind it."""
 
     topic: str
     broker_name: str
@@ -121,7 +119,7 @@ class Written(Struct, frozen=True):
 
 
 class Progress(Struct):
-    """Where a batch is.
+    """The state of a batch, as the entries of the ledger give it.
 
     Attributes:
         decision: offset of the decision that counts, -1 without one.
@@ -183,11 +181,12 @@ def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progres
 def _decide(now: Progress, written: Written, lease_ms: int) -> None:
     entry = written.entry
     if now.is_decided and not now.gone:
-        return
+        return  # of two drivers that decide at once the first one counts: both read this same order
     if now.is_decided:
         now.parts, now.gone = now.parts + entry.parts, frozenset()
     else:
         now.decided_by, now.parts, now.lows = entry.claimant, entry.parts, entry.lows
+    assert written.offset > now.decision, "entries are read in the order of their queue"
     now.decision = written.offset
     now.decided_by = entry.claimant
     _claim(now, written, lease_ms)
@@ -196,6 +195,7 @@ def _decide(now: Progress, written: Written, lease_ms: int) -> None:
 def _claim(now: Progress, written: Written, lease_ms: int) -> None:
     claimant = written.entry.claimant
     if claimant != now.holder:
+        # Two times of one broker's clock: the clocks of the claimants do not matter.
         if now.holder and written.stored_ms < now.held_ms + lease_ms:
             return
         now.holder, now.since = claimant, written.offset

@@ -1,4 +1,4 @@
-"""The topic of a ledger: entries written to its one queue and read back in its order. What they mean: `ledger`.
+"""`LedgerTopic` writes ledger entries to one queue of a topic and reads them back in order. What they mean: `ledger`.
 
 An append returns once everything up to the new entry was read, so what the ledger says then is what everybody else
 reads there, too. The first entry creates the topic at brokers that create topics by themselves. Source: spark.md §6.
@@ -18,8 +18,6 @@ from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, Progress, Written, progress, unpack_halves
 from rmqkit.spark.sink.producer import SinkProducer
-
-__all__ = ["LedgerTopic", "ledger_topic"]
 
 _WINDOW_COUNT = 512
 _KEPT_COUNT = 4096
@@ -49,6 +47,7 @@ class LedgerTopic:
 
     def append(self, entry: Entry) -> int:
         """Write an entry and read everything up to it; its offset."""
+        # Written first, judged afterwards: what the queue's order says is what every other process will read.
         message = Message(
             topic=self.topic,
             body=entry.encode(),
@@ -59,6 +58,7 @@ class LedgerTopic:
             home = self._find_home()
             offset = self._make_home(message) if home is None else self._producer.send_one(message, home).queue_offset
             self._read_on(offset)
+            assert offset < self._high, "an entry is read back before anybody acts on it"
         return offset
 
     def progress(self, batch: Batch, age_ms: float = 0.0) -> Progress:
@@ -123,7 +123,7 @@ class LedgerTopic:
         deadline_ms = self._producer.now_ms + patience_ms
         while self._home is None:
             try:
-                self._home = min(self._producer.live.queues([self.topic]))
+                self._home = min(self._producer.pool.queues([self.topic]))
             except NoRoute:
                 if self._producer.now_ms >= deadline_ms:
                     return None
@@ -143,7 +143,7 @@ class LedgerTopic:
 
     def _bounds(self) -> tuple[int, int]:
         assert self._home is not None, "nothing is read before it is found"
-        bound = self._producer.live.bounds([self._home])[self._home]
+        bound = self._producer.pool.bounds([self._home])[self._home]
         return bound.low, bound.high
 
     def _read_on(self, wanted: int = -1) -> None:
@@ -169,7 +169,7 @@ class LedgerTopic:
         assert self._home is not None, "nothing is read before it is found"
         found: list[Written] = []
         if low < high:
-            for body in self._producer.live.bodies(Range(self._home, low, high)):
+            for body in self._producer.pool.bodies(Range(self._home, low, high)):
                 found += [
                     Written(
                         Entry.decode(message.body),

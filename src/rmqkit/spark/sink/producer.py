@@ -1,4 +1,4 @@
-"""What the sink's processes do at brokers: send rows, stage them as half messages, end those. For blocking callers.
+"""`SinkProducer` sends rows, stages them as half messages and ends those with END_TRANSACTION, for blocking callers.
 
 A process has one of these per set of options and keeps it: a Python worker that is used again connects once, and while
 it lives its heartbeats make it a member of the producer group, whom brokers ask about half messages
@@ -30,11 +30,9 @@ from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import Message
-from rmqkit.spark.broker_pool import Live
+from rmqkit.spark.broker_pool import BrokerPool
 from rmqkit.spark.options import LiveOptions, SinkOptions
 from rmqkit.spark.sink.ledger import Batch, Half
-
-__all__ = ["Ended", "SinkProducer", "pace"]
 
 T = TypeVar("T")
 
@@ -63,7 +61,7 @@ class SinkProducer:
 
     def __init__(self, options: SinkOptions, check: Check) -> None:
         self.options = options
-        self.live = Live(
+        self.pool = BrokerPool(
             LiveOptions(
                 name_servers=options.name_servers,
                 pull_count=_PULL_COUNT,
@@ -95,7 +93,7 @@ class SinkProducer:
             sends_max=options.sends_max,
         )
         producer = TransactionProducer(
-            options.group, execute=_never, check=self._check, settings=settings, runtime=self.live.runtime
+            options.group, execute=_never, check=self._check, settings=settings, runtime=self.pool.runtime
         )
         await producer.start()
         return producer
@@ -108,12 +106,12 @@ class SinkProducer:
     @property
     def now_ms(self) -> float:
         """Monotonic time, which leases are measured with."""
-        return self.live.runtime.clock.monotonic_ms()
+        return self.pool.runtime.clock.monotonic_ms()
 
     async def close(self) -> None:
         """Leave the group and let go of the connections; on the portal's loop."""
         await self._producer.close()
-        await self.live.runtime.close()
+        await self.pool.runtime.close()
 
     def pause(self, pause_ms: float) -> None:
         """Wait, while check-backs are answered."""
@@ -176,7 +174,9 @@ class SinkProducer:
         except* RmqError as errors:
             raise errors.exceptions[0] from None
         finally:
+            # Also after a failure: the caller rolls back what was stored.
             staged += [found[number] for number in sorted(found)]
+        assert len(found) == len(rows), "each row has its half message"
 
     async def _stage(self, row: PlacedMessage, batch: Batch) -> Half:
         queue = by_place(await self._producer.queues(row.topic), row) if row.is_placed else None
@@ -201,6 +201,7 @@ class SinkProducer:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(self.options.sends_max, len(halves))):
                 tasks.create_task(work(), name="end half messages")
+        assert len(ended.unsent) + len(ended.refused) <= len(halves), "a half message ends in one way"
         return ended
 
     async def _end_lane(
@@ -212,9 +213,9 @@ class SinkProducer:
                 ended.unsent += lane[number:]
                 return
             try:
-                address = await self.live.runtime.routes.find_address(half.broker_name, half.topic)
+                address = await self.pool.runtime.routes.find_address(half.broker_name, half.topic)
                 header = self._header(half, batch, state)
-                await self.live.runtime.calls.ask_end_transaction(address, header, self.options.settle_ms)
+                await self.pool.runtime.calls.ask_end_transaction(address, header, self.options.settle_ms)
             except PeerRefused as error:
                 ended.refused.append((half, error))
                 if half.lane >= 0:
@@ -249,7 +250,7 @@ class SinkProducer:
     async def _look_again(self) -> None:
         await asyncio.sleep(_RETRY_PAUSE_S)
         with contextlib.suppress(NoRoute):
-            await self.live.runtime.routes.refresh_all()
+            await self.pool.runtime.routes.refresh_all()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Rows that become messages: the sink's columns, checked on the driver, and the messages of an Arrow batch.
+"""`messages` turns the rows of an Arrow batch into messages; `check_columns` checks the schema on the driver.
 
 ==============  ==========================  =======================================================================
 column          type                        becomes
@@ -33,8 +33,6 @@ from pyspark.sql.types import StructType
 
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.errors import MessageIllegal, SettingsError
-
-__all__ = ["SINK_COLUMNS", "RowKeys", "check_columns", "messages"]
 
 ROW_KEY_CHARS_MAX = 255
 

@@ -1,4 +1,4 @@
-"""The sink of the Spark format ``rocketmq``: rows to topics, from batches and streams.
+"""The writers send the rows of batches and streams to topics: the format ``rocketmq``.
 
 ::
 
@@ -41,8 +41,6 @@ from rmqkit.spark.sink.ledger import Batch, Half, pack_halves
 from rmqkit.spark.sink.producer import SinkProducer, pace
 from rmqkit.spark.sink.rows import RowKeys, check_columns, messages
 
-__all__ = ["BatchWriter", "Staged", "StreamWriter", "sink_options"]
-
 _SOURCE = "rocketmq"
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
@@ -78,6 +76,7 @@ class _Writing:
         staged: list[Half] = []
         try:
             for rows in self._rows(batches, keys):
+                # A batch that is decided stages nothing again, but for rows whose half messages brokers have deleted.
                 if now.is_decided:
                     rows = [row for row in rows if (row.msg_id or "").removeprefix(batch.prefix) in now.gone]
                 sink.producer.stage(rows, batch, staged)
@@ -99,6 +98,7 @@ class _Writing:
 
     def _commit(self, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:
         done = [message for message in messages if isinstance(message, Staged)]
+        assert len({message.sink_id for message in done}) <= 1, "the tasks of a batch write for one sink"
         if done and self._options.guarantee is DeliveryGuarantee.TRANSACTIONAL:
             packed = (piece for message in done for piece in message.halves)
             exactly_once(self._options).commit(Batch(done[0].sink_id, batch_id), packed)
@@ -111,7 +111,7 @@ class _Writing:
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
-    """One write of a DataFrame; ``sinkId`` or an id of its own, and ``batchId``, name it in its rows' keys."""
+    """Writes a DataFrame once; ``sinkId`` or an id of its own, and ``batchId``, name it in its rows' keys."""
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
@@ -131,7 +131,7 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
-    """The micro-batches of a stream; ``sinkId`` or the query's id names it in its rows' keys."""
+    """Writes the micro-batches of a stream; ``sinkId`` or the query's id names it in its rows' keys."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Send or stage the rows of a task."""

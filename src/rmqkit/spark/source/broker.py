@@ -1,4 +1,4 @@
-"""The Spark data source ``rocketmq``: live topics as tables and as streams.
+"""`BrokerReader` reads live topics as a table, `BrokerStreamReader` as a stream: the format ``rocketmq``.
 
 ::
 
@@ -10,7 +10,7 @@ class                    runs in
 =======================  =============================================================================================
 `BrokerReader`           a batch: the offsets are settled when Spark plans it
 `BrokerStreamReader`     a stream: in one Python process beside the driver, which keeps its connections
-``read`` of both         the executors' Python workers: pull a stretch of a queue, decode it as store files are
+``read`` of both         the executors' Python workers: pull a range of a queue, decode it as store files are
 =======================  =============================================================================================
 
 Options are those of Spark's Kafka source where that has one (``docs/spark-options.md`` compares them). The checkpoint
@@ -29,11 +29,8 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
-    DataSource,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
-    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -42,57 +39,18 @@ from pyspark.sql.types import StructType
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter.subscription import TAG, subscription
 from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.spark.broker_pool import Bounds, DataLost, Live, live, wanted_topics
+from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, broker_pool, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
 from rmqkit.spark.offsets import EARLIEST, LATEST, Offsets, Range, from_json, limited, ranges, read_option, to_json
 from rmqkit.spark.options import ByTimestamp, IncludeProperties, LiveOptions, parse_options, words
-from rmqkit.spark.schema import MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose, to_ddl
-from rmqkit.spark.sink.writers import BatchWriter, StreamWriter, sink_options
+from rmqkit.spark.schema import MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose
 from rmqkit.spark.source.reader import ReadPlan, decode_pulled
-
-__all__ = ["FORMAT", "BrokerReader", "BrokerSource", "BrokerStreamReader", "live_options"]
 
 FORMAT = "rocketmq"
 
 _NO_LIMIT = (1 << 63) - 1
 
 _log = logging.getLogger(__name__)
-
-
-class BrokerSource(DataSource):
-    """The format, as Spark knows it."""
-
-    @classmethod
-    def name(cls) -> str:
-        """What ``format`` is given."""
-        return FORMAT
-
-    def schema(self) -> str:
-        """The columns when the caller gives no schema."""
-        return to_ddl(_columns(live_options(self.options), ()))
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the messages that there are."""
-        return BrokerReader(live_options(self.options), _checked(self.options, schema))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """A reader of the messages that there will be."""
-        options = live_options(self.options)
-        for name, value in (
-            ("endingOffsetsByTimestamp", options.ending_timestamps),
-            ("endingTimestamp", options.ending_timestamp_ms),
-        ):
-            if value:
-                raise SettingsError(f"{FORMAT}: {name} is for batches: a stream has no end")
-        return BrokerStreamReader(options, _checked(self.options, schema))
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer of rows that are there."""
-        return BatchWriter(sink_options(self.options, schema, overwrite=overwrite))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
-        """A writer of rows that will be there."""
-        return StreamWriter(sink_options(self.options, schema, overwrite=overwrite))
 
 
 class _Reading:
@@ -103,29 +61,29 @@ class _Reading:
         self._names = list(names)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a stretch of a queue."""
+        """Yield the messages of a range of a queue; runs in a task."""
         part = partition.value
         if not isinstance(part, Range):  # a batch of nothing has one partition of nothing
             return
         options = self._options
         plan = ReadPlan(
-            columns=tuple(_columns(options, self._names)),
+            columns=tuple(read_columns(options, self._names)),
             decompress=options.decompress,
             unwrap=options.unwrap,
             broker_name=part.queue.broker_name,
             tags=_tags(options, part.queue.topic),
             batch_rows=options.batch_rows,
         )
-        for body in live(options).bodies(part):
+        for body in broker_pool(options).bodies(part):
             yield from decode_pulled(body, plan, part.low, part.high)
 
-    def _live(self) -> Live:
-        return live(self._options)
+    def _pool(self) -> BrokerPool:
+        return broker_pool(self._options)
 
     def _queues(self) -> list[MessageQueue]:
         if self._options.assigned:
             return _assigned(self._options.assigned)
-        return self._live().queues(wanted_topics(self._options), self._options.pattern)
+        return self._pool().queues(wanted_topics(self._options), self._options.pattern)
 
     def _parts(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         options = self._options
@@ -169,7 +127,7 @@ class _Reading:
         offsets: Offsets = {}
         for queue, bound in bounds.items():
             timestamp_ms = given.get(queue, everywhere_ms)
-            offset = self._live().search(queue, timestamp_ms) if timestamp_ms else bound.low
+            offset = self._pool().search(queue, timestamp_ms) if timestamp_ms else bound.low
             if offset >= bound.high and which == "starting" and self._options.by_timestamp is ByTimestamp.ERROR:
                 raise SettingsError(
                     f"{FORMAT}: queue {queue.queue_id} of {queue.topic} on {queue.broker_name} has no message as late"
@@ -184,28 +142,29 @@ class _Reading:
         for queue, offset in start.items():
             if queue in bounds and offset < bounds[queue].low:
                 why = f"the queue begins at {bounds[queue].low}"
-                self._live().report(DataLost(queue, offset, bounds[queue].low, why))
+                self._pool().report(DataLost(queue, offset, bounds[queue].low, why))
                 kept[queue] = bounds[queue].low
         return kept
 
 
 class BrokerReader(_Reading, DataSourceReader):
-    """One batch."""
+    """Reads one batch: offsets are settled when Spark plans it, on the driver."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Stretches of the queues as they are now."""
-        bounds = self._live().bounds(self._queues())
+        """Plan ranges of the queues as they are now."""
+        bounds = self._pool().bounds(self._queues())
         start = self._check_there(self._started(bounds, "earliest"), bounds)
         end = self._ended(bounds)
         for queue, offset in end.items():
             if (high := bounds[queue].high) < offset:
-                self._live().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
+                self._pool().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
                 end[queue] = high
         return self._parts(start, end) or [InputPartition(None)]
 
 
 class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream: what Spark asks between batches."""
+    """Answers what Spark asks between the batches of a stream. Spark keeps one in a Python process beside the driver,
+    and may start it anew at any time: what has to last is in the checkpoint."""
 
     def __init__(self, options: LiveOptions, names: Sequence[str]) -> None:
         super().__init__(options, names)
@@ -216,7 +175,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a new query begins."""
-        bounds = self._live().bounds(self._queues())
+        bounds = self._pool().bounds(self._queues())
         return to_json(self._started(bounds, "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -239,8 +198,9 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         if self._target is not None:
             self._target = {**{queue: end[queue] for queue in begun}, **self._target}
             end = {queue: min(end[queue], offset) for queue, offset in self._target.items() if queue in end}
-        firsts = {queue: bound.low for queue, bound in self._live().bounds(end.keys() - begun.keys()).items()}
+        firsts = {queue: bound.low for queue, bound in self._pool().bounds(end.keys() - begun.keys()).items()}
         begun = {**firsts, **begun}
+        # An end never goes back, or Spark would read rows twice; but a queue that was made anew begins at 0 again.
         anew = {queue for queue in begun if self._latest.get(queue, begun[queue]) < begun[queue]}
         end = {queue: offset if queue in anew else max(offset, begun[queue]) for queue, offset in end.items()}
         if isinstance(limit, ReadAllAvailable):
@@ -256,11 +216,12 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return to_json(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Stretches from one offset to the other; from the first message where the end lies before the start."""
+        """Plan ranges from one offset to the other; from the first message where the end lies before the start: the
+        queue was deleted and made anew meanwhile (`_ends`)."""
         ended = _kept(end)
         begun = {queue: offset for queue, offset in _kept(start).items() if queue in ended}
         begun = {queue: offset if offset <= ended[queue] else 0 for queue, offset in begun.items()}
-        bounds = self._live().bounds(queue for queue, high in ended.items() if begun.get(queue, 0) < high)
+        bounds = self._pool().bounds(queue for queue, high in ended.items() if begun.get(queue, 0) < high)
         begun = {**dict.fromkeys(bounds, 0), **begun}
         return self._parts(self._check_there(begun, bounds), ended)
 
@@ -268,7 +229,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         """A batch is done."""
         if self._options.commit_group:
             there = {queue: offset for queue, offset in _kept(end).items() if queue not in self._given_up}
-            self._live().commit(self._options.commit_group, there)
+            self._pool().commit(self._options.commit_group, there)
 
     def stop(self) -> None:
         """The query has ended; the connections stay for the next one of this process."""
@@ -279,18 +240,18 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         options = self._options
         waited_for = {queue: offset for queue, offset in begun.items() if queue not in self._given_up}
         assigned = _assigned(options.assigned) if options.assigned else []
-        bounds = self._live().reach(wanted_topics(options), options.pattern, assigned, waited_for)
+        bounds = self._pool().reach(wanted_topics(options), options.pattern, assigned, waited_for)
         ends = {queue: bound.high for queue, bound in bounds.items()}
         self._given_up &= {queue for queue, offset in begun.items() if ends.get(queue, -1) < offset}
         for queue, offset in begun.items():
             high = ends.get(queue)
             if high is not None and high < offset:
-                self._live().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
+                self._pool().report(DataLost(queue, high, offset, f"the queue ends at {high}"))
                 _log.warning("queue %d of %s on %s is read from its first message", *_named(queue))
                 self._given_up.discard(queue)
             elif high is None and queue in waited_for:
                 why = "no route has the queue, its topic or broker is gone"
-                self._live().report(DataLost(queue, offset, offset + 1, why))
+                self._pool().report(DataLost(queue, offset, offset + 1, why))
                 self._given_up.add(queue)
         return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}
 
@@ -299,7 +260,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         records of each are looked at, and the mean runs on."""
         backlog = {queue: high - begun[queue] for queue, high in end.items() if high > begun[queue]}
         for queue in backlog:
-            seen = self._live().mean_bytes(queue, begun[queue])
+            seen = self._pool().mean_bytes(queue, begun[queue])
             if seen is not None:
                 self._mean_bytes[queue] = (self._mean_bytes.get(queue, seen) + seen) / 2
         total = sum(count * self._mean_bytes.get(queue, 0.0) for queue, count in backlog.items())
@@ -317,9 +278,9 @@ def live_options(given: Mapping[str, str]) -> LiveOptions:
     return options
 
 
-def _checked(given: Mapping[str, str], schema: StructType) -> list[str]:
+def checked_names(given: Mapping[str, str], schema: StructType) -> list[str]:
     """The names of the columns of a schema, which have to be ours with our types."""
-    for column, field in zip(_columns(live_options(given), schema.names), schema.fields, strict=True):
+    for column, field in zip(read_columns(live_options(given), schema.names), schema.fields, strict=True):
         if field.dataType.simpleString() != column.spark:
             raise SettingsError(
                 f"{FORMAT}: column {column.name} is {column.spark}, the schema says {field.dataType.simpleString()}:"
@@ -328,7 +289,7 @@ def _checked(given: Mapping[str, str], schema: StructType) -> list[str]:
     return list(schema.names)
 
 
-def _columns(options: LiveOptions, names: Sequence[str]) -> list[Column]:
+def read_columns(options: LiveOptions, names: Sequence[str]) -> list[Column]:
     columns = list(MESSAGE_COLUMNS)
     if options.include_properties is not IncludeProperties.MAP:
         at = next(i for i, column in enumerate(columns) if column.name == "properties")

@@ -1,4 +1,4 @@
-"""Conditions on messages that are decided before anything but the heads and topics is decoded.
+"""Filters drop messages by their heads and topics, before anything else of them is decoded.
 
 =================================  ==============================================================
 column                             decided on
@@ -27,8 +27,6 @@ from rmqkit.spark.kernels.batch import topics_of
 from rmqkit.spark.kernels.columns import to_microseconds
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Records
-
-__all__ = ["Condition", "matches", "topic_in", "wanted", "within_times"]
 
 _NUMBERS = {"queueId": "queue_id", "reconsumeTimes": "reconsume_times"}
 _TIMES = {"bornTimestamp": "born_timestamp", "storeTimestamp": "store_timestamp"}

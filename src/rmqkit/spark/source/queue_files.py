@@ -1,26 +1,42 @@
-"""The files that point into a commit log, as arrays: consume queues and the index.
+"""Consume queue and index files as arrays, and reads of the records that they point at instead of a walk over the log.
 
 Files are read as far as they are written, so the store may be a live broker's: an entry is there as a whole or not at
-all. Source: store.md §4, §7.
+all. A read by them costs what is asked for: of a topic with 3 % of the messages 3 % of the records are touched. The
+queues know what consumers can get; a message that is not dispatched (yet), of a deleted topic, or a half message that
+was rolled back is in the log alone. Source: store.md §4, §7; spark.md §5, §8.
 """
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from rmqkit.errors import StoreError
-from rmqkit.spark.fs import StoreFile, above, data_end, exists, join, list_files, map_file, resolve
-from rmqkit.store.index.file import ENTRY, HEADER, SLOT
+from rmqkit.spark.fs import (
+    Segment,
+    StoreFile,
+    above,
+    data_end,
+    exists,
+    join,
+    list_files,
+    map_file,
+    map_records,
+    resolve,
+)
+from rmqkit.spark.source.reader import ReadPlan, read_parts
+from rmqkit.spark.source.splits import Split, records_end
+from rmqkit.store.bulk import scan
+from rmqkit.store.index.file import ENTRY, HEADER, SLOT, key_hash
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY_BYTES
 from rmqkit.store.queues.queue_ext import ADDRESS_BASE, ADDRESS_MAX, UNIT
-
-__all__ = ["IndexPart", "QueueFile", "find_index_files", "find_queue_files", "index_entries", "queue_entries"]
 
 _QUEUE_FILE = re.compile(r"\d{20}")
 _INDEX_FILE = re.compile(r"\d{17}")
@@ -120,3 +136,109 @@ def index_entries(part: IndexPart) -> tuple[int, Entries]:
     first, count = entries_at + ENTRY.size, max(next_number - 1, 0)
     file.fetch(first, first + count * ENTRY.size)
     return begin, np.frombuffer(file.buffer, _INDEX_ENTRY, count, first)
+
+
+# ---------------------------------------------------------------- the records
+
+
+class IndexReads(Struct, frozen=True):
+    """Physical offsets of messages in one file of the log, ascending."""
+
+    segment: Segment
+    offsets: tuple[int, ...]
+
+
+class QueueSplit(Struct, frozen=True):
+    """Messages of a stretch of a consume queue file: its entries from queue offset ``low`` up to ``high``."""
+
+    file: QueueFile
+    low: int
+    high: int
+    segments: tuple[Segment, ...]
+
+
+def queue_splits(
+    root: str,
+    segments: Sequence[Segment],
+    split_bytes: int,
+    *,
+    topics: Sequence[str] = (),
+    queue_ids: Collection[int] = (),
+    low: dict[tuple[str, int], int] | None = None,
+) -> list[QueueSplit]:
+    """The messages of some queues, about ``split_bytes`` of records in each split, empty sets meaning all.
+    ``low`` has by topic and queue id the queue offset to begin with. Entries that point before or behind the log are
+    left out: retention or a crash took their records.
+    Raises StoreError: the store has no consume queues."""
+    splits: list[QueueSplit] = []
+    if not segments:
+        return splits
+    log_start, log_end = segments[0].base_offset, records_end(segments)
+    for file in find_queue_files(root, topics):
+        if queue_ids and file.queue_id not in queue_ids:
+            continue
+        numbers, entries = queue_entries(file)
+        offsets = entries["offset"].astype("i8")
+        kept = (
+            (offsets >= log_start) & (offsets < log_end) & (numbers >= (low or {}).get((file.topic, file.queue_id), 0))
+        )
+        numbers, entries, offsets = numbers[kept], entries[kept], offsets[kept]
+        sums = np.cumsum(entries["size"].astype("i8"))
+        bounds = np.flatnonzero(np.diff(sums // split_bytes)) + 1
+        for part in np.split(np.arange(len(numbers)), bounds):
+            if len(part):
+                first, last = offsets[part[0]], offsets[part[-1]]
+                around = tuple(
+                    one for one in segments if one.base_offset <= last and one.base_offset + one.size > first
+                )
+                splits.append(QueueSplit(file, int(numbers[part[0]]), int(numbers[part[-1]]) + 1, around))
+    return splits
+
+
+def key_reads(
+    root: str, segments: Sequence[Segment], slot_count: int, topic: str, keys: Collection[str]
+) -> list[IndexReads]:
+    """The messages that the index knows under some keys; hashes collide, so others may be among them.
+    Raises StoreError: an index file does not fit ``slot_count``."""
+    hashes = [key_hash(topic, key) for key in keys]
+    found: set[int] = set()
+    for part in find_index_files(root, slot_count):
+        _, entries = index_entries(part)
+        found |= set(entries["offset"][np.isin(entries["hash"], hashes)].tolist())
+    log_end = records_end(segments)
+    return _in_segments(sorted(offset for offset in found if offset < log_end), segments)
+
+
+def read_records_at(reads: IndexReads, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+    """The messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
+    segment = reads.segment
+    for first in range(0, len(reads.offsets), plan.batch_rows):
+        positions = [offset - segment.base_offset for offset in reads.offsets[first : first + plan.batch_rows]]
+        split = Split(segment.path, segment.base_offset, positions[0], positions[-1])
+        buffer = map_records(segment.path, positions)
+        yield from read_parts(split, scan.pick(buffer, segment.base_offset, positions), plan)
+
+
+def read_queue(split: QueueSplit, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+    """The messages, in the order of the log. Raises StoreError: as `rmqkit.spark.source.reader.read_split`."""
+    offsets = np.sort(chosen_entries(split)[1]["offset"].astype("i8")).tolist()
+    for reads in _in_segments(offsets, split.segments):
+        yield from read_records_at(reads, plan)
+
+
+def chosen_entries(split: QueueSplit) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+    """Queue offsets and entries of a split."""
+    numbers, entries = queue_entries(split.file)
+    within = slice(*np.searchsorted(numbers, [split.low, split.high]))
+    return numbers[within], entries[within]
+
+
+def _in_segments(offsets: Sequence[int], segments: Sequence[Segment]) -> list[IndexReads]:
+    """Ascending offsets by the file that they lie in; those in none are left out."""
+    reads = []
+    for segment in segments:
+        low = bisect.bisect_left(offsets, segment.base_offset)
+        high = bisect.bisect_left(offsets, segment.base_offset + segment.size)
+        if low < high:
+            reads.append(IndexReads(segment, tuple(offsets[low:high])))
+    return reads

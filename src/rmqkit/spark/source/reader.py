@@ -1,4 +1,4 @@
-"""One task's work: a split of a commit log → Arrow batches of messages. Nothing here knows Spark.
+"""The reader decodes one split of a commit log into Arrow batches of messages. Nothing here knows Spark.
 
 ::
 
@@ -29,8 +29,6 @@ from rmqkit.spark.source.filters import Condition, matches
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Damage, Records, crc_matches
-
-__all__ = ["ReadPlan", "decode_pulled", "read_parts", "read_split"]
 
 
 class ReadPlan(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Which task reads which bytes of a commit log.
+"""`plan_splits` cuts a commit log into byte ranges, one per task.
 
 A split is a part of one file that begins and ends at records, so tasks need nothing from each other. The plan is also
 a snapshot: the newest file is read only up to the last record that was complete when the query was planned, and
@@ -21,8 +21,6 @@ from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 from rmqkit.spark.fs import RemotePath, Segment, StoreFile, data_end
 from rmqkit.store.bulk import scan
-
-__all__ = ["Split", "plan_splits", "records_end"]
 
 _LOOK_BYTES = 64 << 10
 _HEAD = struct.Struct(">ii20xqiq")  # size, magic, ..., physicalOffset, sysFlag, bornTimestamp

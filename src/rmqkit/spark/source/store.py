@@ -1,4 +1,4 @@
-"""The Spark data source ``rocketmq-store``: messages out of the files of a broker, without the broker.
+"""`StoreSource` is the Spark format ``rocketmq-store``: it reads a broker's files without the broker.
 
 ::
 
@@ -9,7 +9,7 @@ class                        runs in
 ===========================  =========================================================================================
 `StoreSource`                the driver's Python: options, schema
 `StoreReader.partitions`     the planner process: which files, which splits (`splits.plan_splits`)
-`StoreReader.read`           the executors' Python workers: `reader.read_split`, `picks`, `tables.read_table`
+`StoreReader.read`           the executors' Python workers: `reader.read_split`, `reads`, `tables.read_table`
 ===========================  =========================================================================================
 
 =========================================  ===========================================================================
@@ -54,28 +54,15 @@ from rmqkit.spark.options import (
 )
 from rmqkit.spark.schema import CORRUPT, CORRUPT_COLUMN, MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose, to_ddl
 from rmqkit.spark.source.filters import Condition, topic_in, wanted, within_times
-from rmqkit.spark.source.index_reads import Picks, QueueSplit, key_picks, queue_splits, read_picks, read_queue
+from rmqkit.spark.source.queue_files import IndexReads, QueueSplit, key_reads, queue_splits, read_queue, read_records_at
 from rmqkit.spark.source.reader import ReadPlan, read_split
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.tables import TABLES, read_table
 
-__all__ = [
-    "FORMAT",
-    "Part",
-    "StoreReader",
-    "StoreSource",
-    "available_columns",
-    "read_part",
-    "read_plan",
-    "store_options",
-    "store_parts",
-    "store_splits",
-]
-
 FORMAT = "rocketmq-store"
 _PARTITIONS_MAX = 256
 
-Part = Split | QueueSplit | Picks
+Part = Split | QueueSplit | IndexReads
 """What one task reads, or a piece of it."""
 
 
@@ -107,7 +94,7 @@ class StoreSource(DataSource):
 
 
 class StoreReader(DataSourceReader):
-    """Plans and reads a store."""
+    """Plans a read of messages on the driver, and reads a partition in a task."""
 
     def __init__(self, options: StoreOptions, plan: ReadPlan) -> None:
         self._options = options
@@ -179,7 +166,7 @@ def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> 
         if not topics:
             raise SettingsError(f"{FORMAT}: key={options.keys} needs a topic: the index knows keys within topics")
         slots = options.index_slot_count
-        return [one for topic in topics for one in key_picks(options.path, segments, slots, topic, keys)]
+        return [one for topic in topics for one in key_reads(options.path, segments, slots, topic, keys)]
     if options.offsets_from is OffsetsFrom.CONSUME_QUEUE:
         queue_ids = wanted(conditions, "queueId")
         within = within_times(segments, conditions)
@@ -191,7 +178,7 @@ def read_part(part: Part, plan: ReadPlan) -> Iterator[Any]:
     """The messages of a part. Raises StoreError: a file has vanished, or is damaged and the plan says to fail."""
     if isinstance(part, Split):
         return read_split(part, plan)
-    return read_queue(part, plan) if isinstance(part, QueueSplit) else read_picks(part, plan)
+    return read_queue(part, plan) if isinstance(part, QueueSplit) else read_records_at(part, plan)
 
 
 def _partitions(parts: Sequence[Any]) -> list[InputPartition]:

@@ -1,4 +1,4 @@
-"""What a store holds besides messages, as tables: the ``entity`` option of ``rocketmq-store``.
+"""Tables show what a store holds besides messages: the option ``entity`` of ``rocketmq-store``.
 
 ==============  ================================================================================================
 entity          one row for each
@@ -35,21 +35,22 @@ from rmqkit.spark.fs import Segment, exists, join, map_range, map_records, read_
 from rmqkit.spark.kernels.gather import gather
 from rmqkit.spark.options import Entity, StoreOptions
 from rmqkit.spark.schema import MESSAGE_COLUMNS, Column, arrow_schema, choose
-from rmqkit.spark.source.index_reads import QueueSplit, chosen_entries, queue_splits, read_queue
 from rmqkit.spark.source.queue_files import (
     IndexPart,
     QueueFile,
+    QueueSplit,
+    chosen_entries,
     find_index_files,
     find_queue_files,
     index_entries,
     queue_entries,
+    queue_splits,
+    read_queue,
 )
 from rmqkit.spark.source.reader import ReadPlan
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Records
-
-__all__ = ["TABLES", "Table", "read_table"]
 
 Arrays = Mapping[str, Any]
 Parts = Sequence[Any]
