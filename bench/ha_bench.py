@@ -46,10 +46,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.broker_bench import APACHE_CONF
 from bench.ha_load import QUEUES, TOPIC, Load
-from rmqkit.protocol.bodies.replication import HaRuntimeInfo
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.schemas.replication import HaRuntimeInfo
 from tests.faults.spark.servers import set_queues
 from tests.interop.apache import HOST, ask, free_ports, run_apache_broker, run_apache_name_server
 from tests.interop.kit import ApacheKit, default_version, prepare

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from itertools import cycle, islice
 from typing import Any
 
-from rmqkit.protocol.bodies.replication import HaRuntimeInfo
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.frame import FrameSplitter
-from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.schemas.replication import HaRuntimeInfo
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 
 __all__ = ["QUEUES", "TOPIC", "Load"]
 

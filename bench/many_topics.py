@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.topics import CreateTopicRequest
+from rmqkit.protocol.schemas.topics import CreateTopicRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
 from tests.interop.standalone import run_standalone
 

@@ -48,8 +48,8 @@ from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, request
 from rmqkit.protocol.frame import FrameSplitter
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from tests.interop.server_process import ServerProcess
 from tests.interop.standalone import READY_SECONDS, RMQ
 

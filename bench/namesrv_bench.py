@@ -24,11 +24,10 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rmqkit.protocol.bodies.topics import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.registration import RegisterBrokerRequest
-from rmqkit.protocol.headers.topics import TopicRequest
+from rmqkit.protocol.schemas.brokers import RegisterBrokerBody, RegisterBrokerRequest
+from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
 from tests.interop.apache import NAME_SERVER_HEAP_MB, free_ports
 from tests.interop.kit import default_version, prepare

@@ -33,12 +33,12 @@ from rmqkit.broker.tables.clients import Member
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.filter.sql92 import compile_expression
 from rmqkit.filter.subscription import subscription
-from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, request
 from rmqkit.protocol.frame import FrameSplitter
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.schemas.clients import ConsumerData, MessageQueue
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.standalone import Standalone
 from rmqkit.store.message_store import PutMessage
 from rmqkit.store.settings import StoreSettings

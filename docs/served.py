@@ -34,7 +34,7 @@ hide: [toc]
 # Request codes
 
 Every request of RocketMQ's remoting protocol, who answers it, and whether rmqkit does. The types are declared in
-`rmqkit.protocol.headers` and `rmqkit.protocol.bodies`, except for requests that nothing here speaks (*undeclared*); the
+`rmqkit.protocol.schemas`, except for requests that nothing here speaks (*undeclared*); the
 table behind this page is `docs/catalog.py`. Bodies in *italics* are not JSON. A request that is not answered gets code
 3, `REQUEST_CODE_NOT_SUPPORTED`.
 

@@ -10,7 +10,7 @@ import pytest
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.namesrv import KVPut
+from rmqkit.protocol.schemas.namesrv import KVPut
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 

@@ -22,9 +22,9 @@ from rmqkit.errors import RmqError
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header, request
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
-from rmqkit.protocol.headers.send import SendMessageV2Request
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 

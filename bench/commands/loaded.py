@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 
 from rmqkit.errors import RmqError
-from rmqkit.protocol.bodies.topics import BrokerData, TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.namesrv import RouteRequest
-from rmqkit.protocol.headers.topics import CreateTopicRequest
+from rmqkit.protocol.schemas.namesrv import BrokerData, RouteRequest, TopicRoute
+from rmqkit.protocol.schemas.topics import CreateTopicRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 

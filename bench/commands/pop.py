@@ -25,12 +25,9 @@ from bench.commands.loaded import TIMEOUT_MS, ask, cpu_seconds, create_topic, ex
 from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
 from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.bodies.pop import BatchAck, BatchAckBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, request
-from rmqkit.protocol.headers.pop import AckMessageRequest, PopMessageRequest, PopMessageResponse
-from rmqkit.protocol.headers.send import SendMessageV2Request
-from rmqkit.protocol.pop import (
+from rmqkit.protocol.handles import (
     PopHandle,
     PopQueue,
     decode_message_offsets,
@@ -38,6 +35,8 @@ from rmqkit.protocol.pop import (
     encode_acked,
     encode_pop_handle,
 )
+from rmqkit.protocol.schemas.pop import AckMessageRequest, BatchAck, BatchAckBody, PopMessageRequest, PopMessageResponse
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 

@@ -26,7 +26,7 @@ from bench.commands.interleaved import Figure, Ratio, Rounds, Work, verdict
 from bench.commands.sample_store import QUEUES, TOPICS, write_log
 from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
-from rmqkit.protocol.bodies.topics import TopicConfig, TopicConfigTable
+from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
 from rmqkit.spark.jobs.verify import verify

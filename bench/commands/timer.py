@@ -31,13 +31,13 @@ from typing import Any
 from bench.commands.loaded import TIMEOUT_MS, ask, cpu_seconds, create_topic, find_broker
 from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
-from rmqkit.protocol.bodies.namesrv import KVTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
-from rmqkit.protocol.headers.send import SendMessageV2Request
 from rmqkit.protocol.record import iter_records
+from rmqkit.protocol.schemas.namesrv import KVTable
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 

@@ -19,7 +19,7 @@ from typing import Any
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_command, decode_header, encode_command, reply, request
 from rmqkit.protocol.frame import JSON, ROCKETMQ, FrameSplitter
-from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch

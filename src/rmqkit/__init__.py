@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from rmqkit.errors import RmqError as RmqError
     from rmqkit.errors import SendFailed as SendFailed
     from rmqkit.errors import SettingsError as SettingsError
-    from rmqkit.protocol.bodies.clients import MessageQueue as MessageQueue
     from rmqkit.protocol.message import Message as Message
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
+    from rmqkit.protocol.schemas.clients import MessageQueue as MessageQueue
 
 _MODULES = """
 rmqkit.client.producer.accumulator SendManyFailed
@@ -85,7 +85,7 @@ rmqkit.client.observe.status BrokerStatus MemberStatus ProducerStatus QueueState
 rmqkit.client.producer.transaction TransactionProducer TransactionResult TransactionState
 rmqkit.errors ClientError ConnectFailed ConnectionLost MessageIllegal NoRoute NotARequest PeerRefused RemotingError
 rmqkit.errors ReplyTimedOut RequestTimedOut RmqError SendFailed SettingsError
-rmqkit.protocol.bodies.clients MessageQueue
+rmqkit.protocol.schemas.clients MessageQueue
 rmqkit.protocol.message Message ReceivedMessage
 """
 _SUBMODULES = {

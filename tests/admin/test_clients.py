@@ -13,10 +13,14 @@ from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import ConnectFailed, PeerRefused, UnknownName
 from rmqkit.filter.subscription import subscription
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.connections import ConsumerConnection
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, PopProcessQueueInfo, ProcessQueueInfo
 from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.schemas.clients import (
+    ConsumerConnection,
+    ConsumerRunningInfo,
+    MessageQueue,
+    PopProcessQueueInfo,
+    ProcessQueueInfo,
+)
 from tests.admin.things import make_topic
 from tests.client.peers import on_loop
 

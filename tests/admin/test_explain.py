@@ -15,12 +15,18 @@ from rmqkit.admin.traces import TraceRow
 from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import SettingsError, UnknownName
 from rmqkit.filter.subscription import SQL92, TAG, subscription
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
-from rmqkit.protocol.bodies.connections import ClientConnection, ConsumerConnection
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, PopProcessQueueInfo, ProcessQueueInfo
-from rmqkit.protocol.bodies.topics import Permission
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.names import TRACE_TOPIC
+from rmqkit.protocol.schemas.clients import (
+    ClientConnection,
+    ConsumerConnection,
+    ConsumerRunningInfo,
+    MessageQueue,
+    PopProcessQueueInfo,
+    ProcessQueueInfo,
+)
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.protocol.trace import SubscribeAfterTrace, SubscribeBeforeTrace, encode_traces
 from tests.admin.things import make_topic, send
 from tests.client.peers import on_loop

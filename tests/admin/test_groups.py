@@ -8,9 +8,9 @@ from rmqkit.admin.api import Admin
 from rmqkit.admin.clients import Clients
 from rmqkit.admin.offsets import END_MS
 from rmqkit.errors import PeerRefused, UnknownName
-from rmqkit.protocol.bodies.clients import GroupRetryPolicy, MessageQueue
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, PopProcessQueueInfo
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue, PopProcessQueueInfo
+from rmqkit.protocol.schemas.groups import GroupRetryPolicy
 from tests.admin.things import BROKERS, make_topic, send
 from tests.client.peers import on_loop
 

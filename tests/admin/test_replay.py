@@ -15,7 +15,7 @@ from rmqkit.admin.replay_sources import Picked, Selection
 from rmqkit.admin.sending import Stop
 from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.errors import ConnectionLost, MessageIllegal, SendFailed, SettingsError
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.messages import received
 from tests.client.peers import on_loop
 

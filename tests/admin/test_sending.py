@@ -8,7 +8,7 @@ from rmqkit.admin.sending import CHUNK_COUNT, Pace, send_chunk
 from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.errors import MessageIllegal, NoRoute
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 from tests.client.peers import on_loop
 

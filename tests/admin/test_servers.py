@@ -11,8 +11,9 @@ from rmqkit.admin import Admin, Done
 from rmqkit.admin.topics import Assigned, TopicStats, TopicUse, permission_of
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import NoNameServer, PeerRefused, SettingsError, UnknownName
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
 from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 

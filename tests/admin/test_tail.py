@@ -20,8 +20,8 @@ from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import SettingsError
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.store.settings import StoreSettings
 from tests.client.messages import received
 from tests.client.peers import on_loop, until

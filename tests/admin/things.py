@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from rmqkit.admin.api import Admin
 from rmqkit.admin.messages import Sent
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.message import ReceivedMessage as Received
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.peers import SECONDS
 
 BROKERS = ("broker-a", "broker-b")

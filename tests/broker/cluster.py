@@ -6,12 +6,11 @@ import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.filter.subscription import subscription
-from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, request
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
+from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerGroupRequest, HeartbeatData, ProducerData
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.standalone import Standalone

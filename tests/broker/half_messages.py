@@ -13,10 +13,10 @@ from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.broker.transaction.half import TRANSACTION_GROUP, OpMessages, to_half
 from rmqkit.protocol.command import decode_header
-from rmqkit.protocol.headers.transactions import CheckTransactionRequest
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.schemas.transactions import CheckTransactionRequest
 from rmqkit.store.message_store import MessageStore
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import HOST, message, read_all, small_settings

@@ -5,16 +5,16 @@ from __future__ import annotations
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_header, request
-from rmqkit.protocol.headers.pop import (
+from rmqkit.protocol.handles import decode_pop_handle, decode_start_offsets
+from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.schemas.pop import (
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
     PopMessageRequest,
     PopMessageResponse,
 )
-from rmqkit.protocol.headers.send import SendMessageV2Request
-from rmqkit.protocol.message import read_messages
-from rmqkit.protocol.pop import decode_pop_handle, decode_start_offsets
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 
 

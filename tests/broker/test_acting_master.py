@@ -20,12 +20,12 @@ from rmqkit.broker.replication.role import SlaveSide
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.queues import ConsumerOffsets, DelayOffsets
-from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, reply, request
-from rmqkit.protocol.headers.brokers import HaInfo
-from rmqkit.protocol.headers.registration import MinBrokerIdChange
+from rmqkit.protocol.schemas.brokers import MinBrokerIdChange
+from rmqkit.protocol.schemas.offsets import ConsumerOffsets
+from rmqkit.protocol.schemas.replication import DelayOffsets, HaInfo
+from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.client import RemotingClient
 from tests.broker.half_messages import HalfMessages
 from tests.broker.test_escape import Elsewhere

@@ -13,9 +13,9 @@ from rmqkit.broker.access.rights import needed
 from rmqkit.broker.access.users import AccessTable
 from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
 from rmqkit.errors import SettingsError
-from rmqkit.protocol.bodies.access import AclEntry, AclInfo, AclPolicy, UserInfo
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
+from rmqkit.protocol.schemas.access import AclEntry, AclInfo, AclPolicy, UserInfo
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone

@@ -18,9 +18,9 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
 from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import ConnectFailed
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.broker.groups_of_brokers import SECONDS, Brokers
 from tests.client.peers import until
 

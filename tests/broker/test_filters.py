@@ -11,9 +11,9 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.filters import FilterTable, inline_filter
 from rmqkit.errors import StoreMismatch
 from rmqkit.filter.bloom import BloomFilter
-from rmqkit.protocol.bodies.clients import SubscriptionData
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import decode_record, encode_record, record_properties
+from rmqkit.protocol.schemas.clients import SubscriptionData
 from rmqkit.store.message_store import Arrival
 from rmqkit.store.queues.queue_ext import ExtUnit, QueueExt
 from rmqkit.testing.clock import StandingClock

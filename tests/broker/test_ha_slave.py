@@ -25,11 +25,11 @@ from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import LogDiverged
 from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.bodies.topics import DataVersion, TopicConfig, TopicConfigTable
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_header, reply
 from rmqkit.protocol.ha import frame_head
-from rmqkit.protocol.headers.clients import ViewMessageRequest
+from rmqkit.protocol.schemas.pull import ViewMessageRequest
+from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer

@@ -22,11 +22,11 @@ from rmqkit.metrics.settings import ExporterType
 from rmqkit.metrics.table import TABLE, Server
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.bodies.replication import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.headers.pull import PullFlag
-from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
-from rmqkit.protocol.send_shapes import SendShape
+from rmqkit.protocol.schemas.pull import PullFlag
+from rmqkit.protocol.schemas.replication import HaConnectionInfo, HaRuntimeInfo
+from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
+from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.server import ListenFailed
 from rmqkit.standalone import Standalone
 from rmqkit.store.message_store import Arrival, PutMessage, PutResult, PutStatus

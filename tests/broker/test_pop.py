@@ -8,25 +8,23 @@ import msgspec
 import pytest
 
 from rmqkit.errors import RemotingError
-from rmqkit.protocol.bodies.pop import (
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import decode_header
+from rmqkit.protocol.handles import decode_pop_handle, encode_acked
+from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.schemas.pop import (
     Assignments,
     BatchAck,
     BatchAckBody,
     MessageRequestMode,
-    QueryAssignmentBody,
-)
-from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import decode_header
-from rmqkit.protocol.headers.pop import (
     NotificationRequest,
     NotificationResponse,
     PeekMessageRequest,
     PollingInfoRequest,
     PollingInfoResponse,
     PopMessageResponse,
+    QueryAssignmentBody,
 )
-from rmqkit.protocol.message import read_messages
-from rmqkit.protocol.pop import decode_pop_handle, encode_acked
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.pops import ack, change, now_ms, parts, pop, sent
 from tests.waiting import SECONDS

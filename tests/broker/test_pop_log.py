@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from rmqkit.broker.pop.check_points import PopLog
-from rmqkit.protocol.bodies.pop import CheckPoint, StoredAck
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.schemas.pop import CheckPoint, StoredAck
 from rmqkit.store.message_store import PutMessage
 from tests.broker.pops import ack, now_ms, parts, pop, sent
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
-from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields
-from rmqkit.protocol.headers.topics import CreateTopicRequest
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.topics import CreateTopicRequest, TopicConfig
 from tests.broker.pops import parts, pop
 
 PRIORITY = "_SYS_MSG_PRIORITY_"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmqkit.broker.tables.queue_locks import LOCK_MS_MAX, QueueLocks
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 
 QUEUES = [MessageQueue("T", "broker-a", number) for number in range(3)]

@@ -7,11 +7,11 @@ import asyncio
 
 import msgspec
 
-from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.namesrv import RouteRequest
-from rmqkit.protocol.headers.send import SendMessageRequest
+from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData
+from rmqkit.protocol.schemas.namesrv import RouteRequest
+from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 

@@ -15,10 +15,9 @@ import pytest
 from rmqkit.errors import RemotingError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
-from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
-from rmqkit.protocol.headers.send import SendMessageV2Request
 from rmqkit.protocol.record import iter_records
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 from tests.interop.standalone import run_standalone
 

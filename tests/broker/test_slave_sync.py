@@ -22,20 +22,19 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import ConnectFailed, StoreMismatch
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupTable
-from rmqkit.protocol.bodies.pop import MessageRequestModes
-from rmqkit.protocol.bodies.queues import DelayOffsets
-from rmqkit.protocol.bodies.timer import TimerMetrics, decode_timer_checkpoint
-from rmqkit.protocol.bodies.topics import (
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command, decode_fields, reply
+from rmqkit.protocol.fastjson import decode_as, loads
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
+from rmqkit.protocol.schemas.pop import MessageRequestModes
+from rmqkit.protocol.schemas.replication import DelayOffsets, TimerMetrics, decode_timer_checkpoint
+from rmqkit.protocol.schemas.topics import (
     DataVersion,
     LogicQueueMappingItem,
     TopicConfig,
     TopicConfigTable,
     TopicQueueMappingDetail,
 )
-from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import Command, decode_fields, reply
-from rmqkit.protocol.fastjson import decode_as, loads
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import ListenFailed, RemotingServer

@@ -13,8 +13,8 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import StoreUnavailable
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
-from rmqkit.protocol.bodies.topics import TopicConfig
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.topics import TopicConfig
 
 SETTINGS = BrokerSettings(broker_name="broker-a")
 

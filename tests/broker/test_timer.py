@@ -9,11 +9,11 @@ import shutil
 import pytest
 
 from rmqkit.broker.delay.timer import NOT_ENABLED, put_aside
-from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, TimingCount, decode_timer_checkpoint
-from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.schemas.replication import TimerCheckpoint, TimerMetrics, TimingCount, decode_timer_checkpoint
+from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.message_store import PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock

@@ -15,16 +15,16 @@ import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import RemotingError
-from rmqkit.protocol.bodies.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, decode_header, request
-from rmqkit.protocol.headers.offsets import QueryConsumerOffsetRequest, QueueRequest
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
-from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.headers.transactions import CheckTransactionRequest, EndTransactionRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.names import HALF_TOPIC
 from rmqkit.protocol.record import iter_records
+from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
+from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest, QueueRequest
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse
+from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.transactions import CheckTransactionRequest, EndTransactionRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from tests.interop.standalone import run_standalone

@@ -15,13 +15,12 @@ from typer.testing import CliRunner
 from rmqkit.cli import app
 from rmqkit.cli.admin.names import JAVA, NOUNS
 from rmqkit.errors import UnknownName
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupTable
-from rmqkit.protocol.bodies.namesrv import KVTable, TopicList
-from rmqkit.protocol.bodies.replication import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
-from rmqkit.protocol.bodies.topics import BrokerData, ClusterInfo
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.fastjson import dumps
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
+from rmqkit.protocol.schemas.namesrv import BrokerData, ClusterInfo, KVTable, TopicList
+from rmqkit.protocol.schemas.replication import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from tests.cli.answering import body, serving
 
 SECONDS_MAX = 150

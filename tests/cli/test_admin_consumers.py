@@ -16,12 +16,11 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import app
 from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.errors import RmqError, exit_code
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.connections import ConsumerConnection
-from rmqkit.protocol.bodies.topics import BrokerData, ClusterInfo
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.fastjson import dumps
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import ConsumerConnection, MessageQueue
+from rmqkit.protocol.schemas.namesrv import BrokerData, ClusterInfo
 from tests.admin.test_clients import status_when
 from tests.admin.things import find_when_indexed, make_topic, send
 from tests.cli.answering import body, serving

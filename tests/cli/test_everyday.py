@@ -26,8 +26,8 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import RmqError, exit_code
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from rmqkit.protocol.bodies.clients import ConsumerIds, HeartbeatData
-from rmqkit.protocol.bodies.topics import BrokerData, QueueData, TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
+from rmqkit.protocol.schemas.clients import ConsumerIds, HeartbeatData
+from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from rmqkit.client.runtime.settings import PushConsumerSettings
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.pop import BatchAckBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
-from rmqkit.protocol.pop import decode_acked, decode_pop_handle
+from rmqkit.protocol.handles import decode_acked, decode_pop_handle
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.pop import BatchAckBody
 from tests.client.messages import record
 from tests.client.peers import Answer, Cluster, Peer, refused
 

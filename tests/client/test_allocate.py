@@ -14,7 +14,7 @@ from rmqkit.client.consumer.allocate import (
     machine_room,
     machine_room_nearby,
 )
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 
 def shares(strategy, queues: int, clients: int) -> str:

@@ -17,10 +17,10 @@ from rmqkit.client.producer.transaction import TransactionProducer, TransactionS
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.client.sync import facade as sync
 from rmqkit.errors import ClientError
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.peers import Cluster, offset, on_loop, standalone, stored, until
 from tests.client.pops import PopBroker, popped, records

@@ -14,10 +14,10 @@ from rmqkit.client.consumer.ordered import OrderedConsuming
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.messages import received
 from tests.client.peers import Cluster, on_loop, refused, until
 

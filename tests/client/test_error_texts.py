@@ -22,9 +22,9 @@ from rmqkit.errors import (
     SendFailed,
     SettingsError,
 )
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.messages import received
 from tests.client.peers import Cluster, offset, on_loop, refused
 

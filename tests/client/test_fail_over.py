@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
-from rmqkit.protocol.bodies.topics import BrokerData, QueueData, TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
-from rmqkit.protocol.headers.pull import PullFlag
+from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
+from rmqkit.protocol.schemas.pull import PullFlag
 from tests.client.messages import record
 from tests.client.peers import Cluster, on_loop, pulled, until
 

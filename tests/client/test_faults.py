@@ -7,8 +7,8 @@ import pytest
 from rmqkit.client.producer.faults import FaultTable
 from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime.routes import PublishQueues
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 from tests.client.peers import on_loop, refused, stored
 from tests.client.test_sender import MESSAGE, Sending

@@ -14,11 +14,10 @@ from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, reply
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import LockBody, LockedQueues, MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, on_loop, pulled, until

@@ -18,8 +18,8 @@ from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSetting
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, PeerRefused, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, reply
+from rmqkit.protocol.handles import RecallHandle, encode_recall_handle
 from rmqkit.protocol.message import Message
-from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
 from rmqkit.protocol.trace import ConsumeReturn
 from tests.client.messages import record
 from tests.client.peers import Cluster, on_loop, pulled, refused, stored, until

@@ -17,17 +17,17 @@ from rmqkit.client.runtime.handlers import Inquiries
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ConsumerStatus
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.consumers import (
+from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import (
     ConsumeDirectlyRequest,
-    ConsumerStatusRequest,
-    ResetOffsetRequest,
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    MessageQueue,
     RunningInfoRequest,
 )
-from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.offsets import ConsumerStatus, ConsumerStatusRequest, ResetOffsetRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.standalone import Standalone

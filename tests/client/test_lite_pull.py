@@ -13,9 +13,9 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PullConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, PeerRefused
-from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until

@@ -10,7 +10,7 @@ import pytest
 
 from rmqkit.client.consumer.offsets import LocalOffsets
 from rmqkit.errors import ClientError
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.peers import on_loop, until
 
 FIRST, SECOND = MessageQueue("TopicTest", "broker-a", 0), MessageQueue("TopicTest", "broker-a", 1)

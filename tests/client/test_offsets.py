@@ -9,9 +9,9 @@ import pytest
 from rmqkit.client.consumer.offsets import GroupOffsets
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import PeerRefused
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.peers import Cluster, offset, on_loop, refused, until
 
 SAVE = RequestCode.UPDATE_CONSUMER_OFFSET

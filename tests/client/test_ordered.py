@@ -17,12 +17,11 @@ from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import MessageModel, PushConsumerSettings, StartFrom
 from rmqkit.errors import SettingsError
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
-from rmqkit.protocol.headers.pull import PullFlag
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import LockBody, LockedQueues, MessageQueue
+from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, on_loop, pulled, until

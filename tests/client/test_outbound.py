@@ -26,15 +26,24 @@ from rmqkit.client.runtime.settings import (
     StartFrom,
 )
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, ConsumerStatus, ResetOffsetBody
-from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
-from rmqkit.protocol.bodies.topics import BrokerData, QueueData, TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, reply, request
-from rmqkit.protocol.headers.consumers import ConsumerStatusRequest, ResetClientOffsetRequest, RunningInfoRequest
-from rmqkit.protocol.headers.transactions import CheckTransactionRequest
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import (
+    ConsumerRunningInfo,
+    LockBody,
+    LockedQueues,
+    MessageQueue,
+    RunningInfoRequest,
+)
+from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
+from rmqkit.protocol.schemas.offsets import (
+    ConsumerStatus,
+    ConsumerStatusRequest,
+    ResetClientOffsetRequest,
+    ResetOffsetBody,
+)
+from rmqkit.protocol.schemas.transactions import CheckTransactionRequest
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.standalone import Standalone
 from tests.client.messages import record

@@ -15,10 +15,10 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.sender import PASSING
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ConnectionLost, NoRoute, PeerRefused, RequestTimedOut, SendFailed
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.backoff import Backoff
 from rmqkit.remoting.permits import Permits
 from rmqkit.testing.clock import StandingClock

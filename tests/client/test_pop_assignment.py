@@ -10,9 +10,9 @@ from rmqkit.client.pop.service import Assigned
 from rmqkit.client.pop.session import Pops
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
-from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
+from rmqkit.protocol.schemas.clients import ConsumerData, MessageQueue
 from tests.client.peers import Cluster, on_loop, refused
 from tests.client.pops import UNSUPPORTED
 

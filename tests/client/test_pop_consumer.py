@@ -11,9 +11,9 @@ from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.runtime.settings import MessageModel, PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, ConnectFailed, NoRoute, PeerRefused, SettingsError
-from rmqkit.protocol.bodies.pop import BatchAckBody
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.record import COMPRESSED
+from rmqkit.protocol.schemas.pop import BatchAckBody
 from tests.client.messages import record
 from tests.client.peers import Cluster, on_loop, refused, until
 from tests.client.pops import (

@@ -11,10 +11,10 @@ import pytest
 from rmqkit.client.consumer.consume import ConsumeLater
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.pop import BatchAckBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.pop import BatchAckBody
 from tests.client.messages import record
 from tests.client.peers import on_loop, refused, until
 from tests.client.pops import (

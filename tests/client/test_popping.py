@@ -15,7 +15,7 @@ from rmqkit.client.pop.service import OrderedPopConsuming, PopConsuming
 from rmqkit.client.pop.session import PopProcessQueue, Pops
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 from tests.client.messages import received
 from tests.client.peers import SECONDS, on_loop, refused, until

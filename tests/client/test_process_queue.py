@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.messages import received
 from tests.client.peers import on_loop
 

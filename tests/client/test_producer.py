@@ -13,11 +13,11 @@ from rmqkit.client.producer.selectors import by_hash, by_sharding_key
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SettingsError
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
+from rmqkit.protocol.handles import RecallHandle, encode_recall_handle
 from rmqkit.protocol.message import Message
-from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.client.peers import SECONDS, Cluster, on_loop, until

@@ -8,8 +8,8 @@ from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.requests import PullStatus
 from rmqkit.errors import ClientError, NoRoute, PeerRefused
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.peers import on_loop
 

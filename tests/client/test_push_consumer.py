@@ -17,10 +17,10 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import NoRoute, PeerRefused, SettingsError
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until

@@ -10,9 +10,9 @@ from rmqkit.client.consumer.assignment import Rebalance
 from rmqkit.client.consumer.context import Member
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ConsumerSettings
-from rmqkit.protocol.bodies.clients import ConsumerData, ConsumerIds, MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
+from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerIds, MessageQueue
 from tests.client.peers import Cluster, on_loop, refused
 
 MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP

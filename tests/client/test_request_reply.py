@@ -14,8 +14,8 @@ from rmqkit.errors import MessageIllegal, NotARequest, ReplyTimedOut, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.compression import Compression, compress
-from rmqkit.protocol.headers.send import PushReplyRequest
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.send import PushReplyRequest
 from rmqkit.standalone import Standalone
 from tests.client.messages import received
 from tests.client.peers import on_loop

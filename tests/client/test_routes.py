@@ -13,9 +13,10 @@ from rmqkit.client.runtime.routes import (
     publish_queues,
     subscribe_queues,
 )
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.topics import TopicQueueMappingInfo, TopicRoute
 from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.namesrv import TopicRoute
+from rmqkit.protocol.schemas.topics import TopicQueueMappingInfo
 
 STRICT = (
     b'{"brokerDatas":[{"brokerAddrs":{"0":"127.0.0.1:21911"},"brokerName":"broker-a","cluster":"DefaultCluster",'

@@ -12,10 +12,9 @@ from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
 from rmqkit.errors import ClientError, NoRoute, PeerRefused, SettingsError
-from rmqkit.protocol.bodies.clients import ConsumerData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, reply, request
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerGroupRequest
 from tests.client.peers import Cluster, Peer, on_loop, refused, until
 
 ROUTE, LIST = RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER

@@ -11,7 +11,7 @@ from rmqkit.client.consumer.loop import Schedule, ScheduledPull
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.errors import ClientError, SettingsError
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.peers import Cluster, on_loop, until
 
 QUEUE = MessageQueue("T", "broker-0", 0)

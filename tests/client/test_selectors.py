@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rmqkit.client.producer.selectors import PlacedMessage, at_random, by_hash, by_place, by_sharding_key
 from rmqkit.errors import MessageIllegal
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 QUEUES = [MessageQueue("T", "broker-a", i) for i in range(7)]
 MESSAGE = Message(topic="T", body=b"x", sharding_key="TagA")

@@ -13,9 +13,9 @@ from rmqkit.client.producer.sender import PASSING, RETRYABLE, Sender
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import NoNameServer, NoRoute, PeerRefused, RequestTimedOut, SendFailed
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.peers import SECONDS, Cluster, on_loop, refused, stored, until
 
 MESSAGE = Outgoing("T", b"body", "a\x01b\x02", "UK", flag=3, sys_flag=0x301)

@@ -8,9 +8,9 @@ from rmqkit.client.observe.status import BrokerStatus, MemberStatus, ProducerSta
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import SendFailed
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.peers import Cluster, on_loop, refused
 

@@ -16,13 +16,13 @@ from rmqkit.client.producer.trace import MessageTrace
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, PushConsumerSettings, StartFrom
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.names import TRACE_TOPIC
 from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.trace import (
     PublishTrace,
     SubscribeAfterTrace,

@@ -17,11 +17,10 @@ from rmqkit.client.observe.status import QueueState
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import PullConsumerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import ConnectFailed, PeerRefused
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.queues import LockedQueues
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import LockedQueues, MessageQueue
 from rmqkit.standalone import Standalone
 from tests.client.messages import received
 from tests.client.peers import Cluster, on_loop, refused, until

@@ -20,15 +20,14 @@ from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, request
-from rmqkit.protocol.headers.offsets import QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
-from rmqkit.protocol.headers.queries import QueryMessageRequest
-from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Record, decode_record
+from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse, QueryMessageRequest
+from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.transactions import EndTransactionRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings

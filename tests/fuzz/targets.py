@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rmqkit.errors import BodyError, FrameError, HeaderError, RecordCorrupt
-from rmqkit.protocol import pop
+from rmqkit.protocol import handles
 from rmqkit.protocol.batch import decode_batch, encode_batch
-from rmqkit.protocol.bodies.clients import HeartbeatData, MessageQueue
-from rmqkit.protocol.bodies.namesrv import decode_registration
-from rmqkit.protocol.bodies.stats import ConsumeStatsList
-from rmqkit.protocol.bodies.topics import TopicRoute
 from rmqkit.protocol.codes import CURRENT_VERSION
 from rmqkit.protocol.command import Command, decode_command, decode_fields, decode_header, encode_command
 from rmqkit.protocol.compression import Compression, decompress
 from rmqkit.protocol.fastjson import decode_as, dumps, loads
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
 from rmqkit.protocol.ha import Reports, frame_head, split_frames
-from rmqkit.protocol.headers.pull import PullMessageRequest
-from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.handles import decode_recall_handle
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_property
 from rmqkit.protocol.proxy_header import parse_proxy_header
-from rmqkit.protocol.recall import decode_recall_handle
 from rmqkit.protocol.record import Record, decode_record, encode_record
+from rmqkit.protocol.schemas.brokers import decode_registration
+from rmqkit.protocol.schemas.clients import HeartbeatData, MessageQueue
+from rmqkit.protocol.schemas.namesrv import TopicRoute
+from rmqkit.protocol.schemas.pull import PullMessageRequest
+from rmqkit.protocol.schemas.send import SendMessageV2Request
+from rmqkit.protocol.schemas.stats import ConsumeStatsList
 from rmqkit.protocol.trace import decode_traces, encode_traces
 
 __all__ = ["TARGETS"]
@@ -167,7 +167,12 @@ def text(data: bytes) -> None:
     """The small texts in headers, trace records and the PROXY preamble."""
     words = data.decode("utf-8", "replace")
     for decode in (
-        *(pop.decode_start_offsets, pop.decode_message_offsets, pop.decode_order_counts, pop.decode_pop_handle),
+        *(
+            handles.decode_start_offsets,
+            handles.decode_message_offsets,
+            handles.decode_order_counts,
+            handles.decode_pop_handle,
+        ),
         decode_recall_handle,
     ):
         try:

@@ -23,9 +23,10 @@ from rmqkit.admin.api import Admin
 from rmqkit.cli import app
 from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.errors import RmqError, UnknownName, exit_code
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from tests.patience import TIMEOUT_MS, producing, pushing
 
 SECONDS_MAX = 150

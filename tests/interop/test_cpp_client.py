@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from rmqkit import Message, sync
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.testing import LocalCluster
 from tests.faults.spark.servers import set_queues
 from tests.interop.apache import QUICK_CONF, ApachePair, ask

@@ -16,7 +16,7 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import loads
-from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from tests.interop.apache import ApachePair, ask
 from tests.interop.suite.consuming import SECONDS
 from tests.patience import TIMEOUT_MS, pulling

@@ -36,18 +36,18 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.consumer.allocate import averagely
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import properties as prop
-from rmqkit.protocol.bodies.pop import MessageRequestMode
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import decode_header
-from rmqkit.protocol.headers.groups import GroupForbiddenRequest
-from rmqkit.protocol.headers.offsets import OffsetResponse, QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
-from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.headers.topics import CreateTopicRequest
-from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.protocol.ids import UniqueKeys, decode_offset_id, offset_id
 from rmqkit.protocol.names import TRANS_CHECK_MAX_TIME_TOPIC
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.schemas.groups import GroupForbiddenRequest
+from rmqkit.protocol.schemas.offsets import OffsetResponse, QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
+from rmqkit.protocol.schemas.pop import MessageRequestMode
+from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.topics import CreateTopicRequest
+from rmqkit.protocol.schemas.transactions import EndTransactionRequest
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.interop.apache import BROKER_NAME, CLUSTER, open_store_with_apache

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rmqkit import PullConsumer
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.record import iter_records
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.store.log.filler import is_filler
 from rmqkit.store.offline.repair import repair
 from tests.golden_reading import as_listed, expected_messages, order, simple_queues

@@ -12,12 +12,11 @@ import pytest
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.fastjson import loads
-from rmqkit.protocol.headers.clients import ViewMessageRequest
-from rmqkit.protocol.headers.offsets import QueryConsumerOffsetRequest, QueueRequest, UpdateConsumerOffsetRequest
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.headers.send import SendMessageV2Request
-from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.protocol.record import decode_record, iter_records
+from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest, QueueRequest, UpdateConsumerOffsetRequest
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, ViewMessageRequest
+from rmqkit.protocol.schemas.send import SendMessageV2Request
+from rmqkit.protocol.schemas.topics import TopicRequest
 from tests.interop.apache import CLUSTER, ApachePair, ask
 from tests.interop.conftest import LIGHT_CONF
 from tests.interop.server_process import wait_until

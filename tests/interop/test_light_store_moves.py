@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.headers.offsets import QueueRequest
-from rmqkit.protocol.headers.send import SendMessageV2Request
-from rmqkit.protocol.headers.topics import CreateTopicRequest, TopicRequest
+from rmqkit.protocol.schemas.offsets import QueueRequest
+from rmqkit.protocol.schemas.send import SendMessageV2Request
+from rmqkit.protocol.schemas.topics import CreateTopicRequest, TopicRequest
 from tests.interop.apache import BROKER_CONF
 from tests.interop.conftest import LIGHT_CONF
 from tests.interop.kit import ApacheKit

@@ -23,11 +23,11 @@ from rmqkit.filter.subscription import subscription
 from rmqkit.metrics.settings import ExporterType, MetricLabels
 from rmqkit.metrics.table import COMMON, TABLE
 from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command, decode_fields, decode_header
-from rmqkit.protocol.headers.pop import PopMessageResponse
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, ProducerData
+from rmqkit.protocol.schemas.pop import PopMessageResponse
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.standalone import Standalone

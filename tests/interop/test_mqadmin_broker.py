@@ -15,13 +15,18 @@ import pytest
 
 from rmqkit.filter.subscription import subscription
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, MessageQueue
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, ProcessQueueInfo
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request
-from rmqkit.protocol.headers.offsets import UpdateConsumerOffsetRequest
-from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.headers.topics import TopicRequest
+from rmqkit.protocol.schemas.clients import (
+    ConsumerData,
+    ConsumerRunningInfo,
+    HeartbeatData,
+    MessageQueue,
+    ProcessQueueInfo,
+)
+from rmqkit.protocol.schemas.offsets import UpdateConsumerOffsetRequest
+from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch

@@ -12,7 +12,7 @@ from pathlib import Path
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command, decode_fields
-from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.standalone import Standalone
 from tests.broker.pops import Client, ack, change, named, pop
 from tests.broker.test_priority import PRIORITY, SENDS, prioritized

@@ -29,11 +29,12 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.client.sync import facade as sync
 from rmqkit.errors import NoRoute
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig
-from rmqkit.protocol.bodies.pop import MessageRequestMode
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.pop import MessageRequestMode
 from tests.client.peers import until
 from tests.interop.apache import BROKER_NAME, ApachePair, ask
 from tests.interop.kit import ApacheKit

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.bodies.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields, reply, request
 from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from tests.interop.apache import ApachePair

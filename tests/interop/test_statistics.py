@@ -20,10 +20,10 @@ import pytest
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.bodies.stats import ConsumeStats, ConsumeStatsList
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.schemas.stats import ConsumeStats, ConsumeStatsList
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.standalone import Standalone

@@ -20,9 +20,9 @@ import pytest
 
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
-from rmqkit.protocol.headers.pull import PullFlag
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import Record, iter_records
+from rmqkit.protocol.schemas.pull import PullFlag
 from tests.interop.apache import TRANSACTION_CONF, ask
 from tests.interop.conftest import kit_or_skip
 from tests.interop.probe import PROBE_HEAP_MB

@@ -10,7 +10,7 @@ from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, request
-from rmqkit.protocol.headers.registration import RegisterBrokerRequest
+from rmqkit.protocol.schemas.brokers import RegisterBrokerRequest
 from rmqkit.remoting.client import RemotingClient
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS

@@ -8,18 +8,17 @@ import zlib
 import pytest
 
 from rmqkit.errors import ConnectionLost
-from rmqkit.protocol.bodies.namesrv import compress_registration
-from rmqkit.protocol.bodies.topics import (
-    DataVersion,
-    RegisterBrokerBody,
-    TopicConfig,
-    TopicConfigTable,
-    TopicQueueMappingInfo,
-)
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, header_fields, request
-from rmqkit.protocol.headers.namesrv import DeleteTopicRequest, KVPut, RegisterTopicRequest, RouteRequest
-from rmqkit.protocol.headers.registration import BrokerHeartbeat, BrokerIdentity, BrokerMemberGroupRequest
+from rmqkit.protocol.schemas.brokers import (
+    BrokerHeartbeat,
+    BrokerIdentity,
+    BrokerMemberGroupRequest,
+    RegisterBrokerBody,
+    compress_registration,
+)
+from rmqkit.protocol.schemas.namesrv import DeleteTopicRequest, KVPut, RegisterTopicRequest, RouteRequest
+from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.testing.clock import StandingClock
 from tests.broker.stranger import Stranger

@@ -8,7 +8,7 @@ from rmqkit.namesrv.notices import receivers
 from rmqkit.namesrv.routes import MemberChange
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields
-from rmqkit.protocol.headers.registration import BrokerIdentity
+from rmqkit.protocol.schemas.brokers import BrokerIdentity
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
 from tests.namesrv.running import run, until

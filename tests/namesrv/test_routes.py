@@ -6,13 +6,8 @@ import msgspec
 import pytest
 
 from rmqkit.namesrv.routes import Departure, MemberChange, Registered, Registration, RouteTable
-from rmqkit.protocol.bodies.topics import (
-    DataVersion,
-    QueueData,
-    TopicConfig,
-    TopicConfigTable,
-    TopicQueueMappingInfo,
-)
+from rmqkit.protocol.schemas.namesrv import QueueData
+from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
 
 
 class Time:

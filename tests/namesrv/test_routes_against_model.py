@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rmqkit.namesrv.routes import Departure, Registration, RouteTable
-from rmqkit.protocol.bodies.topics import DataVersion, TopicConfig, TopicConfigTable
+from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable
 
 NAMES = ("a", "b")
 ADDRESSES = tuple(f"10.0.0.{number}:1" for number in range(1, 5))

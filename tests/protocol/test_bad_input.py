@@ -16,8 +16,8 @@ from rmqkit.protocol.command import decode_command, decode_fields, decode_header
 from rmqkit.protocol.compression import Compression, compress, decompress
 from rmqkit.protocol.fastjson import decode_as, loads
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
-from rmqkit.protocol.headers.pull import PullMessageRequest
 from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.schemas.pull import PullMessageRequest
 from tests.fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parents[1] / "fuzz/corpus"

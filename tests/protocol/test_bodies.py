@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData, SubscriptionGroupConfig
-from rmqkit.protocol.bodies.consumers import QueueOffset, ResetOffsetBody, ResetOffsetList
-from rmqkit.protocol.bodies.pop import Assignments
-from rmqkit.protocol.bodies.stats import BrokerStatsData
-from rmqkit.protocol.bodies.timer import TimerCheckpoint, decode_timer_checkpoint, encode_timer_checkpoint
-from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.fastjson import decode_as, dumps, loads
+from rmqkit.protocol.schemas.clients import MessageQueue, SubscriptionData
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.offsets import QueueOffset, ResetOffsetBody, ResetOffsetList
+from rmqkit.protocol.schemas.pop import Assignments
+from rmqkit.protocol.schemas.replication import TimerCheckpoint, decode_timer_checkpoint, encode_timer_checkpoint
+from rmqkit.protocol.schemas.stats import BrokerStatsData
+from rmqkit.protocol.schemas.topics import DataVersion
 
 BODIES = Path(__file__).with_name("bodies.txt")
 
@@ -28,7 +29,7 @@ def examples():
         if not line.startswith("#"):
             name, _, text = line.partition(" ")
             module, _, body_type = name.partition(".")
-            found = getattr(importlib.import_module(f"rmqkit.protocol.bodies.{module}"), body_type)
+            found = getattr(importlib.import_module(f"rmqkit.protocol.schemas.{module}"), body_type)
             yield pytest.param(found, text.encode(), id=body_type)
 
 

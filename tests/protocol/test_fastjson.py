@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.bodies.clients import HeartbeatData, MessageQueue
-from rmqkit.protocol.bodies.topics import BrokerData, RegisterBrokerBody, TopicRoute
 from rmqkit.protocol.fastjson import ObjectKey, decode_as, dumps, loads
+from rmqkit.protocol.schemas.brokers import RegisterBrokerBody
+from rmqkit.protocol.schemas.clients import HeartbeatData, MessageQueue
+from rmqkit.protocol.schemas.namesrv import BrokerData, TopicRoute
 
 QUEUE_KEY = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T"})
 

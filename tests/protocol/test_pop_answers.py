@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.command import Command, encode_command, reply
-from rmqkit.protocol.headers.pop import PopMessageResponse
-from rmqkit.protocol.pop import PopQueue, encode_message_offsets, encode_start_offsets
-from rmqkit.protocol.pop_answers import found_frame, success_frame
+from rmqkit.protocol.handles import PopQueue, encode_message_offsets, encode_start_offsets
+from rmqkit.protocol.schemas.pop import PopMessageResponse
+from rmqkit.protocol.templates import found_frame, success_frame
 
 i64, opaques = st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, (1 << 31) - 1)
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, encode_command, header_fields, reply
-from rmqkit.protocol.headers.send import SendMessageResponse
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.record import pack_host
-from rmqkit.protocol.send_answers import SendAnswers
+from rmqkit.protocol.schemas.send import SendMessageResponse
+from rmqkit.protocol.templates import SendAnswers
 
 HOST = pack_host("192.0.2.1", 10911)
 

@@ -9,7 +9,7 @@ import pytest
 from rmqkit import Message, PeerRefused, Producer, ProducerSettings, SendFailed
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.topics import TopicRequest
+from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, Credentials, inner_credentials
 from rmqkit.standalone import Standalone
 

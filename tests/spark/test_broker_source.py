@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from rmqkit import Message, sync
 from rmqkit.client.runtime.requests import BrokerCalls
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options

@@ -19,11 +19,11 @@ from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.client.producer.transaction import TransactionState
 from rmqkit.client.sync.portal import portal
 from rmqkit.errors import ClientError, PeerRefused, RequestTimedOut
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode
-from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import HALF_TOPIC
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.transactions import EndTransactionRequest
 from rmqkit.spark.broker_pool import BrokerPool
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import DeliveryGuarantee, SinkOptions

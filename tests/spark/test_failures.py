@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
 from rmqkit.errors import NoNameServer, RequestTimedOut, SettingsError, StoreError
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import DataLost
 from rmqkit.spark.failures import CHECKPOINT_REMEDY, error_within, one_line
 from tests.spark.messages import record_at, segment_of

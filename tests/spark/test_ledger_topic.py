@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rmqkit.errors import ClientError, NoRoute
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Bounds
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import SinkOptions

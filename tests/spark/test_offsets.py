@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import SettingsError
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.offsets import Range, from_json, limited, ranges, read_option, to_json
 
 A, B, C = (MessageQueue("orders", "broker-a", queue_id) for queue_id in range(3))

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 
 from rmqkit.client.producer.selectors import PlacedMessage, by_place
 from rmqkit.errors import MessageIllegal, SettingsError
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.sink.rows import SINK_COLUMNS, RowKeys, check_columns, messages
 from rmqkit.spark.sink.writers import sink_options
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.protocol.bodies.timer import TimerCheckpoint
 from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.schemas.replication import TimerCheckpoint
 from rmqkit.store.timer import check as timer_check
 from rmqkit.store.timer.files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
 from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, Unit

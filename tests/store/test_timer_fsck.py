@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.protocol.bodies.timer import TimerCheckpoint
-from rmqkit.protocol.bodies.topics import DataVersion
+from rmqkit.protocol.schemas.replication import TimerCheckpoint
+from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.findings import Kind
 from rmqkit.store.offline.repair import repair

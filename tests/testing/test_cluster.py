@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit import Message, SendFailed, SettingsError, sync
-from rmqkit.protocol.bodies.access import UserInfo
+from rmqkit.protocol.schemas.access import UserInfo
 from rmqkit.remoting.address import split_address
 from rmqkit.testing import LocalCluster
 from rmqkit.testing.cluster import _hold_port

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from rmqkit.admin.calls import AdminCalls, Done
-from rmqkit.protocol.bodies.namesrv import KVTable
-from rmqkit.protocol.bodies.replication import HaRuntimeInfo
-from rmqkit.protocol.bodies.stats import ConsumeStatsList
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
-from rmqkit.protocol.headers.groups import AllConsumeStatsRequest
-from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC
+from rmqkit.protocol.schemas.namesrv import KVTable
+from rmqkit.protocol.schemas.replication import HaRuntimeInfo
+from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.stats import AllConsumeStatsRequest, ConsumeStatsList
 from rmqkit.settings import properties_line
 
 __all__ = ["Brokers", "GroupProgress", "TestSend"]

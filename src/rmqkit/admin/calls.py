@@ -34,12 +34,10 @@ from rmqkit.errors import (
     SettingsError,
     UnknownName,
 )
-from rmqkit.protocol.bodies.namesrv import TopicList
-from rmqkit.protocol.bodies.topics import ClusterInfo, TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Body, Command, decode_header, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.namesrv import RouteRequest
+from rmqkit.protocol.schemas.namesrv import ClusterInfo, RouteRequest, TopicList, TopicRoute
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient, expect_success

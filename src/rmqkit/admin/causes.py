@@ -32,10 +32,10 @@ from rmqkit.admin.facts import Facts, Lookup, Place
 from rmqkit.client.observe.status import utc
 from rmqkit.filter.subscription import codes_of, is_tag_type, matches_tags
 from rmqkit.protocol import properties as prop
-from rmqkit.protocol.bodies.clients import SubscriptionData
-from rmqkit.protocol.bodies.topics import Permission
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.schemas.clients import SubscriptionData
+from rmqkit.protocol.schemas.topics import Permission
 
 __all__ = ["Cause", "Explanation", "Fact", "judge"]
 

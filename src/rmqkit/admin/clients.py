@@ -24,21 +24,22 @@ from msgspec import Struct
 
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.errors import ConnectFailed, PeerRefused, RmqError, UnknownName
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.connections import (
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.schemas.clients import (
     ClientConnection,
     ConsumerConnection,
+    ConsumerGroupRequest,
+    ConsumerRunningInfo,
+    MessageQueue,
+    ProcessQueueInfo,
     ProducerConnection,
+    ProducerGroupRequest,
     ProducerInfo,
     ProducerTable,
+    RunningInfoRequest,
 )
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, ProcessQueueInfo
-from rmqkit.protocol.bodies.topics import Permission
-from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
-from rmqkit.protocol.headers.consumers import RunningInfoRequest
-from rmqkit.protocol.headers.groups import ProducerGroupRequest
-from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.schemas.topics import Permission
 
 __all__ = ["Clients", "GroupStatus", "ProducerRow", "Verdict", "heard", "tried", "verdict"]
 

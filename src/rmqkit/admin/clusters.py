@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.errors import RmqError, UnknownName
-from rmqkit.protocol.bodies.namesrv import KVTable
 from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.schemas.namesrv import KVTable
 
 __all__ = ["BrokerRow", "Clusters"]
 

@@ -32,16 +32,14 @@ from rmqkit.admin.traces import traces_of
 from rmqkit.errors import PeerRefused, ProtocolError, RemotingError, SettingsError, UnknownName
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as prop
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupTable
-from rmqkit.protocol.bodies.connections import ConsumerConnection
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo
-from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.headers.queries import StatsDataRequest
-from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerRunningInfo, MessageQueue
+from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.schemas.stats import StatsDataRequest
+from rmqkit.protocol.schemas.topics import TopicConfig, TopicRequest
 from rmqkit.remoting.address import join_address
 
 __all__ = ["At", "Explainer", "Key", "explain"]

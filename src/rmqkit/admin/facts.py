@@ -11,10 +11,15 @@ from msgspec import Struct, field
 from rmqkit.admin.traces import TraceRow
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as prop
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData, SubscriptionGroupConfig
-from rmqkit.protocol.bodies.connections import ConsumerConnection
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, ProcessQueueInfo
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.schemas.clients import (
+    ConsumerConnection,
+    ConsumerRunningInfo,
+    MessageQueue,
+    ProcessQueueInfo,
+    SubscriptionData,
+)
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 
 __all__ = ["Facts", "Lookup", "Place", "Transaction"]
 

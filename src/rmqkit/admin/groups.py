@@ -19,16 +19,14 @@ from msgspec.structs import replace
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.clients import Clients
 from rmqkit.errors import PeerRefused, UnknownName
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionGroupConfig, SubscriptionGroupTable
-from rmqkit.protocol.bodies.connections import ConsumerConnection
-from rmqkit.protocol.bodies.pop import MessageRequestMode
-from rmqkit.protocol.bodies.stats import ConsumeOffsets, ConsumeStats
-from rmqkit.protocol.bodies.topics import TopicConfigTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode, version_name
-from rmqkit.protocol.headers.groups import ConsumeStatsRequest, DeleteGroupRequest
-from rmqkit.protocol.headers.namesrv import DeleteTopicRequest
-from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.protocol.names import SYSTEM_GROUPS, dlq_topic, retry_topic
+from rmqkit.protocol.schemas.clients import ConsumerConnection, MessageQueue
+from rmqkit.protocol.schemas.groups import DeleteGroupRequest, SubscriptionGroupConfig, SubscriptionGroupTable
+from rmqkit.protocol.schemas.namesrv import DeleteTopicRequest
+from rmqkit.protocol.schemas.pop import MessageRequestMode
+from rmqkit.protocol.schemas.stats import ConsumeOffsets, ConsumeStats, ConsumeStatsRequest
+from rmqkit.protocol.schemas.topics import TopicConfigTable, TopicRequest
 
 __all__ = ["GroupProgress", "GroupSummary", "Groups", "Metadata", "QueueProgress"]
 

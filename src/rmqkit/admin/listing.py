@@ -19,13 +19,13 @@ from rmqkit.client.runtime.requests import PullStatus
 from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.filter.subscription import TAG, matches_tags, subscription
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.stats import TopicStatsTable
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.schemas.stats import TopicStatsTable
+from rmqkit.protocol.schemas.topics import TopicRequest
 
 __all__ = ["Span", "age", "listed", "readers"]
 

@@ -22,21 +22,18 @@ from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.clients import Clients, tried
 from rmqkit.admin.listing import readers
 from rmqkit.errors import BodyError, ClientError, PeerRefused, SettingsError, UnknownName
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
-from rmqkit.protocol.bodies.queues import QueryConsumeQueueBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.consumers import ConsumeDirectlyRequest
-from rmqkit.protocol.headers.queries import QueryConsumeQueueRequest, QueryMessageRequest
-from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.headers.transactions import ResumeCheckRequest
 from rmqkit.protocol.ids import UniqueKeys, decode_offset_id
 from rmqkit.protocol.message import Message, ReceivedMessage, read_messages
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC, HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmqkit.protocol.properties import SHARDING_KEY, own_properties
 from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumeMessageDirectlyResult, MessageQueue
+from rmqkit.protocol.schemas.pull import QueryConsumeQueueBody, QueryConsumeQueueRequest, QueryMessageRequest
+from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.transactions import ResumeCheckRequest
 from rmqkit.remoting.address import join_address
 from rmqkit.remoting.client import expect_success
 

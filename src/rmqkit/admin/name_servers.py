@@ -13,15 +13,15 @@ from msgspec import Struct
 
 from rmqkit.admin.calls import AdminCalls, Done
 from rmqkit.errors import PeerRefused
-from rmqkit.protocol.bodies.namesrv import KVTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header
-from rmqkit.protocol.headers.namesrv import (
+from rmqkit.protocol.schemas.namesrv import (
     AddWritePermResponse,
     BrokerNameRequest,
     KVKey,
     KVNamespace,
     KVPut,
+    KVTable,
     KVValue,
     WipeWritePermResponse,
 )

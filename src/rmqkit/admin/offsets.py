@@ -12,15 +12,17 @@ from msgspec import Struct
 
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.errors import ClientError, PeerRefused, UnknownName
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.consumers import ResetOffsetBody
-from rmqkit.protocol.bodies.stats import ConsumeStats
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
-from rmqkit.protocol.headers.consumers import ResetOffsetRequest
-from rmqkit.protocol.headers.groups import ConsumeStatsRequest
-from rmqkit.protocol.headers.offsets import OffsetResponse, QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
+from rmqkit.protocol.schemas.clients import ConsumerGroupRequest, MessageQueue
+from rmqkit.protocol.schemas.offsets import (
+    OffsetResponse,
+    QueryConsumerOffsetRequest,
+    ResetOffsetBody,
+    ResetOffsetRequest,
+    UpdateConsumerOffsetRequest,
+)
+from rmqkit.protocol.schemas.stats import ConsumeStats, ConsumeStatsRequest
 from rmqkit.remoting.client import expect_success
 from rmqkit.settings import parse_properties
 

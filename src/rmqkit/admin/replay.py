@@ -38,10 +38,10 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, NoNameServer, NoRoute, RmqError, SettingsError
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import DLQ_PREFIX, RETRY_PREFIX
 from rmqkit.protocol.properties import DLQ_ORIGIN_TOPIC, RETRY_TOPIC, SHARDING_KEY, own_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.store.json_files import naming
 
 __all__ = ["Audit", "Replay", "State", "origin"]

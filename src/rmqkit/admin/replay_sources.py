@@ -20,10 +20,10 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import SettingsError
 from rmqkit.filter.sql92 import ExpressionRejected, compile_expression
 from rmqkit.filter.subscription import matches_tags, subscription
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding
 from rmqkit.store.settings import StoreSettings

@@ -16,8 +16,8 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage, by_place
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, PeerRefused, RmqError
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 __all__ = ["CHUNK_COUNT", "Outcome", "Pace", "Stop", "is_illegal", "send_chunk"]
 

@@ -22,9 +22,9 @@ from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.runtime.requests import PullStatus
 from rmqkit.errors import BodyError, ClientError, NoRoute, PeerRefused, RemotingError, RmqError, SettingsError
 from rmqkit.filter.subscription import is_tag_type
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.tasks import Tasks
 
 __all__ = ["TOOLS_GROUP", "Start", "Tail", "Wanted", "first_offset", "queue_text"]

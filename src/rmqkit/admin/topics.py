@@ -14,16 +14,18 @@ from msgspec.structs import replace
 from rmqkit.admin.calls import AdminCalls, Done
 from rmqkit.admin.name_servers import ORDER_TOPIC_CONFIG, NameServers
 from rmqkit.errors import PeerRefused, SettingsError, UnknownName
-from rmqkit.protocol.bodies.groups import GroupList
-from rmqkit.protocol.bodies.namesrv import TopicList
-from rmqkit.protocol.bodies.stats import BrokerStatsData, ConsumeStats, TopicStatsTable
-from rmqkit.protocol.bodies.topics import Permission, TopicConfig, TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.headers.groups import ConsumeStatsRequest
-from rmqkit.protocol.headers.namesrv import ClusterRequest, DeleteTopicRequest
-from rmqkit.protocol.headers.queries import StatsDataRequest
-from rmqkit.protocol.headers.topics import CreateTopicRequest, TopicRequest
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX
+from rmqkit.protocol.schemas.groups import GroupList
+from rmqkit.protocol.schemas.namesrv import ClusterRequest, DeleteTopicRequest, TopicList, TopicRoute
+from rmqkit.protocol.schemas.stats import (
+    BrokerStatsData,
+    ConsumeStats,
+    ConsumeStatsRequest,
+    StatsDataRequest,
+    TopicStatsTable,
+)
+from rmqkit.protocol.schemas.topics import CreateTopicRequest, Permission, TopicConfig, TopicRequest
 
 __all__ = ["Assigned", "QueueStatus", "TopicStats", "TopicUse", "Topics", "permission_of"]
 

@@ -21,10 +21,10 @@ from rmqkit.protocol import names
 from rmqkit.protocol.batch import batch_bounds
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
-from rmqkit.protocol.headers.send import SendMessageRequest
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record
-from rmqkit.protocol.send_shapes import SendShape
+from rmqkit.protocol.schemas.send import SendMessageRequest
+from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.metering import Meter, MeteredConnection
 from rmqkit.store.message_store import Arrival, PutMessage, PutResult, PutStatus
 

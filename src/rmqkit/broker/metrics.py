@@ -18,8 +18,8 @@ from rmqkit.broker.replication.master import HaMaster
 from rmqkit.broker.tables.clients import CONSUME_ACTIVELY
 from rmqkit.metrics.values import Gathered, Histogram
 from rmqkit.protocol import names
-from rmqkit.protocol.bodies.topics import Permission
 from rmqkit.protocol.codes import version_name
+from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.metering import lane_values
 from rmqkit.remoting.server import RemotingServer

@@ -25,18 +25,19 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, HeaderError, PeerRefused, RemotingError, StoreError
 from rmqkit.protocol import fastjson, names
-from rmqkit.protocol.bodies.namesrv import KVTable, compress_registration
-from rmqkit.protocol.bodies.topics import Permission, RegisterBrokerBody, TopicConfig, TopicConfigTable, TopicRoute
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
 from rmqkit.protocol.command import Command, decode_header_leniently, request
-from rmqkit.protocol.headers.namesrv import MemberRouteResponse, RouteRequest
-from rmqkit.protocol.headers.registration import (
+from rmqkit.protocol.schemas.brokers import (
     BrokerHeartbeat,
     BrokerIdentity,
     DataVersionResponse,
+    RegisterBrokerBody,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
+    compress_registration,
 )
+from rmqkit.protocol.schemas.namesrv import KVTable, MemberRouteResponse, RouteRequest, TopicRoute
+from rmqkit.protocol.schemas.topics import Permission, TopicConfig, TopicConfigTable
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection

@@ -74,9 +74,9 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
 from rmqkit.filter import sql92
 from rmqkit.metrics.settings import ExporterType
-from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, codes_of, inner_credentials
 from rmqkit.remoting.client import RemotingClient

@@ -36,8 +36,8 @@ from rmqkit.broker.delay.levels import delay_level
 from rmqkit.broker.put_times import PutTimes
 from rmqkit.clock import Clock
 from rmqkit.protocol import names
-from rmqkit.protocol.bodies.stats import BrokerStatsData, StatsItem
 from rmqkit.protocol.properties import DELAY, decode_properties
+from rmqkit.protocol.schemas.stats import BrokerStatsData, StatsItem
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
 __all__ = ["SAMPLE_SECONDS", "Statistics"]

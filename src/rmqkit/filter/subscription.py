@@ -6,8 +6,8 @@ Source: behaviour.md §6.1, store.md §17.1.
 
 from __future__ import annotations
 
-from rmqkit.protocol.bodies.clients import SubscriptionData
 from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.schemas.clients import SubscriptionData
 
 __all__ = ["ALL", "SQL92", "TAG", "codes_of", "is_tag_type", "matches_tags", "subscription"]
 

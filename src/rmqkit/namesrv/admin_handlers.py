@@ -26,10 +26,9 @@ from rmqkit.namesrv.handlers import TableHandlers
 from rmqkit.namesrv.kv import KeyValues
 from rmqkit.namesrv.routes import RouteTable
 from rmqkit.namesrv.settings import WITHOUT_EFFECT, NamesrvSettings
-from rmqkit.protocol.bodies.namesrv import KVTable, TopicList
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, reply
-from rmqkit.protocol.headers.namesrv import (
+from rmqkit.protocol.schemas.namesrv import (
     AddWritePermResponse,
     BrokerNameRequest,
     ClusterRequest,
@@ -37,7 +36,9 @@ from rmqkit.protocol.headers.namesrv import (
     KVKey,
     KVNamespace,
     KVPut,
+    KVTable,
     KVValue,
+    TopicList,
     WipeWritePermResponse,
 )
 from rmqkit.remoting.answers import answers

@@ -33,20 +33,30 @@ from rmqkit.namesrv.routes import Departure, MemberChange, Registered, Registrat
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.namesrv.unregistration import Unregistration
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.namesrv import BrokerMemberGroup, BrokerMemberGroupBody, KVTable, decode_registration
-from rmqkit.protocol.bodies.topics import DataVersion, QueueData, RegisterBrokerBody, TopicRoute
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode, version_number
 from rmqkit.protocol.command import Command, decode_header, reply
-from rmqkit.protocol.headers.namesrv import MemberRouteResponse, RegisterTopicRequest, RouteRequest
-from rmqkit.protocol.headers.registration import (
+from rmqkit.protocol.names import SYNC_BROKER_MEMBER_PREFIX
+from rmqkit.protocol.schemas.brokers import (
     BrokerHeartbeat,
     BrokerIdentity,
+    BrokerMemberGroup,
+    BrokerMemberGroupBody,
     BrokerMemberGroupRequest,
     DataVersionResponse,
+    RegisterBrokerBody,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
+    decode_registration,
 )
-from rmqkit.protocol.names import SYNC_BROKER_MEMBER_PREFIX
+from rmqkit.protocol.schemas.namesrv import (
+    KVTable,
+    MemberRouteResponse,
+    QueueData,
+    RegisterTopicRequest,
+    RouteRequest,
+    TopicRoute,
+)
+from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.answers import Answering, answers
 from rmqkit.remoting.bodies import SLOW_BYTES_MAX, decode_body
 from rmqkit.remoting.connection import Connection

@@ -13,7 +13,7 @@ from rmqkit.errors import ConnectFailed
 from rmqkit.namesrv.routes import MemberChange
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.registration import MinBrokerIdChange
+from rmqkit.protocol.schemas.brokers import MinBrokerIdChange
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tasks import Tasks
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import msgspec
 
 from rmqkit.namesrv.routes import MASTER_ID
-from rmqkit.protocol.bodies.topics import BrokerData, Permission, TopicRoute
 from rmqkit.protocol.names import SYNC_BROKER_MEMBER_PREFIX
+from rmqkit.protocol.schemas.namesrv import BrokerData, TopicRoute
+from rmqkit.protocol.schemas.topics import Permission
 
 __all__ = ["in_zone", "with_acting_masters"]
 

@@ -30,18 +30,9 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET
 
-from rmqkit.protocol.bodies.topics import (
-    BrokerData,
-    ClusterInfo,
-    DataVersion,
-    Permission,
-    QueueData,
-    TopicConfig,
-    TopicConfigTable,
-    TopicQueueMappingInfo,
-    TopicRoute,
-)
 from rmqkit.protocol.names import SELF_TEST_TOPIC
+from rmqkit.protocol.schemas.namesrv import BrokerData, ClusterInfo, QueueData, TopicRoute
+from rmqkit.protocol.schemas.topics import DataVersion, Permission, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
 
 __all__ = [
     "BROKER_TIMEOUT_MS",

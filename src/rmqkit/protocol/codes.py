@@ -1,14 +1,33 @@
-"""The numbers on the wire: request codes, response codes, languages, versions.
+"""The numbers on the wire: request codes, response codes, languages, versions, and how wide Java's integers are.
 
 A number that is not in these tables stays a plain number and is answered with REQUEST_CODE_NOT_SUPPORTED; it is never
-an error in a decoder. Source: remoting.md §1.5, §1.6, §4.1, §5.
+an error in a decoder. An integer outside `Int32` or `Int64` is refused when it is read: Python's have no bound, and one
+that no Java peer could have sent would later fail in a file, a record or another peer, far from where it came in.
+Source: remoting.md §1.5, §1.6, §4 ("`int` = 32 bit, `long` = 64 bit"), §4.1, §5.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
-__all__ = ["CURRENT_VERSION", "FAQ", "LANGUAGES", "RequestCode", "ResponseCode", "version_name", "version_number"]
+from msgspec import Meta
+
+__all__ = [
+    "CURRENT_VERSION",
+    "FAQ",
+    "LANGUAGES",
+    "Int32",
+    "Int64",
+    "RequestCode",
+    "ResponseCode",
+    "version_name",
+    "version_number",
+]
+
+
+Int32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class RequestCode(enum.IntEnum):

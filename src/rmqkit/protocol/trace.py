@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.numbers import Int32, Int64
+from rmqkit.protocol.codes import Int32, Int64
 
 __all__ = [
     "ConsumeReturn",

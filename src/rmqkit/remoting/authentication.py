@@ -26,8 +26,8 @@ from rmqkit.protocol.acl import (
     verify,
     verify_fully,
 )
-from rmqkit.protocol.bodies.access import UserInfo
 from rmqkit.protocol.command import Command, decode_fields
+from rmqkit.protocol.schemas.access import UserInfo
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.freshness import Freshness
 from rmqkit.settings import Setting

@@ -24,9 +24,9 @@ from rmqkit.client.runtime.settings import ClientSettings
 from rmqkit.client.sync.portal import portal
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError
 from rmqkit.filter.subscription import subscription
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.spark.offsets import Offsets, Range
 from rmqkit.spark.options import LiveOptions, words
 

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from rmqkit.errors import SettingsError
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 EARLIEST = -2
 LATEST = -1

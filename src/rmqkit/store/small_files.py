@@ -11,11 +11,11 @@ import struct
 from pathlib import Path
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.bodies.clients import SubscriptionGroupTable
-from rmqkit.protocol.bodies.pop import MessageRequestModes
-from rmqkit.protocol.bodies.queues import ConsumerOffsets, DelayOffsets, LightOffsets
-from rmqkit.protocol.bodies.timer import TimerMetrics
-from rmqkit.protocol.bodies.topics import TopicConfigTable
+from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
+from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
+from rmqkit.protocol.schemas.pop import MessageRequestModes
+from rmqkit.protocol.schemas.replication import DelayOffsets, TimerMetrics
+from rmqkit.protocol.schemas.topics import TopicConfigTable
 from rmqkit.store.json_files import decode_file
 from rmqkit.store.log.checkpoint import CHECKPOINT_BYTES
 from rmqkit.store.note_files import is_note

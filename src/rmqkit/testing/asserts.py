@@ -21,14 +21,12 @@ from rmqkit.broker.transaction.half import TRANSACTION_GROUP, op_offsets
 from rmqkit.errors import ProtocolError, RemotingError, RmqError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.consumers import RunningInfoRequest
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import Record, decode_record
+from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue, RunningInfoRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.testing.clock import VirtualClock

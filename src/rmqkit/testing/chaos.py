@@ -33,8 +33,8 @@ from rmqkit.errors import HeaderError, SettingsError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request
 from rmqkit.protocol.frame import Frame
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
-from rmqkit.protocol.headers.pull import PullMessageRequest
+from rmqkit.protocol.schemas.clients import ConsumerGroupRequest
+from rmqkit.protocol.schemas.pull import PullMessageRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch, Refusal
 

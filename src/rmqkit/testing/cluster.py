@@ -21,7 +21,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import SettingsError
 from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.protocol.bodies.topics import TopicConfig
+from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings
 from rmqkit.remoting.dispatch import Refusal
 from rmqkit.settings import load

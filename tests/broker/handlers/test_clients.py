@@ -8,14 +8,14 @@ import json
 import msgspec
 import pytest
 
-from rmqkit.protocol.bodies.topics import RegisterBrokerBody, TopicRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, reply, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest, UnregisterClientRequest
-from rmqkit.protocol.headers.pull import PullFlag
-from rmqkit.protocol.headers.registration import RegisterBrokerRequest
-from rmqkit.protocol.headers.topics import TopicRequest
+from rmqkit.protocol.schemas.brokers import RegisterBrokerBody, RegisterBrokerRequest
+from rmqkit.protocol.schemas.clients import ConsumerGroupRequest, UnregisterClientRequest
+from rmqkit.protocol.schemas.namesrv import TopicRoute
+from rmqkit.protocol.schemas.pull import PullFlag
+from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
 

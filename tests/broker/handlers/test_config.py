@@ -8,14 +8,12 @@ import time
 
 import pytest
 
-from rmqkit.protocol.bodies.topics import TopicRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.namesrv import RouteRequest
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.headers.queries import QueryMessageRequest
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.schemas.namesrv import RouteRequest, TopicRoute
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, QueryMessageRequest
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.settings import SECRET, Configuration, parse_properties
 from tests.broker.cluster import Cluster

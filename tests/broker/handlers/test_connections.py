@@ -9,13 +9,13 @@ import pytest
 
 from rmqkit.broker.operations import connections
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.consumers import ConsumerStatus
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
 from rmqkit.protocol.command import decode_fields, decode_header, reply
 from rmqkit.protocol.fastjson import decode_as, dumps
-from rmqkit.protocol.headers.send import SendMessageResponse
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.offsets import ConsumerStatus
+from rmqkit.protocol.schemas.send import SendMessageResponse
 
 CONSUMERS = RequestCode.GET_CONSUMER_CONNECTION_LIST
 PRODUCERS = RequestCode.GET_PRODUCER_CONNECTION_LIST

@@ -9,8 +9,8 @@ import pytest
 
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.offsets import UpdateConsumerOffsetRequest
-from rmqkit.protocol.headers.pull import PullFlag
+from rmqkit.protocol.schemas.offsets import UpdateConsumerOffsetRequest
+from rmqkit.protocol.schemas.pull import PullFlag
 from tests.broker.cluster import Cluster
 
 CREATE = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP

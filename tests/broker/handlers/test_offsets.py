@@ -7,17 +7,17 @@ import asyncio
 import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.protocol.bodies.stats import TopicStatsTable
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.fastjson import decode_as, loads
-from rmqkit.protocol.headers.offsets import (
+from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.schemas.offsets import (
     QueryConsumerOffsetRequest,
     QueueRequest,
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
-from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.schemas.stats import TopicStatsTable
 from tests.broker.cluster import Cluster
 
 

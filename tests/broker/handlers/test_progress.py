@@ -7,17 +7,16 @@ import time
 import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.protocol.bodies.queues import CorrectionOffsets
-from rmqkit.protocol.bodies.stats import (
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.schemas.offsets import CorrectionOffsets, UpdateConsumerOffsetRequest
+from rmqkit.protocol.schemas.stats import (
     BrokerStatsData,
     ConsumeStats,
     ConsumeStatsList,
     ConsumeTimeSpans,
     TopicStatsTable,
 )
-from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.offsets import UpdateConsumerOffsetRequest
 
 PROGRESS = RequestCode.GET_CONSUME_STATS
 SPANS = RequestCode.QUERY_CONSUME_TIME_SPAN

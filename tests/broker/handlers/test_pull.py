@@ -10,15 +10,13 @@ import pytest
 from msgspec import to_builtins
 
 from rmqkit.broker.settings import BrokerRole
-from rmqkit.protocol.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header
-from rmqkit.protocol.headers.offsets import (
-    QueryConsumerOffsetRequest,
-)
-from rmqkit.protocol.headers.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.record import record_properties
+from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, SubscriptionData
+from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest
+from rmqkit.protocol.schemas.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from tests.broker.cluster import FAQ, Cluster
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rmqkit.protocol.bodies.clients import CheckClientBody, SubscriptionData
-from rmqkit.protocol.bodies.queues import QueryConsumeQueueBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.hashing import java_hash
-from rmqkit.protocol.headers.clients import ViewMessageRequest
-from rmqkit.protocol.headers.queries import QueryMessageRequest, QueryMessageResponse
-from rmqkit.protocol.headers.send import SendMessageResponse
 from rmqkit.protocol.ids import decode_offset_id, offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.schemas.clients import CheckClientBody, SubscriptionData
+from rmqkit.protocol.schemas.pull import (
+    QueryConsumeQueueBody,
+    QueryMessageRequest,
+    QueryMessageResponse,
+    ViewMessageRequest,
+)
+from rmqkit.protocol.schemas.send import SendMessageResponse
 
 UNIQUE_KEY = "U0000000000000000000000000000002"
 FOR_EVER = (1 << 63) - 1

@@ -10,15 +10,14 @@ import pytest
 from rmqkit.broker.replication.members import HaAddresses
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.bodies.replication import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, decode_header, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
-from rmqkit.protocol.headers.registration import RegisterBrokerResponse
-from rmqkit.protocol.headers.send import SendMessageResponse
-from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.schemas.brokers import RegisterBrokerResponse
+from rmqkit.protocol.schemas.replication import HaConnectionInfo, HaRuntimeInfo
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, SendMessageResponse
+from rmqkit.protocol.schemas.transactions import EndTransactionRequest
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.ha_links import Slave, until
 from tests.namesrv.running import register_header, registration_body

@@ -7,13 +7,12 @@ import asyncio
 import msgspec
 
 from rmqkit.broker.durability import Durability, Outcome
-from rmqkit.protocol.bodies.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request
-from rmqkit.protocol.headers.clients import UnregisterClientRequest
-from rmqkit.protocol.headers.send import PushReplyRequest, SendMessageResponse
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData, UnregisterClientRequest
+from rmqkit.protocol.schemas.send import PushReplyRequest, SendMessageResponse
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.store.settings import FlushDiskType

@@ -6,12 +6,11 @@ import asyncio
 
 import pytest
 
-from rmqkit.protocol.bodies.consumers import ResetOffsetBody
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header
 from rmqkit.protocol.fastjson import decode_as, loads
-from rmqkit.protocol.headers.offsets import QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
-from rmqkit.protocol.headers.pull import PullMessageResponse
+from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest, ResetOffsetBody, UpdateConsumerOffsetRequest
+from rmqkit.protocol.schemas.pull import PullMessageResponse
 
 RESET = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 CLONE = RequestCode.CLONE_GROUP_OFFSET

@@ -13,7 +13,7 @@ from rmqkit.broker.operations.runtime_info import ALWAYS, bytes_text, disk_ratio
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.send import SendMessageRequest
+from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings

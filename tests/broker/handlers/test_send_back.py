@@ -6,13 +6,12 @@ import pytest
 
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, request
-from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
-from rmqkit.protocol.headers.pull import PullFlag
-from rmqkit.protocol.headers.send import SendMessageResponse
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.schemas.pull import PullFlag
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, SendMessageResponse
 from rmqkit.store.message_store import PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import FAQ

@@ -17,9 +17,9 @@ from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_command, decode_fields, encode_command, header_fields
 from rmqkit.protocol.frame import FrameSplitter
-from rmqkit.protocol.headers.send import SendMessageV2Request
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster

@@ -11,7 +11,7 @@ from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import loads
-from rmqkit.protocol.headers.pull import PullFlag
+from rmqkit.protocol.schemas.pull import PullFlag
 from tests.broker.cluster import Cluster
 from tests.interop.static_topics import creation
 

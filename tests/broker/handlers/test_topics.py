@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from rmqkit.protocol.bodies.topics import TopicConfig, TopicRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.offsets import QueueRequest, UpdateConsumerOffsetRequest
-from rmqkit.protocol.headers.topics import TopicRequest
+from rmqkit.protocol.schemas.namesrv import TopicRoute
+from rmqkit.protocol.schemas.offsets import QueueRequest, UpdateConsumerOffsetRequest
+from rmqkit.protocol.schemas.topics import TopicConfig, TopicRequest
 from tests.broker.cluster import Cluster
 
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC

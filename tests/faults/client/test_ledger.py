@@ -6,7 +6,7 @@ import pytest
 
 from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.errors import HeaderError, SendFailed
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.faults.client.ledger import Arrival, Ledger, Place, longest_stall
 from tests.faults.client.proxy import FrameCursor
 

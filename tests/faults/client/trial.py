@@ -32,8 +32,8 @@ from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings, PushConsumerSettings, StartFrom
 from rmqkit.errors import RmqError
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.peers import until
 from tests.faults.client.ledger import Ledger, Place, arrival_of
 from tests.patience import TIMEOUT_MS, as_users_have_it, pulling

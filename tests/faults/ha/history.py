@@ -17,10 +17,10 @@ from typing import NamedTuple
 from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, request
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import body_crc
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import StoreSettings
 from tests.faults.client.ledger import Ledger, Place

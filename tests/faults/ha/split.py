@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
-from rmqkit.protocol.headers.send import SendMessageV2Request
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from tests.faults.ha.history import History, Watch
 from tests.faults.ha.pair import MASTER, QUEUES, SLAVE, TOPIC, Pair
 

@@ -9,14 +9,16 @@ from typing import Any, TypeVar
 
 from rmqkit import Message, MessageQueue, ReceivedMessage, SendResult
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import ConsumerIds
-from rmqkit.protocol.bodies.connections import ConsumerConnection
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
-from rmqkit.protocol.headers.consumers import ResetOffsetRequest, RunningInfoRequest
-from rmqkit.protocol.headers.offsets import OffsetResponse, QueryConsumerOffsetRequest
+from rmqkit.protocol.schemas.clients import (
+    ConsumerConnection,
+    ConsumerGroupRequest,
+    ConsumerIds,
+    ConsumerRunningInfo,
+    RunningInfoRequest,
+)
+from rmqkit.protocol.schemas.offsets import OffsetResponse, QueryConsumerOffsetRequest, ResetOffsetRequest
 from tests.client import peers
 from tests.interop.suite.scene import Scene
 

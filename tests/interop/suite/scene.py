@@ -27,14 +27,12 @@ from rmqkit import (
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.producer.transaction import Check, Execute
 from rmqkit.client.runtime.lifecycle import Client
-from rmqkit.protocol.bodies.connections import ClientConnection, ProducerConnection
-from rmqkit.protocol.bodies.topics import TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.groups import ProducerGroupRequest
-from rmqkit.protocol.headers.namesrv import DeleteTopicRequest, RouteRequest
-from rmqkit.protocol.headers.topics import CreateTopicRequest, TopicRequest
+from rmqkit.protocol.schemas.clients import ClientConnection, ProducerConnection, ProducerGroupRequest
+from rmqkit.protocol.schemas.namesrv import DeleteTopicRequest, RouteRequest, TopicRoute
+from rmqkit.protocol.schemas.topics import CreateTopicRequest, TopicRequest
 from tests.interop.apache import ask
 from tests.interop.kit import ApacheKit
 from tests.patience import TIMEOUT_MS, producing, pulling

@@ -6,11 +6,14 @@ import asyncio
 
 from rmqkit import ConsumeLater, PushConsumer, ReceivedMessage
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
-from rmqkit.protocol.headers.consumers import ConsumeDirectlyRequest, RunningInfoRequest
+from rmqkit.protocol.schemas.clients import (
+    ConsumeDirectlyRequest,
+    ConsumeMessageDirectlyResult,
+    ConsumerGroupRequest,
+    RunningInfoRequest,
+)
 from tests.interop.suite.consuming import (
     Received,
     client_ids,

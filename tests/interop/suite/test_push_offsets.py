@@ -9,10 +9,10 @@ import pytest
 
 from rmqkit import MessageModel, MessageQueue, PushConsumer, ReceivedMessage, StartFrom
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo, ConsumerStatus
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.consumers import ConsumerStatusRequest
+from rmqkit.protocol.schemas.clients import ConsumerRunningInfo
+from rmqkit.protocol.schemas.offsets import ConsumerStatus, ConsumerStatusRequest
 from tests.interop.suite.consuming import (
     Received,
     client_ids,

@@ -10,9 +10,9 @@ import msgspec
 
 from rmqkit import ConsumeLater, Message, MessageModel, PushConsumer, ReceivedMessage, selectors
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
+from rmqkit.protocol.schemas.clients import LockBody, LockedQueues
 from tests.interop.suite.consuming import (
     Received,
     bodies,

@@ -25,11 +25,11 @@ from rmqkit import (
     SendFailed,
     SettingsError,
 )
-from rmqkit.protocol.bodies.topics import RegisterBrokerBody, TopicConfig, TopicConfigTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.namesrv import KVPut
-from rmqkit.protocol.headers.registration import RegisterBrokerRequest
+from rmqkit.protocol.schemas.brokers import RegisterBrokerBody, RegisterBrokerRequest
+from rmqkit.protocol.schemas.namesrv import KVPut
+from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable
 from rmqkit.remoting.client import RemotingClient
 from tests.interop.suite.scene import POLL_SECONDS, Scene
 from tests.patience import TIMEOUT_MS, producing

@@ -15,10 +15,9 @@ from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.context import Parts
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.acl import ACCESS_KEY
-from rmqkit.protocol.bodies.access import AclInfo, UserInfo
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
-from rmqkit.protocol.headers.access import DeleteAclRequest, ListAclsRequest, ListUsersRequest
+from rmqkit.protocol.schemas.access import AclInfo, DeleteAclRequest, ListAclsRequest, ListUsersRequest, UserInfo
 from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from rmqkit.broker.access.rights import Actions, NotReadable, needed, topic_resource
 from rmqkit.broker.access.users import SUPER, AccessTable
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.bodies.access import AclEntry, AclInfo
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import Record, decode_record
+from rmqkit.protocol.schemas.access import AclEntry, AclInfo
 from rmqkit.store.message_store import MessageStore
 
 __all__ = ["Authorization", "message_at", "objection"]

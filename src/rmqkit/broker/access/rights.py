@@ -27,16 +27,15 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from rmqkit.errors import ProtocolError
-from rmqkit.protocol.bodies.clients import HeartbeatData
-from rmqkit.protocol.bodies.pop import BatchAckBody
-from rmqkit.protocol.bodies.queues import LockBody
+from rmqkit.protocol.codes import Int64
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_light
-from rmqkit.protocol.numbers import Int64
 from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_property
 from rmqkit.protocol.record import Record
+from rmqkit.protocol.schemas.clients import HeartbeatData, LockBody
+from rmqkit.protocol.schemas.pop import BatchAckBody
 from rmqkit.remoting.bodies import decode_body
 
 __all__ = ["Actions", "NotReadable", "Resource", "needed", "topic_resource"]

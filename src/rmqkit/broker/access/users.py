@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct, field
 
 from rmqkit.errors import PeerRefused
-from rmqkit.protocol.bodies.access import AclEntry, AclInfo, AclPolicy, UserInfo
 from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.schemas.access import AclEntry, AclInfo, AclPolicy, UserInfo
 from rmqkit.store.json_files import JsonFile
 
 __all__ = ["SUPER", "AccessTable"]

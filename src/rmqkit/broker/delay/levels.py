@@ -41,11 +41,11 @@ from rmqkit.broker.pull.long_polling import Held, LongPolling
 from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError, RecordCorrupt
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.queues import DelayOffsets
-from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
+from rmqkit.protocol.schemas.replication import DelayOffsets
+from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus

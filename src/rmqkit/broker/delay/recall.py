@@ -17,12 +17,12 @@ from rmqkit.broker.send.checks import Refusal
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.errors import HeaderError
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.topics import Permission
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
-from rmqkit.protocol.headers.brokers import RecallMessageRequest
+from rmqkit.protocol.handles import RecallHandle, decode_recall_handle
 from rmqkit.protocol.properties import decode_properties, encode_properties, in_stored_order
-from rmqkit.protocol.recall import RecallHandle, decode_recall_handle
+from rmqkit.protocol.schemas.send import RecallMessageRequest
+from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import PutMessage, PutStatus
 

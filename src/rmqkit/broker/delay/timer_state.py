@@ -26,11 +26,11 @@ from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt, StoreMismatch
 from rmqkit.metrics.values import Histogram, histogram
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.timer import TimerCheckpoint, TimerMetrics, TimingCount
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
+from rmqkit.protocol.schemas.replication import TimerCheckpoint, TimerMetrics, TimingCount
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings

@@ -13,19 +13,21 @@ from msgspec.structs import replace
 
 from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.tables.clients import CONSUME_ACTIVELY, Member
-from rmqkit.protocol.bodies.clients import (
-    ConsumerData,
-    ConsumerIds,
-    HeartbeatData,
-    MessageQueue,
-    SubscriptionGroupConfig,
-)
-from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest, UnregisterClientRequest
 from rmqkit.protocol.names import retry_topic
+from rmqkit.protocol.schemas.clients import (
+    ConsumerData,
+    ConsumerGroupRequest,
+    ConsumerIds,
+    HeartbeatData,
+    LockBody,
+    LockedQueues,
+    MessageQueue,
+    UnregisterClientRequest,
+)
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.turns import Slice

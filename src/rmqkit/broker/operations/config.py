@@ -15,10 +15,10 @@ from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.context import Parts
 from rmqkit.broker.settings import WITHOUT_EFFECT
 from rmqkit.broker.unused_settings import unused_notes
-from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
-from rmqkit.protocol.headers.brokers import BrokerConfigResponse
+from rmqkit.protocol.schemas.brokers import BrokerConfigResponse
+from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.configuration import change_settings, settings_reply
 from rmqkit.remoting.connection import Connection
 

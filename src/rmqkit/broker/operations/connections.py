@@ -17,21 +17,22 @@ from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.tables.clients import Member
 from rmqkit.errors import ProtocolError, RemotingError, RequestTimedOut
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.connections import (
-    ClientConnection,
-    ConsumerConnection,
-    ProducerConnection,
-    ProducerInfo,
-    ProducerTable,
-)
-from rmqkit.protocol.bodies.consumers import ConsumerStatus
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Body, Command, decode_fields, decode_header, decode_header_leniently, reply, request
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
-from rmqkit.protocol.headers.consumers import ConsumeDirectlyRequest, ConsumerStatusRequest, RunningInfoRequest
-from rmqkit.protocol.headers.groups import ProducerGroupRequest
 from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.schemas.clients import (
+    ClientConnection,
+    ConsumeDirectlyRequest,
+    ConsumerConnection,
+    ConsumerGroupRequest,
+    MessageQueue,
+    ProducerConnection,
+    ProducerGroupRequest,
+    ProducerInfo,
+    ProducerTable,
+    RunningInfoRequest,
+)
+from rmqkit.protocol.schemas.offsets import ConsumerStatus, ConsumerStatusRequest
 from rmqkit.remoting.connection import Connection
 
 __all__ = ["ConnectionHandlers"]

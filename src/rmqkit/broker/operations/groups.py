@@ -11,21 +11,24 @@ from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.tables.attributes import GROUP_ATTRIBUTES, alter
 from rmqkit.broker.tables.groups import request_modes_file
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
-from rmqkit.protocol.bodies.groups import GroupConfigList, GroupForbidden, GroupList, GroupSubscription
-from rmqkit.protocol.bodies.namesrv import TopicList
-from rmqkit.protocol.bodies.pop import MessageRequestModes
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.headers.groups import (
-    DeleteGroupRequest,
-    GroupConfigsResponse,
-    GroupForbiddenRequest,
-    GroupRequest,
-    GroupTopicRequest,
-)
-from rmqkit.protocol.headers.topics import TopicRequest
 from rmqkit.protocol.names import group_fault
+from rmqkit.protocol.schemas.groups import (
+    DeleteGroupRequest,
+    GroupConfigList,
+    GroupConfigsResponse,
+    GroupForbidden,
+    GroupForbiddenRequest,
+    GroupList,
+    GroupRequest,
+    GroupSubscription,
+    GroupTopicRequest,
+    SubscriptionGroupConfig,
+)
+from rmqkit.protocol.schemas.namesrv import TopicList
+from rmqkit.protocol.schemas.pop import MessageRequestModes
+from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.turns import Slice

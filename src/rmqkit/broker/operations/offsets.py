@@ -10,11 +10,10 @@ import asyncio
 from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.operations.static_topics import by_global_number
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.stats import TopicOffsets, TopicStatsTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.headers.offsets import (
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.offsets import (
     OffsetResponse,
     QueryConsumerOffsetRequest,
     QueueRequest,
@@ -22,7 +21,8 @@ from rmqkit.protocol.headers.offsets import (
     StoreTimeResponse,
     UpdateConsumerOffsetRequest,
 )
-from rmqkit.protocol.headers.topics import TopicRequest
+from rmqkit.protocol.schemas.stats import TopicOffsets, TopicStatsTable
+from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.turns import Slice
 

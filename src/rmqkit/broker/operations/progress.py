@@ -13,19 +13,22 @@ import msgspec
 
 from rmqkit.broker.answers import Handlers, answers
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.queues import CorrectionOffsets
-from rmqkit.protocol.bodies.stats import ConsumeOffsets, ConsumeStats, ConsumeStatsList, ConsumeTimeSpans, QueueTimeSpan
-from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.headers.groups import (
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.offsets import CorrectionOffsetRequest, CorrectionOffsets
+from rmqkit.protocol.schemas.stats import (
     AllConsumeStatsRequest,
+    ConsumeOffsets,
+    ConsumeStats,
+    ConsumeStatsList,
     ConsumeStatsRequest,
-    CorrectionOffsetRequest,
+    ConsumeTimeSpans,
+    QueueTimeSpan,
+    StatsDataRequest,
     TimeSpanRequest,
 )
-from rmqkit.protocol.headers.queries import StatsDataRequest
+from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.turns import Slice
 

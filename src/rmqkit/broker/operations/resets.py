@@ -11,12 +11,16 @@ from __future__ import annotations
 from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.consumers import ResetOffsetBody, ResetOffsetList
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply, request
-from rmqkit.protocol.headers.consumers import ResetClientOffsetRequest, ResetOffsetRequest
-from rmqkit.protocol.headers.groups import CloneGroupOffsetRequest
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.offsets import (
+    CloneGroupOffsetRequest,
+    ResetClientOffsetRequest,
+    ResetOffsetBody,
+    ResetOffsetList,
+    ResetOffsetRequest,
+)
 from rmqkit.remoting.connection import Connection
 
 __all__ = ["ResetHandlers"]

@@ -19,11 +19,11 @@ from rmqkit.broker.context import Parts
 from rmqkit.broker.durability import WAITING_MAX
 from rmqkit.broker.pull.long_polling import HELD_MAX
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.bodies.namesrv import KVTable
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, version_name
 from rmqkit.protocol.command import Command, reply
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.schemas.namesrv import KVTable
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.log.commit_log import log_directories
 from rmqkit.store.message_store import MessageStore

@@ -12,13 +12,18 @@ import msgspec
 from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.tables.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.groups import TopicConfigList
-from rmqkit.protocol.bodies.namesrv import TopicList
-from rmqkit.protocol.bodies.topics import TopicConfig, TopicQueueMappingDetail
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.headers.topics import CreateTopicRequest, TopicConfigsResponse, TopicRequest
 from rmqkit.protocol.names import is_light, retry_topic, topic_fault
+from rmqkit.protocol.schemas.namesrv import TopicList
+from rmqkit.protocol.schemas.topics import (
+    CreateTopicRequest,
+    TopicConfig,
+    TopicConfigList,
+    TopicConfigsResponse,
+    TopicQueueMappingDetail,
+    TopicRequest,
+)
 from rmqkit.remoting.bodies import decode_aside, decode_body
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.turns import Slice

@@ -19,13 +19,18 @@ from rmqkit.broker.pop.in_flight import AckKey
 from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE
 from rmqkit.broker.pop.write_batch import Waiting
 from rmqkit.broker.send.checks import Refusal
-from rmqkit.protocol.bodies.pop import BatchAck, BatchAckBody
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
-from rmqkit.protocol.headers.pop import AckMessageRequest, ChangeInvisibleTimeRequest, ChangeInvisibleTimeResponse
+from rmqkit.protocol.handles import NORMAL_TOPIC, RETRY_TOPIC_V2, PopHandle, decode_acked, decode_pop_handle
 from rmqkit.protocol.names import pop_retry_topic
-from rmqkit.protocol.pop import NORMAL_TOPIC, RETRY_TOPIC_V2, PopHandle, decode_acked, decode_pop_handle
-from rmqkit.protocol.pop_answers import success_frame
+from rmqkit.protocol.schemas.pop import (
+    AckMessageRequest,
+    BatchAck,
+    BatchAckBody,
+    ChangeInvisibleTimeRequest,
+    ChangeInvisibleTimeResponse,
+)
+from rmqkit.protocol.templates import success_frame
 from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import PutResult, PutStatus

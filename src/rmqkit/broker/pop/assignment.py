@@ -23,19 +23,19 @@ from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.context import Parts
 from rmqkit.broker.settings import RequestMode
 from rmqkit.broker.tables.groups import request_modes_file
-from rmqkit.protocol.allocation import averagely, averagely_by_circle
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.pop import (
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, reply
+from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.schemas.clients import MessageQueue, averagely, averagely_by_circle
+from rmqkit.protocol.schemas.namesrv import TopicRoute
+from rmqkit.protocol.schemas.pop import (
     Assignment,
     Assignments,
     MessageRequestMode,
     MessageRequestModes,
     QueryAssignmentBody,
 )
-from rmqkit.protocol.bodies.topics import Permission, TopicRoute
-from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, reply
-from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 

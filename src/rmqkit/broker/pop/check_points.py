@@ -37,10 +37,10 @@ from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.bodies.pop import CheckPoint, StoredAck
 from rmqkit.protocol.hashing import encoded_tags_code
 from rmqkit.protocol.properties import TIMER_DELIVER_MS, encode_properties, find_property
 from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.schemas.pop import CheckPoint, StoredAck
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
 __all__ = ["REVIVE_GROUP", "PopLog", "revive_topic"]

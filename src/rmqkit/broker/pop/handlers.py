@@ -19,10 +19,9 @@ from rmqkit.broker.pop.read import PopRead
 from rmqkit.broker.pop.service import Pops
 from rmqkit.broker.send.checks import CODES, NOT_ENOUGH_REPLICAS, Refusal
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
-from rmqkit.protocol.bodies.topics import Permission
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
-from rmqkit.protocol.headers.pop import (
+from rmqkit.protocol.schemas.pop import (
     NotificationRequest,
     NotificationResponse,
     PeekMessageRequest,
@@ -31,7 +30,8 @@ from rmqkit.protocol.headers.pop import (
     PopMessageRequest,
     PopMessageResponse,
 )
-from rmqkit.protocol.pop_answers import found_frame
+from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.protocol.templates import found_frame
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED
 from rmqkit.store.message_store import Arrival, PutResult, PutStatus

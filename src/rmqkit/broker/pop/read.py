@@ -28,11 +28,8 @@ from rmqkit.broker.pop.in_flight import Mark
 from rmqkit.broker.send.priority import is_by_priority
 from rmqkit.broker.tables.filters import EVERYTHING, PullFilter
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.topics import Permission
 from rmqkit.protocol.command import Body
-from rmqkit.protocol.headers.pop import PollingInfoRequest, PopMessageRequest, PopMessageResponse
-from rmqkit.protocol.names import pop_retry_topic
-from rmqkit.protocol.pop import (
+from rmqkit.protocol.handles import (
     NORMAL_TOPIC,
     RETRY_TOPIC_V1,
     RETRY_TOPIC_V2,
@@ -44,8 +41,11 @@ from rmqkit.protocol.pop import (
     encode_pop_handle,
     encode_start_offsets,
 )
+from rmqkit.protocol.names import pop_retry_topic
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import decode_record, encode_record
+from rmqkit.protocol.schemas.pop import PollingInfoRequest, PopMessageRequest, PopMessageResponse
+from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.store.message_store import GetResult, GetStatus
 
 __all__ = ["ORDER_REVIVE_QUEUE", "PopRead"]

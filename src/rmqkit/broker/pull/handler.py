@@ -18,12 +18,12 @@ from rmqkit.broker.tables.clients import CONSUME_ACTIVELY
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
 from rmqkit.errors import HeaderError
 from rmqkit.filter.subscription import is_tag_type
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
-from rmqkit.protocol.bodies.topics import Permission, TopicConfig
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.headers.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
+from rmqkit.protocol.schemas.topics import Permission, TopicConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED
 from rmqkit.store.message_store import GetResult, GetStatus

@@ -17,12 +17,17 @@ from rmqkit.broker.pull.handler import REJECTED
 from rmqkit.broker.tables.filters import EVERYTHING, inline_filter
 from rmqkit.filter.subscription import is_tag_type
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import CheckClientBody
-from rmqkit.protocol.bodies.queues import ConsumeQueueEntry, QueryConsumeQueueBody
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.headers.clients import ViewMessageRequest
-from rmqkit.protocol.headers.queries import QueryConsumeQueueRequest, QueryMessageRequest, QueryMessageResponse
+from rmqkit.protocol.schemas.clients import CheckClientBody
+from rmqkit.protocol.schemas.pull import (
+    ConsumeQueueEntry,
+    QueryConsumeQueueBody,
+    QueryConsumeQueueRequest,
+    QueryMessageRequest,
+    QueryMessageResponse,
+    ViewMessageRequest,
+)
 from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.queues.queue_ext import ExtUnit

@@ -33,11 +33,10 @@ from rmqkit.broker.context import Parts
 from rmqkit.broker.delay.levels import Elsewhere
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.transaction.check_back import CheckBack
-from rmqkit.protocol.bodies.queues import DelayOffsets
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_header_leniently, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.brokers import HaInfo
+from rmqkit.protocol.schemas.replication import DelayOffsets, HaInfo
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.tasks import Tasks, keep_doing, repeat
 

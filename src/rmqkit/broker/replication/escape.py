@@ -32,12 +32,13 @@ from rmqkit.clock import Clock
 from rmqkit.errors import NoRoute, RmqError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.topics import Permission, TopicRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.send import SendMessageV2Request
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
+from rmqkit.protocol.schemas.namesrv import TopicRoute
+from rmqkit.protocol.schemas.send import SendMessageV2Request
+from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.store.message_store import PutMessage
 

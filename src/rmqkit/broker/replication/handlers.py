@@ -14,9 +14,9 @@ import msgspec
 from rmqkit.broker.answers import Handlers, answers
 from rmqkit.broker.context import Parts
 from rmqkit.broker.settings import BrokerRole
-from rmqkit.protocol.bodies.replication import HaRuntimeInfo
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply
+from rmqkit.protocol.schemas.replication import HaRuntimeInfo
 from rmqkit.remoting.connection import Connection
 
 __all__ = ["ReplicationHandlers"]

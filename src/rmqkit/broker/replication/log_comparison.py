@@ -25,11 +25,11 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from rmqkit.errors import BodyError, LogDiverged, StoreError
-from rmqkit.protocol.bodies.namesrv import KVTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.clients import ViewMessageRequest
+from rmqkit.protocol.schemas.namesrv import KVTable
+from rmqkit.protocol.schemas.pull import ViewMessageRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.store.message_store import MessageStore
 

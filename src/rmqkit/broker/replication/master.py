@@ -58,8 +58,8 @@ from rmqkit.broker.replication.members import AskMembers, Members, ip_of
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.clock import Clock
 from rmqkit.errors import FrameError, SettingsError, StoreError
-from rmqkit.protocol.bodies.replication import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.ha import DATA_BYTES_MAX, Reports, frame_head
+from rmqkit.protocol.schemas.replication import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.remoting.address import join_address
 from rmqkit.remoting.connection import IpAddress
 from rmqkit.remoting.server import bind

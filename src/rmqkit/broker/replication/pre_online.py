@@ -20,12 +20,11 @@ from rmqkit.broker.context import Parts
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.acting_master import MASTER_ID
 from rmqkit.errors import RmqError
-from rmqkit.protocol.bodies.queues import ConsumerOffsets, DelayOffsets
-from rmqkit.protocol.bodies.timer import decode_timer_checkpoint
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.brokers import HaInfo
+from rmqkit.protocol.schemas.offsets import ConsumerOffsets
+from rmqkit.protocol.schemas.replication import DelayOffsets, HaInfo, decode_timer_checkpoint
 from rmqkit.remoting.client import RemotingClient, expect_success
 
 __all__ = ["PreOnline"]

@@ -27,9 +27,8 @@ from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.errors import SettingsError
-from rmqkit.protocol.bodies.replication import HaRuntimeInfo
-from rmqkit.protocol.headers.brokers import HaInfo
 from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.schemas.replication import HaInfo, HaRuntimeInfo
 from rmqkit.remoting.address import advertised_ip, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection

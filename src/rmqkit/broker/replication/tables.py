@@ -38,17 +38,15 @@ from rmqkit.broker.tables.groups import GroupTable, request_modes_file
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.errors import BodyError, ConnectFailed, RmqError
-from rmqkit.protocol.bodies.clients import SubscriptionGroupTable
-from rmqkit.protocol.bodies.pop import MessageRequestModes
-from rmqkit.protocol.bodies.queues import ConsumerOffsets, DelayOffsets
-from rmqkit.protocol.bodies.timer import TimerMetrics, decode_timer_checkpoint
-from rmqkit.protocol.bodies.topics import TopicConfigTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.groups import GroupConfigsRequest, GroupConfigsResponse
-from rmqkit.protocol.headers.topics import TopicConfigsRequest, TopicConfigsResponse
 from rmqkit.protocol.names import is_light
+from rmqkit.protocol.schemas.groups import GroupConfigsRequest, GroupConfigsResponse, SubscriptionGroupTable
+from rmqkit.protocol.schemas.offsets import ConsumerOffsets
+from rmqkit.protocol.schemas.pop import MessageRequestModes
+from rmqkit.protocol.schemas.replication import DelayOffsets, TimerMetrics, decode_timer_checkpoint
+from rmqkit.protocol.schemas.topics import TopicConfigsRequest, TopicConfigsResponse, TopicConfigTable
 from rmqkit.remoting.address import join_address, split_address
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.tasks import Tasks, keep_doing

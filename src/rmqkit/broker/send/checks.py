@@ -14,12 +14,12 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import HeaderError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
-from rmqkit.protocol.bodies.topics import Permission, TopicConfig
 from rmqkit.protocol.codes import FAQ, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently
-from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
+from rmqkit.protocol.schemas.topics import Permission, TopicConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import PutResult, PutStatus
 

@@ -20,16 +20,15 @@ from rmqkit.broker.delay.levels import TIMER_NAMES
 from rmqkit.broker.durability import Outcome, Release
 from rmqkit.broker.send.checks import CODES, SendChecks
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply
 from rmqkit.protocol.frame import Frame
+from rmqkit.protocol.handles import RecallHandle, encode_recall_handle
 from rmqkit.protocol.hashing import encoded_tags_code
-from rmqkit.protocol.headers.send import SendMessageRequest
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
-from rmqkit.protocol.send_answers import SendAnswers, Stored
-from rmqkit.protocol.send_shapes import SendShape, SendShapes
+from rmqkit.protocol.schemas.send import SendMessageRequest
+from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.protocol.templates import SendAnswers, SendShape, SendShapes, Stored
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import PutMessage
 

@@ -41,14 +41,14 @@ from rmqkit.broker.transaction.half import is_half, to_half
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, header_fields, reply
-from rmqkit.protocol.headers.send import SendMessageRequest, SendMessageResponse
+from rmqkit.protocol.handles import RecallHandle, encode_recall_handle
 from rmqkit.protocol.ids import UniqueKeys, offset_id, offset_ids
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_property, in_stored_order
-from rmqkit.protocol.recall import RecallHandle, encode_recall_handle
 from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_MASK
+from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageResponse
+from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
 from rmqkit.remoting.turns import Slice

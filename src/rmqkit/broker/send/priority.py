@@ -20,9 +20,9 @@ import re
 from rmqkit.broker.copies import with_changes
 from rmqkit.broker.delay.levels import TIMER_NAMES
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
-from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.store.message_store import PutMessage
 
 __all__ = ["is_by_priority", "settle_priority"]

@@ -18,13 +18,13 @@ from rmqkit.broker.send.checks import NO_BODY, SendChecks, decode_v1, decode_v2,
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.errors import PeerRefused, RemotingError
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply, request
-from rmqkit.protocol.headers.send import PushReplyRequest, SendMessageRequest, SendMessageResponse
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.properties import decode_properties, encode_properties, in_stored_order
 from rmqkit.protocol.record import host_text
+from rmqkit.protocol.schemas.send import PushReplyRequest, SendMessageRequest, SendMessageResponse
+from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import PutMessage, PutStatus
 

@@ -19,15 +19,15 @@ from rmqkit.broker.durability import Outcome
 from rmqkit.broker.send.checks import CODES, tries_max
 from rmqkit.broker.transaction.half import record_at
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig
-from rmqkit.protocol.bodies.topics import Permission
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
-from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.names import dlq_topic, retry_topic
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
+from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED
 from rmqkit.store.message_store import PutMessage, PutStatus

@@ -16,10 +16,9 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.filters import FilterTable, PullFilter
 from rmqkit.clock import Clock
 from rmqkit.filter.subscription import TAG, codes_of, is_tag_type, subscription
-from rmqkit.protocol.bodies.clients import ConsumerData, SubscriptionData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
+from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerGroupRequest, SubscriptionData
 from rmqkit.remoting.connection import Connection
 
 __all__ = ["BROADCASTING", "CONSUME_ACTIVELY", "ClientTable", "ConsumerGroup", "Member", "Subscribed"]

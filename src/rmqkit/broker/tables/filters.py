@@ -24,9 +24,9 @@ from rmqkit.clock import Clock
 from rmqkit.filter.bloom import BloomFilter
 from rmqkit.filter.sql92 import Expression, ExpressionRejected, compile_expression
 from rmqkit.filter.subscription import SQL92, codes_of, is_tag_type, subscription
-from rmqkit.protocol.bodies.clients import SubscriptionData
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import record_properties
+from rmqkit.protocol.schemas.clients import SubscriptionData
 from rmqkit.store.message_store import Arrival
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.reader import EntryTest

@@ -18,9 +18,9 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.files import Changes, SharedWrite
 from rmqkit.clock import Clock
 from rmqkit.errors import StoreUnavailable
-from rmqkit.protocol.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupTable
-from rmqkit.protocol.bodies.topics import TopicConfig
 from rmqkit.protocol.names import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, group_fault, is_light
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
+from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.store.json_files import JsonFile, RowTexts
 
 __all__ = ["Appeared", "GroupTable", "request_modes_file"]

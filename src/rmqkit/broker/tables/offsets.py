@@ -18,9 +18,9 @@ import msgspec
 
 from rmqkit.broker.tables.lazy_table import LazyTable
 from rmqkit.clock import Clock
-from rmqkit.protocol.bodies.queues import ConsumerOffsets, LightOffsets
-from rmqkit.protocol.bodies.topics import DataVersion
 from rmqkit.protocol.names import is_light
+from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
+from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.json_files import JsonFile
 
 __all__ = ["OffsetTable"]

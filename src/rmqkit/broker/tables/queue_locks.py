@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rmqkit.clock import Clock
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 __all__ = ["LOCK_MS_MAX", "QueueLocks"]
 

@@ -23,7 +23,7 @@ from msgspec import Struct, field
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
 from rmqkit.errors import StoreMismatch
-from rmqkit.protocol.bodies.topics import DataVersion, TopicConfigTable, TopicQueueMappingDetail, TopicQueueMappingInfo
+from rmqkit.protocol.schemas.topics import DataVersion, TopicConfigTable, TopicQueueMappingDetail, TopicQueueMappingInfo
 from rmqkit.store.json_files import JsonFile
 
 __all__ = ["StaticTopics"]

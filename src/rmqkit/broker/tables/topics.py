@@ -22,7 +22,7 @@ from rmqkit.broker.tables.static_topics import StaticTopics
 from rmqkit.clock import Clock
 from rmqkit.errors import StoreMismatch, StoreUnavailable
 from rmqkit.protocol import names
-from rmqkit.protocol.bodies.topics import DataVersion, Permission, TopicConfig, TopicConfigTable
+from rmqkit.protocol.schemas.topics import DataVersion, Permission, TopicConfig, TopicConfigTable
 from rmqkit.store.json_files import JsonFile, RowTexts
 from rmqkit.store.queues.table import queue_counts
 

@@ -23,10 +23,10 @@ from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
-from rmqkit.protocol.headers.transactions import EndTransactionRequest, ResumeCheckRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Record
+from rmqkit.protocol.schemas.transactions import EndTransactionRequest, ResumeCheckRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED
 from rmqkit.store.message_store import PutStatus

@@ -10,10 +10,8 @@ from msgspec import Struct
 from rmqkit.admin.api import Admin
 from rmqkit.admin.clients import GroupStatus
 from rmqkit.cli.admin.frame import Broker, Group, Noun, View
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.connections import ClientConnection, ConsumerConnection
-from rmqkit.protocol.bodies.consumers import ConsumerRunningInfo
 from rmqkit.protocol.codes import version_name
+from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, ConsumerRunningInfo, MessageQueue
 
 __all__ = ["connection_rows", "noun"]
 

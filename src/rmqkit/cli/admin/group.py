@@ -10,7 +10,7 @@ import typer
 
 from rmqkit.admin.api import Admin
 from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View
-from rmqkit.protocol.bodies.clients import GroupRetryPolicy, SubscriptionGroupConfig
+from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
 
 __all__ = ["Switch", "noun"]
 

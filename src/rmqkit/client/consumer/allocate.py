@@ -10,8 +10,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 
-from rmqkit.protocol.allocation import averagely, averagely_by_circle
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue, averagely, averagely_by_circle
 
 __all__ = [
     "Allocate",

@@ -33,8 +33,8 @@ from rmqkit.client.consumer.loop import PullLoop, Schedule, ScheduledPull
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.observe.status import TopicRates
 from rmqkit.errors import PeerRefused, RmqError
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.tasks import Tasks
 
 _log = logging.getLogger(__name__)

@@ -44,10 +44,10 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings
 from rmqkit.errors import ClientError, RmqError
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
-from rmqkit.protocol.headers.clients import ConsumerSendBackRequest
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, without_namespace
+from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.protocol.trace import ConsumeReturn
 from rmqkit.remoting.tasks import Tasks, is_cancelled
 

@@ -16,10 +16,9 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ConsumerSettings
 from rmqkit.errors import SettingsError
 from rmqkit.filter.subscription import is_tag_type, subscription
-from rmqkit.protocol.bodies.clients import SubscriptionData
-from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import topic_fault
+from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, SubscriptionData
 
 
 class Sink(Protocol):

@@ -32,16 +32,17 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ConsumerSettings
 from rmqkit.errors import ClientError, RmqError
 from rmqkit.filter.subscription import TAG
-from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
-from rmqkit.protocol.bodies.consumers import (
-    ConsumeMessageDirectlyResult,
-    ConsumerRunningInfo,
-    PopProcessQueueInfo,
-    ProcessQueueInfo,
-)
 from rmqkit.protocol.codes import CURRENT_VERSION, version_name
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import retry_topic, with_namespace
+from rmqkit.protocol.schemas.clients import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    MessageQueue,
+    PopProcessQueueInfo,
+    ProcessQueueInfo,
+)
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.settings import to_properties
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import ConnectFailed, RmqError
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 LOCAL_LOCK_MS = 30_000
 """How long a lock counts here after the broker last granted it; the broker keeps it twice as long."""

@@ -43,12 +43,12 @@ from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, PeerRefused, RemotingError, RmqError
 from rmqkit.filter.subscription import matches_tags
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData
 from rmqkit.protocol.codes import ResponseCode
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record, records_of
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP
+from rmqkit.protocol.schemas.clients import MessageQueue, SubscriptionData
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 
 _log = logging.getLogger(__name__)
 SubscriptionOf = Callable[[str], SubscriptionData | None]

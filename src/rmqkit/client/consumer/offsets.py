@@ -40,7 +40,7 @@ from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import BodyError, ClientError, ConnectFailed, ConnectionLost, RmqError
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.connection import Connection
 
 _log = logging.getLogger(__name__)

@@ -15,9 +15,8 @@ from typing import Protocol
 from rmqkit.client.consumer.offsets import Offsets
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.errors import ClientError
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.consumers import ConsumeMessageDirectlyResult
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, MessageQueue
 
 _Item = tuple[ProcessQueue, ReceivedMessage]
 

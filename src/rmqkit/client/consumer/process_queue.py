@@ -26,8 +26,8 @@ from msgspec import Struct
 
 from rmqkit.client.observe.status import TopicRates
 from rmqkit.errors import RmqError
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 NOTHING_HELD = -1
 """What `ProcessQueue.remove` returns when there is nothing to conclude an offset from."""

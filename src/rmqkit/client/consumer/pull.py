@@ -35,12 +35,11 @@ from rmqkit.client.runtime.settings import PullConsumerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, NoRoute, PeerRefused, RmqError
 from rmqkit.filter.subscription import TAG, matches_tags, subscription
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import ResponseCode
-from rmqkit.protocol.headers.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.headers.queries import QueryMessageRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, QueryMessageRequest
 
 _UNIQUE_KEY_COUNT = 32
 _THREE_DAYS_MS = 3 * 24 * 3_600_000

@@ -46,8 +46,8 @@ from rmqkit.client.consumer.context import Member
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.observe.status import SAMPLE_INTERVAL_MS, QueueState, QueueStatus, utc
 from rmqkit.errors import PeerRefused
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.properties import CONSUME_START_TIME
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 _log = logging.getLogger(__name__)
 _FINE = frozenset((QueueState.MOVING, QueueState.CAUGHT_UP))

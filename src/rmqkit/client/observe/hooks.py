@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
 
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.trace import ConsumeReturn
 
 A = TypeVar("A")

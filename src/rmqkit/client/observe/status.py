@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.consumers import ConsumeStatus
+from rmqkit.protocol.schemas.clients import ConsumeStatus, MessageQueue
 
 SAMPLE_INTERVAL_MS = 10_000
 _MINUTE_MS = 60_000

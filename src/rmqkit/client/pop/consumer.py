@@ -19,8 +19,8 @@ from rmqkit.client.pop.session import ANY_QUEUE, Pops
 from rmqkit.client.runtime.lifecycle import keeps_open
 from rmqkit.errors import ClientError, RemotingError
 from rmqkit.filter.subscription import TAG, subscription
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 
 class PopConsumer(PushConsumer):

@@ -60,11 +60,11 @@ from rmqkit.client.pop.session import ANY_QUEUE, PopProcessQueue, Pops
 from rmqkit.client.runtime.requests import PopStatus
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.filter.subscription import TAG
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.pop import Assignment, QueryAssignmentBody
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic, with_namespace, without_namespace
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.pop import Assignment, QueryAssignmentBody
 
 _log = logging.getLogger(__name__)
 BACK_OFF_SECONDS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

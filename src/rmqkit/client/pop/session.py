@@ -40,17 +40,7 @@ from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, RemotingError, RmqError
 from rmqkit.filter.subscription import matches_tags
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.bodies.clients import MessageQueue, SubscriptionData
-from rmqkit.protocol.bodies.pop import BatchAck, BatchAckBody
-from rmqkit.protocol.headers.pop import (
-    AckMessageRequest,
-    ChangeInvisibleTimeRequest,
-    PopMessageRequest,
-    PopMessageResponse,
-)
-from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic, with_namespace
-from rmqkit.protocol.pop import (
+from rmqkit.protocol.handles import (
     NORMAL_TOPIC,
     RETRY_TOPIC_V1,
     RETRY_TOPIC_V2,
@@ -62,6 +52,17 @@ from rmqkit.protocol.pop import (
     decode_start_offsets,
     encode_acked,
     encode_pop_handle,
+)
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic, with_namespace
+from rmqkit.protocol.schemas.clients import MessageQueue, SubscriptionData
+from rmqkit.protocol.schemas.pop import (
+    AckMessageRequest,
+    BatchAck,
+    BatchAckBody,
+    ChangeInvisibleTimeRequest,
+    PopMessageRequest,
+    PopMessageResponse,
 )
 from rmqkit.remoting.tasks import Tasks
 

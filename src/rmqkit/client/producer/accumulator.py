@@ -38,9 +38,9 @@ from rmqkit.client.producer.encode import Outgoing, batch_entry, outgoing, outgo
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, RmqError
 from rmqkit.protocol.batch import BATCH_ENTRY_BYTES_MIN, BatchEntry
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.tasks import Tasks
 
 K = TypeVar("K", bound=Hashable)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from rmqkit.client.runtime.routes import PublishQueues
 from rmqkit.clock import Clock
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 
 _AVOIDED_MS = ((15_000, 30_000), (5_000, 10_000), (3_000, 6_000), (1_800, 5_000), (550, 2_000))
 _FAILED_LATENCY_MS = 10_000

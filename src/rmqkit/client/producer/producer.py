@@ -18,11 +18,11 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, PeerRefused, ReplyTimedOut
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.headers.brokers import RecallMessageRequest
+from rmqkit.protocol.handles import decode_recall_handle
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.properties import TRANSACTION_PREPARED
-from rmqkit.protocol.recall import decode_recall_handle
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.send import RecallMessageRequest
 
 
 class Producer(Client):

@@ -48,11 +48,11 @@ from rmqkit.errors import (
     RmqError,
     SendFailed,
 )
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, request
-from rmqkit.protocol.headers.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.protocol.properties import MSG_REGION, TRACE_ON
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.remoting.backoff import Backoff
 from rmqkit.remoting.permits import Permits
 

@@ -39,12 +39,12 @@ from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectFailed, MessageIllegal, RemotingError
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.headers.transactions import CheckTransactionRequest, EndTransactionRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.names import with_namespace
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.transactions import CheckTransactionRequest, EndTransactionRequest
 from rmqkit.remoting.tasks import Tasks, is_cancelled
 
 _CHECKS_WAITING_MAX = 2000

@@ -42,27 +42,28 @@ from rmqkit.clock import Clock
 from rmqkit.errors import BodyError, PeerRefused
 from rmqkit.protocol import fastjson
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.bodies.clients import ConsumerData, MessageQueue
-from rmqkit.protocol.bodies.consumers import (
-    ConsumeMessageDirectlyResult,
-    ConsumerRunningInfo,
-    ConsumerStatus,
-    ResetOffsetBody,
-)
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, reply
 from rmqkit.protocol.compression import decompress
-from rmqkit.protocol.headers.clients import ConsumerGroupRequest
-from rmqkit.protocol.headers.consumers import (
-    ConsumeDirectlyRequest,
-    ConsumerStatusRequest,
-    ResetClientOffsetRequest,
-    RunningInfoRequest,
-)
-from rmqkit.protocol.headers.send import PushReplyRequest
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.names import with_namespace, without_namespace
 from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.schemas.clients import (
+    ConsumeDirectlyRequest,
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerGroupRequest,
+    ConsumerRunningInfo,
+    MessageQueue,
+    RunningInfoRequest,
+)
+from rmqkit.protocol.schemas.offsets import (
+    ConsumerStatus,
+    ConsumerStatusRequest,
+    ResetClientOffsetRequest,
+    ResetOffsetBody,
+)
+from rmqkit.protocol.schemas.send import PushReplyRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch
 

@@ -21,12 +21,12 @@ import msgspec
 from msgspec.structs import replace
 
 from rmqkit.client.runtime.settings import ClientSettings
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import with_namespace, without_namespace
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.address import join_address, split_address
 from rmqkit.remoting.client import RemotingClient
 

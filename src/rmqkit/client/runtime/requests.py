@@ -12,37 +12,48 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.errors import PeerRefused
-from rmqkit.protocol.bodies.clients import CheckClientBody, ConsumerIds, HeartbeatData, MessageQueue, SubscriptionData
-from rmqkit.protocol.bodies.namesrv import KVTable
-from rmqkit.protocol.bodies.pop import Assignment, Assignments, BatchAckBody, MessageRequestMode, QueryAssignmentBody
-from rmqkit.protocol.bodies.queues import LockBody, LockedQueues
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.brokers import RecallMessageRequest, RecallMessageResponse
-from rmqkit.protocol.headers.clients import (
+from rmqkit.protocol.schemas.clients import (
+    CheckClientBody,
     ConsumerGroupRequest,
-    ConsumerSendBackRequest,
+    ConsumerIds,
+    HeartbeatData,
+    LockBody,
+    LockedQueues,
+    MessageQueue,
+    SubscriptionData,
     UnregisterClientRequest,
-    ViewMessageRequest,
 )
-from rmqkit.protocol.headers.offsets import (
+from rmqkit.protocol.schemas.namesrv import KVTable
+from rmqkit.protocol.schemas.offsets import (
     OffsetResponse,
     QueryConsumerOffsetRequest,
     QueueRequest,
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
-from rmqkit.protocol.headers.pop import (
+from rmqkit.protocol.schemas.pop import (
     AckMessageRequest,
+    Assignment,
+    Assignments,
+    BatchAckBody,
     ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
+    MessageRequestMode,
     PopMessageRequest,
     PopMessageResponse,
+    QueryAssignmentBody,
 )
-from rmqkit.protocol.headers.pull import PullMessageRequest, PullMessageResponse
-from rmqkit.protocol.headers.queries import QueryMessageRequest
-from rmqkit.protocol.headers.transactions import EndTransactionRequest
+from rmqkit.protocol.schemas.pull import (
+    PullMessageRequest,
+    PullMessageResponse,
+    QueryMessageRequest,
+    ViewMessageRequest,
+)
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, RecallMessageRequest, RecallMessageResponse
+from rmqkit.protocol.schemas.transactions import EndTransactionRequest
 from rmqkit.remoting.client import RemotingClient, expect_success
 
 OFFSET_TIMEOUT_MS = 5000

@@ -40,14 +40,13 @@ from rmqkit.errors import (
     ProtocolError,
     RemotingError,
 )
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.bodies.namesrv import TopicList
-from rmqkit.protocol.bodies.topics import Permission, TopicRoute
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.headers.namesrv import RouteRequest
 from rmqkit.protocol.names import topic_fault
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.namesrv import RouteRequest, TopicList, TopicRoute
+from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 

@@ -31,15 +31,15 @@ from rmqkit.client.runtime.routes import MASTER_ID, NameServers, RouteTable
 from rmqkit.client.runtime.settings import ClientSettings, name_server_list
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, RemotingError, RmqError
-from rmqkit.protocol.bodies.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header
-from rmqkit.protocol.headers.transactions import CheckTransactionRequest
 from rmqkit.protocol.ids import UniqueKeys
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.names import without_namespace
 from rmqkit.protocol.properties import PRODUCER_GROUP
 from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
+from rmqkit.protocol.schemas.transactions import CheckTransactionRequest
 from rmqkit.remoting.address import advertised_ip
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient

@@ -33,9 +33,9 @@ from rmqkit.client.producer.transaction import TransactionState
 from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.errors import ClientError, NoRoute, PeerRefused
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.bodies.clients import MessageQueue
 from rmqkit.protocol.message import ReceivedMessage, records_of
 from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import DataLost
 from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import SinkOptions

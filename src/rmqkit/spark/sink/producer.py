@@ -26,10 +26,10 @@ from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.client.sync.portal import portal
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError, SendFailed
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.headers.transactions import EndTransactionRequest
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.transactions import EndTransactionRequest
 from rmqkit.spark.broker_pool import BrokerPool
 from rmqkit.spark.options import LiveOptions, SinkOptions
 from rmqkit.spark.sink.ledger import Batch, Half

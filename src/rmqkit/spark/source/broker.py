@@ -38,7 +38,7 @@ from pyspark.sql.types import StructType
 
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter.subscription import TAG, subscription
-from rmqkit.protocol.bodies.clients import MessageQueue
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, broker_pool, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
 from rmqkit.spark.offsets import EARLIEST, LATEST, Offsets, Range, from_json, limited, ranges, read_option, to_json

@@ -3,8 +3,8 @@
 =======================  =============================================================================================
 ``timerlog/``            a unit per message, `timer_log`
 ``timerwheel``           the last unit of every second, `timer_wheel`
-``config/timercheck``    56 bytes (`protocol.bodies.timer`) in a file of 4096: the next second to deliver, how far the
-                         log is flushed, the next message of the timer topic to put on the wheel
+``config/timercheck``    56 bytes (`protocol.schemas.replication`) in a file of 4096: the next second to deliver, how
+                         far the log is flushed, the next message of the timer topic to put on the wheel
 =======================  =============================================================================================
 
 Every flush writes log, wheel, checkpoint, in this order, and only what stands for records that are on the disk
@@ -34,7 +34,7 @@ from pathlib import Path
 import msgspec
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.bodies.timer import (
+from rmqkit.protocol.schemas.replication import (
     TIMER_CHECKPOINT_BYTES,
     TimerCheckpoint,
     decode_timer_checkpoint,

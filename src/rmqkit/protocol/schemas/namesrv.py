@@ -1,10 +1,53 @@
-"""Headers of the name server's own requests: routes, KV configuration, permissions, lists. Source: remoting.md §4.2."""
+"""What is asked of a name server: routes 105, cluster 106, KV configuration 100 to 102 and 219, permissions, lists,
+topics.
+
+How brokers register is in `rmqkit.protocol.schemas.brokers`. Source: remoting.md §4.2, §6.4.1, §6.4.6, §6.4.13.
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
-from rmqkit.protocol.numbers import Int32
+from rmqkit.protocol.codes import Int32
+from rmqkit.protocol.schemas.topics import TopicQueueMappingInfo
+
+
+class QueueData(Struct, rename="camel", gc=False):
+    """A topic's queues on one broker name. 4.x spells the flag ``topicSynFlag``."""
+
+    broker_name: str
+    read_queue_nums: int = 0
+    write_queue_nums: int = 0
+    perm: int = 0
+    topic_sys_flag: int = 0
+    topic_syn_flag: int | UnsetType = UNSET
+
+
+class BrokerData(Struct, rename="camel"):
+    """The addresses behind one broker name: broker id → ``ip:port``; id 0 is the master."""
+
+    cluster: str
+    broker_name: str
+    broker_addrs: dict[int, str] = field(default_factory=dict)
+    zone_name: str | UnsetType | None = UNSET
+    enable_acting_master: bool = False
+
+
+class TopicRoute(Struct, rename="camel"):
+    """Answer to GET_ROUTEINFO_BY_TOPIC (``TopicRouteData``)."""
+
+    queue_datas: list[QueueData] = field(default_factory=list)
+    broker_datas: list[BrokerData] = field(default_factory=list)
+    filter_server_table: dict[str, list[str]] = field(default_factory=dict)
+    order_topic_conf: str | UnsetType | None = UNSET
+    topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | UnsetType | None = UNSET
+
+
+class ClusterInfo(Struct, rename="camel"):
+    """Answer to GET_BROKER_CLUSTER_INFO."""
+
+    broker_addr_table: dict[str, BrokerData] = field(default_factory=dict)
+    cluster_addr_table: dict[str, list[str]] = field(default_factory=dict)
 
 
 class RouteRequest(Struct, rename="camel", gc=False):
@@ -88,3 +131,16 @@ class ClusterRequest(Struct, gc=False):
     """GET_TOPICS_BY_CLUSTER."""
 
     cluster: str
+
+
+class KVTable(Struct):
+    """Text → text: a KV namespace, a broker's runtime information."""
+
+    table: dict[str, str] = field(default_factory=dict)
+
+
+class TopicList(Struct, rename="camel", omit_defaults=True):
+    """A list of topics; ``broker_addr`` comes only with the system topics."""
+
+    topic_list: list[str]
+    broker_addr: str | None = None

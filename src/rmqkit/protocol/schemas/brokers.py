@@ -1,4 +1,4 @@
-"""Bodies of name servers: registrations in every form brokers send, KV tables, topic lists, member groups.
+"""How brokers register and find each other: 103, 104, 322, 901, 904, 905, and their configuration 26.
 
 A registration (REGISTER_BROKER) comes in three forms:
 
@@ -17,7 +17,7 @@ compressed             with ``compressedRegister``: one zlib stream (RFC 1950) o
 
 4.x leaves the attributes out; ``topicSysFlag`` and ``order`` are not carried. The header says whether the body is
 compressed; some 5.3 brokers compress and say they did not, so what is not JSON is tried as zlib.
-Source: remoting.md §6.4.1, §6.4.13.
+Source: remoting.md §4.2, §4.4, §6.4.1, §6.4.13.
 """
 
 from __future__ import annotations
@@ -31,28 +31,91 @@ from msgspec import Struct, field
 
 from rmqkit.errors import BodyError
 from rmqkit.protocol import fastjson
-from rmqkit.protocol.bodies.topics import (
-    DataVersion,
-    RegisterBrokerBody,
-    TopicConfig,
-    TopicConfigTable,
-    TopicQueueMappingInfo,
-)
-from rmqkit.protocol.codes import version_number
+from rmqkit.protocol.codes import Int32, Int64, version_number
 from rmqkit.protocol.compression import Compression, decompress
 from rmqkit.protocol.frame import FRAME_BYTES_MAX
 from rmqkit.protocol.record import COMPRESSED
+from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
 
-__all__ = [
-    "SINCE_MAPPINGS",
-    "SINCE_REGISTER_BODY",
-    "BrokerMemberGroup",
-    "BrokerMemberGroupBody",
-    "KVTable",
-    "TopicList",
-    "compress_registration",
-    "decode_registration",
-]
+
+class BrokerIdentity(Struct, rename="camel", gc=False):
+    """UNREGISTER_BROKER and QUERY_DATA_VERSION: which broker; id 0 is the master."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: Int64
+
+
+class RegisterBrokerRequest(BrokerIdentity, gc=False):
+    """REGISTER_BROKER.
+
+    Attributes:
+        heartbeat_timeout_millis: how long the broker may be silent; missing means 120 s.
+        enable_acting_master: missing from brokers before 5.0, which differs from false.
+        compressed: whether the body is in the compressed form.
+        body_crc32: CRC-32 of the body as sent, without its top bit; 0 or missing means unchecked.
+        zone_name: where the broker stands, for clients that ask for one zone only.
+    """
+
+    ha_server_addr: str | None = None
+    heartbeat_timeout_millis: Int64 | None = None
+    enable_acting_master: bool | None = None
+    compressed: bool = False
+    body_crc32: Int32 = 0
+    zone_name: str | None = field(default=None, name="__ZONE_NAME")
+
+
+class RegisterBrokerResponse(Struct, rename="camel", gc=False):
+    """Filled for a slave whose master is known."""
+
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+
+
+class DataVersionResponse(Struct, gc=False):
+    """Answer to QUERY_DATA_VERSION."""
+
+    changed: bool
+
+
+class BrokerHeartbeat(Struct, rename="camel", gc=False):
+    """BROKER_HEARTBEAT to a name server."""
+
+    cluster_name: str
+    broker_addr: str
+    broker_name: str
+
+
+class BrokerMemberGroupRequest(Struct, rename="camel", gc=False):
+    """GET_BROKER_MEMBER_GROUP."""
+
+    cluster_name: str
+    broker_name: str
+
+
+class MinBrokerIdChange(Struct, rename="camel", gc=False):
+    """NOTIFY_MIN_BROKER_ID_CHANGE; ``offline_broker_addr`` is missing when somebody joined."""
+
+    min_broker_id: Int64
+    broker_name: str
+    min_broker_addr: str
+    offline_broker_addr: str | None = None
+    ha_broker_addr: str | None = None
+
+
+class BrokerConfigResponse(Struct, gc=False):
+    """GET_BROKER_CONFIG; ``version`` is a DataVersion as JSON."""
+
+    version: str | None = None
+
+
+class RegisterBrokerBody(Struct, rename="camel"):
+    """Body of REGISTER_BROKER; a filter server list that is null leaves the known one as it is."""
+
+    filter_server_list: list[str] | None = field(default_factory=list)
+    topic_config_serialize_wrapper: TopicConfigTable = field(default_factory=TopicConfigTable)
+
 
 T = TypeVar("T")
 
@@ -70,19 +133,6 @@ _OBJECTS_MAX = 200_000
 """A topic has two, and needs 160 bytes: a frame has no room for more, unless somebody means to keep us busy."""
 _DIALECT_BYTES_MAX = 4 << 20
 """Bytes of a registration in the dialect, as brokers with static topics send it: some 20,000 topics."""
-
-
-class KVTable(Struct):
-    """Text → text: a KV namespace, a broker's runtime information."""
-
-    table: dict[str, str] = field(default_factory=dict)
-
-
-class TopicList(Struct, rename="camel", omit_defaults=True):
-    """A list of topics; ``broker_addr`` comes only with the system topics."""
-
-    topic_list: list[str]
-    broker_addr: str | None = None
 
 
 class BrokerMemberGroup(Struct, rename="camel"):

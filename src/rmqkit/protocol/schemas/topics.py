@@ -1,4 +1,10 @@
-"""Topics, routes and registration bodies. Source: remoting.md §6.4.1, §6.4.2, §6.4.3, §6.4.6, store.md §9.2."""
+"""Topics and their configuration at a broker: 17, 18, 21, 202, 215, 351, 513; and `DataVersion`, which every table
+has.
+
+`TopicConfigTable` is ``topics.json``, too, and the topic part of a registration (`rmqkit.protocol.schemas.brokers`).
+Static topics are spread over brokers: `TopicQueueMappingDetail`.
+Source: remoting.md §4.3.7, §4.4, §4.6.2, §6.2, §6.4.2, §6.4.3; store.md §9.2.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import enum
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from rmqkit.protocol.numbers import Int32
+from rmqkit.protocol.codes import Int32
 
 
 class Permission(enum.IntFlag):
@@ -92,46 +98,43 @@ class TopicConfigTable(Struct, rename="camel"):
     topic_queue_mapping_detail_map: dict[str, TopicQueueMappingDetail] | UnsetType | None = UNSET
 
 
-class RegisterBrokerBody(Struct, rename="camel"):
-    """Body of REGISTER_BROKER; a filter server list that is null leaves the known one as it is."""
+class CreateTopicRequest(Struct, rename="camel", gc=False):
+    """UPDATE_AND_CREATE_TOPIC and UPDATE_AND_CREATE_STATIC_TOPIC.
+    ``attributes`` is a list such as ``+message.type=DELAY,-reserve.time``."""
 
-    filter_server_list: list[str] | None = field(default_factory=list)
-    topic_config_serialize_wrapper: TopicConfigTable = field(default_factory=TopicConfigTable)
-
-
-class QueueData(Struct, rename="camel", gc=False):
-    """A topic's queues on one broker name. 4.x spells the flag ``topicSynFlag``."""
-
-    broker_name: str
-    read_queue_nums: int = 0
-    write_queue_nums: int = 0
-    perm: int = 0
-    topic_sys_flag: int = 0
-    topic_syn_flag: int | UnsetType = UNSET
+    topic: str
+    default_topic: str
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
+    topic_filter_type: str
+    topic_sys_flag: Int32 | None = None
+    order: bool = False
+    attributes: str | None = None
+    force: bool | None = None
 
 
-class BrokerData(Struct, rename="camel"):
-    """The addresses behind one broker name: broker id → ``ip:port``; id 0 is the master."""
+class TopicRequest(Struct, gc=False):
+    """Requests about one topic: 202, 215, 300, 351."""
 
-    cluster: str
-    broker_name: str
-    broker_addrs: dict[int, str] = field(default_factory=dict)
-    zone_name: str | UnsetType | None = UNSET
-    enable_acting_master: bool = False
+    topic: str
 
 
-class TopicRoute(Struct, rename="camel"):
-    """Answer to GET_ROUTEINFO_BY_TOPIC (``TopicRouteData``)."""
+class TopicConfigsRequest(Struct, rename="camel", gc=False):
+    """GET_ALL_TOPIC_CONFIG; a page of them when a slave of 5.3 or later asks for one."""
 
-    queue_datas: list[QueueData] = field(default_factory=list)
-    broker_datas: list[BrokerData] = field(default_factory=list)
-    filter_server_table: dict[str, list[str]] = field(default_factory=dict)
-    order_topic_conf: str | UnsetType | None = UNSET
-    topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | UnsetType | None = UNSET
+    topic_seq: Int32 | None = None
+    data_version: str | None = None
+    max_topic_num: Int32 | None = None
 
 
-class ClusterInfo(Struct, rename="camel"):
-    """Answer to GET_BROKER_CLUSTER_INFO."""
+class TopicConfigsResponse(Struct, rename="camel", gc=False):
+    """How many topics there are in all."""
 
-    broker_addr_table: dict[str, BrokerData] = field(default_factory=dict)
-    cluster_addr_table: dict[str, list[str]] = field(default_factory=dict)
+    total_topic_num: Int32 | None = None
+
+
+class TopicConfigList(Struct, rename="camel"):
+    """Body of UPDATE_AND_CREATE_TOPIC_LIST."""
+
+    topic_config_list: list[TopicConfig] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Headers of transactions: END_TRANSACTION 37, CHECK_TRANSACTION_STATE 39, RESUME_CHECK_HALF_MESSAGE 323.
+"""Transactions: END_TRANSACTION 37, CHECK_TRANSACTION_STATE 39, RESUME_CHECK_HALF_MESSAGE 323.
 
 Source: remoting.md §4.3.5, §4.4.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from rmqkit.protocol.numbers import Int32, Int64
+from rmqkit.protocol.codes import Int32, Int64
 
 
 class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):

@@ -11,22 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.bodies.namesrv import (
+from rmqkit.protocol.codes import version_number
+from rmqkit.protocol.schemas.brokers import (
     BrokerMemberGroup,
     BrokerMemberGroupBody,
-    KVTable,
-    TopicList,
+    RegisterBrokerBody,
     compress_registration,
     decode_registration,
 )
-from rmqkit.protocol.bodies.topics import (
-    DataVersion,
-    RegisterBrokerBody,
-    TopicConfig,
-    TopicConfigTable,
-    TopicQueueMappingInfo,
-)
-from rmqkit.protocol.codes import version_number
+from rmqkit.protocol.schemas.namesrv import KVTable, TopicList
+from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
 
 V4, V5 = version_number(4, 9, 4), version_number(5, 4, 0)
 SPEC = (

@@ -1,15 +1,43 @@
-"""What brokers tell about their queues and counters: 202, 208, 303, 315, 317.
+"""What brokers count: queues of a topic 202, lag of groups 208 and 317, time spans 303, counters 315.
 
-Keys that are queues need the dialect: write with `fastjson.dumps`, read with `fastjson.decode_as`.
-Source: remoting.md §6.4.9, §6.4.13.
+Maps whose keys are queues need the dialect: write them with `fastjson.dumps`, read them with `fastjson.decode_as`.
+Source: remoting.md §4.4, §6.4.9, §6.4.13, §6.7.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct, field
 
-from rmqkit.protocol.bodies.clients import MessageQueue
-from rmqkit.protocol.numbers import Int64
+from rmqkit.protocol.codes import Int64
+from rmqkit.protocol.schemas.clients import MessageQueue
+
+
+class StatsDataRequest(Struct, rename="camel", gc=False):
+    """VIEW_BROKER_STATS_DATA: one counter by name and key (remoting.md §6.7)."""
+
+    stats_name: str
+    stats_key: str
+
+
+class TimeSpanRequest(Struct, gc=False):
+    """QUERY_CONSUME_TIME_SPAN."""
+
+    topic: str
+    group: str
+
+
+class ConsumeStatsRequest(Struct, rename="camel", gc=False):
+    """GET_CONSUME_STATS; ``topic_list`` is separated by ``;`` (5.3)."""
+
+    consumer_group: str
+    topic: str | None = None
+    topic_list: str | None = None
+
+
+class AllConsumeStatsRequest(Struct, rename="camel", gc=False):
+    """GET_BROKER_CONSUME_STATS."""
+
+    is_order: bool
 
 
 class TopicOffsets(Struct, rename="camel", gc=False):

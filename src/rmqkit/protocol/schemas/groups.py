@@ -1,4 +1,8 @@
-"""Heartbeats and what clients and brokers tell each other about groups. Source: remoting.md §6.3, §6.4.4, §6.4.8."""
+"""Consumer groups at a broker: their configuration 200, 201, 207, 225, 352, what they subscribe to 300, 343, 345, what
+is forbidden 353.
+
+`SubscriptionGroupTable` is ``subscriptionGroup.json``, too. Source: remoting.md §4.4, §6.4.4, §6.4.6, §6.4.13.
+"""
 
 from __future__ import annotations
 
@@ -6,82 +10,13 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from rmqkit.protocol.bodies.topics import DataVersion
-from rmqkit.protocol.numbers import Int32, Int64
+from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.schemas.clients import SubscriptionData
+from rmqkit.protocol.schemas.topics import DataVersion
 
 _CUSTOMIZED = "CUSTOMIZED"
 _MINUTE_MS = 60_000
 _LEVELS_MS = (1000, 5000, 10_000, 30_000, *(_MINUTE_MS * n for n in (*range(1, 11), 20, 30, 60, 120)))
-
-
-class MessageQueue(Struct, rename="camel", frozen=True, order=True, gc=False):
-    """One queue of a topic on one broker; sorts by topic, broker name, queue id as rebalancing needs it."""
-
-    topic: str
-    broker_name: str
-    queue_id: Int32
-
-
-class SubscriptionData(Struct, rename="camel", kw_only=True):
-    """What a group wants of a topic.
-
-    Attributes:
-        sub_string: ``*``, ``A || B`` or an SQL92 text.
-        tags_set: the tags of a tag expression.
-        code_set: `java_hash` of each tag; what the broker filters by.
-        sub_version: ms since the epoch; a newer one replaces an older one.
-        expression_type: ``TAG`` or ``SQL92``.
-    """
-
-    class_filter_mode: bool = False
-    topic: str
-    sub_string: str = "*"
-    tags_set: list[str] = field(default_factory=list)
-    code_set: list[Int32] = field(default_factory=list)
-    sub_version: Int64 = 0
-    expression_type: str | None = "TAG"
-
-
-class ConsumerData(Struct, rename="camel", kw_only=True):
-    """One consumer group of a client."""
-
-    group_name: str
-    consume_type: str = "CONSUME_PASSIVELY"
-    message_model: str = "CLUSTERING"
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
-    subscription_data_set: list[SubscriptionData] = field(default_factory=list)
-    unit_mode: bool = False
-
-
-class ProducerData(Struct, rename="camel"):
-    """One producer group of a client."""
-
-    group_name: str
-
-
-class HeartbeatData(Struct, kw_only=True):
-    """Body of HEART_BEAT (note the spelling ``clientID``)."""
-
-    clientID: str  # noqa: N815
-    producerDataSet: list[ProducerData] = field(default_factory=list)  # noqa: N815
-    consumerDataSet: list[ConsumerData] = field(default_factory=list)  # noqa: N815
-    heartbeatFingerprint: Int32 = 0  # noqa: N815
-    withoutSub: bool = False  # noqa: N815
-
-
-class CheckClientBody(Struct, rename="camel", kw_only=True):
-    """Body of CHECK_CLIENT_CONFIG."""
-
-    client_id: str = ""
-    group: str = ""
-    namespace: str = ""
-    subscription_data: SubscriptionData | None = None
-
-
-class ConsumerIds(Struct, rename="camel"):
-    """Answer to GET_CONSUMER_LIST_BY_GROUP."""
-
-    consumer_id_list: list[str] = field(default_factory=list)
 
 
 class ExponentialRetryPolicy(Struct, rename="camel", gc=False):
@@ -140,3 +75,73 @@ class SubscriptionGroupTable(Struct, rename="camel"):
     data_version: DataVersion = field(default_factory=DataVersion)
     forbidden_table: dict[str, dict[str, Int32]] = field(default_factory=dict)
     subscription_group_table: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
+
+
+class GroupConfigList(Struct, rename="camel"):
+    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST."""
+
+    group_config_list: list[SubscriptionGroupConfig] = field(default_factory=list)
+
+
+class GroupRequest(Struct, gc=False):
+    """GET_SUBSCRIPTIONGROUP_CONFIG and QUERY_TOPICS_BY_CONSUMER."""
+
+    group: str
+
+
+class GroupTopicRequest(Struct, gc=False):
+    """QUERY_SUBSCRIPTION_BY_CONSUMER."""
+
+    group: str
+    topic: str | None = None
+
+
+class GroupConfigsRequest(Struct, rename="camel", gc=False):
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG; a page of them when a slave of 5.3 or later asks for one."""
+
+    group_seq: Int32 | None = None
+    data_version: str | None = None
+    max_group_num: Int32 | None = None
+
+
+class GroupConfigsResponse(Struct, rename="camel", gc=False):
+    """How many groups there are in all."""
+
+    total_group_num: Int32 | None = None
+
+
+class DeleteGroupRequest(Struct, rename="camel", gc=False):
+    """DELETE_SUBSCRIPTIONGROUP; with ``clean_offset`` its offsets go too."""
+
+    group_name: str
+    clean_offset: bool | None = None
+
+
+class GroupForbiddenRequest(Struct, gc=False):
+    """UPDATE_AND_GET_GROUP_FORBIDDEN; without ``readable`` only asks."""
+
+    group: str
+    topic: str
+    readable: bool | None = None
+
+
+class GroupList(Struct, rename="camel"):
+    """Answer to QUERY_TOPIC_CONSUME_BY_WHO."""
+
+    group_list: list[str] = field(default_factory=list)
+
+
+class GroupSubscription(Struct, rename="camel", kw_only=True):
+    """Answer to QUERY_SUBSCRIPTION_BY_CONSUMER."""
+
+    group: str
+    topic: str | None = None
+    subscription_data: SubscriptionData | None = None
+
+
+class GroupForbidden(Struct, kw_only=True):
+    """Answer to UPDATE_AND_GET_GROUP_FORBIDDEN."""
+
+    group: str
+    topic: str
+    readable: bool

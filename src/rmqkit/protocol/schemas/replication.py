@@ -1,4 +1,6 @@
-"""The timer wheel's state as slaves fetch it: the block of GET_TIMER_CHECK_POINT 60 and the metrics of 61.
+"""What slaves and tools ask a master: HA state 906 to 908, delay offsets 45, timer state 60 and 61.
+
+``lagMs`` is rmqkit's own; Java's tools pass over it. The block of GET_TIMER_CHECK_POINT:
 
 ======  ====  ==================================================================
 offset  size  field (big-endian)
@@ -12,27 +14,75 @@ offset  size  field (big-endian)
 48         8  data version: counter
 ======  ====  ==================================================================
 
-Source: remoting.md §4.4.
+The link that carries the log itself is `rmqkit.protocol.ha`. Source: remoting.md §4.4, §6.4.7, §6.4.13.
 """
 
 from __future__ import annotations
 
 import struct
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.bodies.topics import DataVersion
-from rmqkit.protocol.numbers import Int64
+from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.schemas.topics import DataVersion
 
-__all__ = [
-    "TIMER_CHECKPOINT_BYTES",
-    "TimerCheckpoint",
-    "TimerMetrics",
-    "TimingCount",
-    "decode_timer_checkpoint",
-    "encode_timer_checkpoint",
-]
+
+class HaInfo(Struct, rename="camel", gc=False):
+    """EXCHANGE_BROKER_HA_INFO both ways; an empty request asks, a filled one tells a slave its master."""
+
+    master_ha_address: str | None = None
+    master_flush_offset: Int64 | None = None
+    master_address: str | None = None
+
+
+class MasterFlushOffsetRequest(Struct, rename="camel", gc=False):
+    """RESET_MASTER_FLUSH_OFFSET."""
+
+    master_flush_offset: Int64
+
+
+class HaClientInfo(Struct, rename="camel", kw_only=True):
+    """A slave's side: times in ms, offsets in bytes of the log."""
+
+    master_addr: str | None = None
+    transferred_byte_in_second: Int64 = 0
+    max_offset: Int64 = 0
+    last_read_timestamp: Int64 = 0
+    last_write_timestamp: Int64 = 0
+    master_flush_offset: Int64 = 0
+
+
+class HaConnectionInfo(Struct, rename="camel", kw_only=True):
+    """One slave as its master sees it.
+    ``diff``: how far it is behind in bytes. ``lag_ms``: the age of the oldest data that it has not acknowledged; an
+    Apache master does not say, nor does any when it is not known."""
+
+    addr: str
+    slave_ack_offset: Int64 = 0
+    diff: Int64 = 0
+    in_sync: bool = False
+    transferred_byte_in_second: Int64 = 0
+    transfer_from_where: Int64 = 0
+    lag_ms: Int64 | UnsetType = UNSET
+
+
+class HaRuntimeInfo(Struct, rename="camel", kw_only=True):
+    """Answer to GET_BROKER_HA_STATUS; a slave fills only the client part."""
+
+    master: bool = False
+    master_commit_log_max_offset: Int64 = 0
+    in_sync_slave_nums: Int32 = 0
+    ha_connection_info: list[HaConnectionInfo] = field(default_factory=list)
+    ha_client_runtime_info: HaClientInfo = field(default_factory=HaClientInfo)
+
+
+class DelayOffsets(Struct, rename="camel"):
+    """Answer to GET_ALL_DELAY_OFFSET: delay level → offset; 4.x sends the table alone."""
+
+    data_version: DataVersion | UnsetType = UNSET
+    offset_table: dict[Int32, Int64] = field(default_factory=dict)
+
 
 _BLOCK = struct.Struct(">7q")
 TIMER_CHECKPOINT_BYTES = _BLOCK.size

@@ -1,6 +1,6 @@
-"""Headers of the send family: 10, 310, 320, the replies 324 and 325, and the reply pushed to its requester, 326.
+"""Sends 10, 310, 320, replies 324 to 326, messages handed back 36, recalls 370. Bodies are messages, not JSON.
 
-Source: remoting.md §4.3.1, §4.3.7.
+Source: remoting.md §4.3.1, §4.3.5, §4.3.7, §4.4.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from rmqkit.protocol.numbers import Int32, Int64
+from rmqkit.protocol.codes import Int32, Int64
 
 
 class _Sent(Struct, rename="camel", gc=False):
@@ -72,3 +72,29 @@ class PushReplyRequest(_Sent, kw_only=True, gc=False):
     born_host: str
     store_host: str
     store_timestamp: Int64
+
+
+class ConsumerSendBackRequest(Struct, rename="camel", gc=False):
+    """CONSUMER_SEND_MSG_BACK; ``offset`` is physical, ``delay_level`` 0 lets the broker choose, -1 is the DLQ."""
+
+    offset: Int64
+    group: str
+    delay_level: Int32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+class RecallMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """RECALL_MESSAGE; the handle is what `rmqkit.protocol.handles` reads."""
+
+    producer_group: str | None = None
+    topic: str
+    recall_handle: str
+
+
+class RecallMessageResponse(Struct, rename="camel", gc=False):
+    """The unique key of the message that will not be delivered."""
+
+    msg_id: str

@@ -1,7 +1,8 @@
-"""The strings of POP consumption: offsets in pop responses, the handle in POP_CK, the bits of a batch ack.
+"""Texts that stand for messages: offsets and handles of POP, the bits of a batch ack, recall handles of timed
+messages.
 
-Entries are words between blanks, several are joined with ``;``; ``<r>`` says which topic: ``0`` the topic itself, ``1``
-and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``, ``%RETRY%<group>+<topic>``).
+POP's entries are words between blanks, several are joined with ``;``; ``<r>`` says which topic: ``0`` the topic itself,
+``1`` and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``, ``%RETRY%<group>+<topic>``).
 
 ===================  =====================================================================================
 string               entry
@@ -11,40 +12,24 @@ msgOffsetInfo        ``<r> <queue> <offset>,<offset>…``
 orderCountInfo       ``<r> <queue> <count>`` or ``<r> qo<queue>%<offset> <count>``
 extraInfo, POP_CK    ``<check point offset> <pop time> <invisible time> <revive queue> <r> <broker> <queue>``,
                      then maybe `` <offset>`` and `` <place in the log>``
+recallHandle         base64url, padded, of ``v1 <topic> <broker name> <deliver time in ms + 1> <UNIQ_KEY>``
 ===================  =====================================================================================
 
-The ninth word of a handle, the record's place in the log, is what proxies and some clients add; nobody needs it here,
-and it is not kept. An empty string has no entries. Every decoder raises HeaderError and nothing else.
-Source: remoting.md §4.6.1.
+The ninth word of a POP handle, the record's place in the log, is what proxies and some clients add; nobody needs it
+here, and it is not kept. An empty string has no entries. Every decoder raises HeaderError and nothing else.
+Source: remoting.md §4.6.1, §7.6.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
 from rmqkit.errors import HeaderError
-
-__all__ = [
-    "NORMAL_TOPIC",
-    "RETRY_TOPIC_V1",
-    "RETRY_TOPIC_V2",
-    "OrderKey",
-    "PopHandle",
-    "PopQueue",
-    "decode_acked",
-    "decode_message_offsets",
-    "decode_order_counts",
-    "decode_pop_handle",
-    "decode_start_offsets",
-    "encode_acked",
-    "encode_message_offsets",
-    "encode_order_counts",
-    "encode_pop_handle",
-    "encode_start_offsets",
-]
 
 NORMAL_TOPIC = "0"
 RETRY_TOPIC_V1 = "1"
@@ -200,3 +185,43 @@ def _integer(word: str, text: str) -> int:
     if not _INTEGER.fullmatch(word) or not -_INT64_MAX - 1 <= int(word) <= _INT64_MAX:
         raise HeaderError(f"POP string {text[:80]!r}: {word[:20]!r} is not a 64-bit integer")
     return int(word)
+
+
+_RECALL_VERSION = "v1"
+_DIGITS_MAX = 19
+
+
+class RecallHandle(Struct, frozen=True):
+    """The message a handle stands for; ``deliver_timestamp`` in ms since the epoch."""
+
+    topic: str
+    broker_name: str
+    deliver_timestamp: int
+    unique_key: str
+
+
+def encode_recall_handle(handle: RecallHandle) -> str:
+    """The text of a handle. Raises ValueError: a name holds a blank, which separates the parts."""
+    parts = (_RECALL_VERSION, handle.topic, handle.broker_name, str(handle.deliver_timestamp + 1), handle.unique_key)
+    text = " ".join(parts)
+    if text.count(" ") != len(parts) - 1 or not all(parts):
+        raise ValueError(f"recall handle parts {parts} must be words without blanks")
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def decode_recall_handle(text: str) -> RecallHandle:
+    """What a handle stands for; missing padding is tolerated, as Java does.
+    Raises HeaderError: the text is no handle of a known version."""
+    try:
+        plain = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise HeaderError(f"recall handle {text[:80]!r} is not base64url of UTF-8 text") from None
+    match plain.split(" "):
+        case [version, topic, broker_name, time, unique_key] if version == _RECALL_VERSION and _is_time(time):
+            return RecallHandle(topic, broker_name, int(time) - 1, unique_key)
+        case _:
+            raise HeaderError(f"recall handle {plain[:80]!r} is not 'v1 <topic> <broker> <time> <key>'")
+
+
+def _is_time(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX

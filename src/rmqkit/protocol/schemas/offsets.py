@@ -1,0 +1,165 @@
+"""Offsets: of queues 29 to 32, of groups 14, 15, 43, 308, 314, their resets 220, 222, and what members say of them
+221, 223.
+
+Maps whose keys are queues need the dialect: write them with `fastjson.dumps`, read them with `fastjson.decode_as`.
+Source: remoting.md §4.3.3, §4.4, §4.5, §6.4.7, §6.4.11, §6.4.12, §10.6.
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.topics import DataVersion
+
+
+class QueryConsumerOffsetRequest(Struct, rename="camel", gc=False):
+    """QUERY_CONSUMER_OFFSET."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    set_zero_if_not_found: bool | None = None
+
+
+class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
+    """UPDATE_CONSUMER_OFFSET; a missing queue or offset gets the reference's own remark."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32 | None = None
+    commit_offset: Int64 | None = None
+
+
+class QueueRequest(Struct, rename="camel", gc=False):
+    """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME: one queue of a topic.
+    ``committed`` False asks GET_MAX_OFFSET for what is stored but not readable yet."""
+
+    topic: str
+    queue_id: Int32
+    committed: bool | None = None
+
+
+class SearchOffsetRequest(Struct, rename="camel", gc=False):
+    """SEARCH_OFFSET_BY_TIMESTAMP; ``boundary_type`` LOWER (default) or UPPER, case does not matter."""
+
+    topic: str
+    queue_id: Int32
+    timestamp: Int64
+    boundary_type: str | None = None
+
+
+class OffsetResponse(Struct, gc=False):
+    """One queue offset."""
+
+    offset: Int64
+
+
+class StoreTimeResponse(Struct, gc=False):
+    """A store time in ms since the epoch, -1 for an empty queue."""
+
+    timestamp: Int64
+
+
+class ConsumerOffsets(Struct, rename="camel"):
+    """Answer to GET_ALL_CONSUMER_OFFSET: ``topic@group`` → queue id → offset; 4.x sends the table alone."""
+
+    data_version: DataVersion | UnsetType = UNSET
+    group_topic_map: dict[str, list[str]] | UnsetType = UNSET
+    offset_table: dict[str, dict[Int32, Int64]] = field(default_factory=dict)
+
+
+class LightOffsets(ConsumerOffsets, rename="camel"):
+    """``lmqConsumerOffset.json``: beside the others, ``topic@group`` → offset for groups ``%LMQ%…``."""
+
+    lmq_offset_table: dict[str, Int64] = field(default_factory=dict)
+
+
+class CorrectionOffsets(Struct, rename="camel"):
+    """Answer to QUERY_CORRECTION_OFFSET: queue id → offset."""
+
+    correction_offsets: dict[Int32, Int64] = field(default_factory=dict)
+
+
+class CorrectionOffsetRequest(Struct, rename="camel", gc=False):
+    """QUERY_CORRECTION_OFFSET; ``filter_groups`` is separated by commas."""
+
+    compare_group: str
+    topic: str
+    filter_groups: str | None = None
+
+
+class CloneGroupOffsetRequest(Struct, rename="camel", gc=False):
+    """CLONE_GROUP_OFFSET."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool | None = None
+
+
+class ResetOffsetRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """INVOKE_BROKER_TO_RESET_OFFSET; ``timestamp`` in ms, -1 for the end; ``queue_id`` -1 means every queue."""
+
+    topic: str
+    group: str
+    timestamp: Int64
+    is_force: bool
+    queue_id: Int32 = -1
+    offset: Int64 | None = None
+
+
+class ResetClientOffsetRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """RESET_CONSUMER_CLIENT_OFFSET, pushed to clients."""
+
+    topic: str
+    group: str
+    timestamp: Int64 | None = None
+    is_force: bool | None = None
+
+
+class ConsumerStatusRequest(Struct, rename="camel", gc=False):
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and GET_CONSUMER_STATUS_FROM_CLIENT; ``client_addr`` is a client id."""
+
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+class ResetOffsetBody(Struct, rename="camel"):
+    """Body of RESET_CONSUMER_CLIENT_OFFSET and answer to INVOKE_BROKER_TO_RESET_OFFSET: queue → new offset."""
+
+    offset_table: dict[MessageQueue, Int64] = field(default_factory=dict)
+
+
+class QueueOffset(Struct, rename="camel", kw_only=True, gc=False):
+    """One entry of `ResetOffsetList`."""
+
+    topic: str
+    broker_name: str
+    queue_id: Int32
+    offset: Int64
+
+
+class ResetOffsetList(Struct, rename="camel"):
+    """`ResetOffsetBody` for clients that say they are written in C++ (``ResetOffsetBodyForC``)."""
+
+    offset_table: list[QueueOffset] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, body: ResetOffsetBody) -> ResetOffsetList:
+        """The same offsets as a list."""
+        return cls(
+            [
+                QueueOffset(topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset)
+                for queue, offset in body.offset_table.items()
+            ]
+        )
+
+
+class ConsumerStatus(Struct, rename="camel"):
+    """Committed offsets (``GetConsumerStatusBody``): of one client from 221, of client ids from 223."""
+
+    message_queue_table: dict[MessageQueue, Int64] = field(default_factory=dict)
+    consumer_table: dict[str, dict[MessageQueue, Int64]] = field(default_factory=dict)

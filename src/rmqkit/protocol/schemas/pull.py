@@ -1,0 +1,126 @@
+"""Pulls 11 and 361, and other ways to look at messages: by key 12, by offset id 33, entries of a queue 321.
+
+Answers to pulls and queries are runs of records, not JSON. Source: remoting.md §4.3.2, §4.3.6, §4.4, §6.4.13.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct, field
+
+from rmqkit.protocol.codes import Int32, Int64
+from rmqkit.protocol.schemas.clients import SubscriptionData
+
+
+class PullFlag(enum.IntFlag):
+    """Bits of a pull request's ``sysFlag``."""
+
+    COMMIT_OFFSET = 1
+    SUSPEND = 2
+    SUBSCRIPTION = 4
+    CLASS_FILTER = 8
+    LITE = 16
+
+
+class ForbiddenType(enum.IntEnum):
+    """Why a pull got NO_PERMISSION."""
+
+    BROKER = 1
+    GROUP = 2
+    TOPIC = 3
+    BROADCAST = 4
+    SUBSCRIPTION = 5
+
+
+class PullMessageRequest(Struct, rename="camel", gc=False):
+    """Where to read, how much, and whether to wait (``suspend_timeout_millis``) when nothing is there."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
+    subscription: str | None = None
+    expression_type: str | None = None
+    max_msg_bytes: Int32 | None = None
+    bname: str | None = None
+    request_source: Int32 | None = None
+    proxy_froward_client_id: str | None = None  # the reference's spelling
+
+
+class PullMessageResponse(Struct, rename="camel", gc=False):
+    """Goes with every pull reply, also those without messages: Java clients need all four numbers."""
+
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
+    forbidden_type: Int32 | None = None
+    offset_delta: Int64 | None = None
+
+
+class ViewMessageRequest(Struct, gc=False):
+    """VIEW_MESSAGE_BY_ID; ``offset`` is physical."""
+
+    offset: Int64
+    topic: str | None = None
+
+
+class QueryMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """QUERY_MESSAGE by key within store times in ms; a unique key finds at most 32 whatever ``max_num`` says.
+    ``index_type``: ``K`` keys, ``U`` unique key, ``T`` tags (5.4); ``last_key``: where the next page starts."""
+
+    topic: str
+    key: str
+    max_num: Int32
+    begin_timestamp: Int64
+    end_timestamp: Int64
+    index_type: str | None = None
+    last_key: str | None = None
+    is_unique_key: bool | None = field(default=None, name="_UNIQUE_KEY_QUERY")
+
+
+class QueryMessageResponse(Struct, rename="camel", gc=False):
+    """How far the index has come: store time in ms and physical offset of its last entry."""
+
+    index_last_update_timestamp: Int64
+    index_last_update_phyoffset: Int64
+
+
+class QueryConsumeQueueRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """QUERY_CONSUME_QUEUE: ``count`` entries from ``index``; with a group, also what its filter says to each."""
+
+    topic: str | None = None
+    queue_id: Int32 = 0
+    index: Int64 = 0
+    count: Int32 = 0
+    consumer_group: str | None = None
+
+
+class ConsumeQueueEntry(Struct, rename="camel", kw_only=True):
+    """One entry; ``eval`` is what the group's filter says to it, ``msg`` why not."""
+
+    physic_offset: Int64
+    physic_size: Int32
+    tags_code: Int64
+    eval: bool = False
+    extend_data_json: str | None = None
+    bit_map: str | None = None
+    msg: str | None = None
+
+
+class QueryConsumeQueueBody(Struct, rename="camel", kw_only=True):
+    """Answer to QUERY_CONSUME_QUEUE."""
+
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None
+    queue_data: list[ConsumeQueueEntry] = field(default_factory=list)
+    max_queue_index: Int64 = 0
+    min_queue_index: Int64 = 0
