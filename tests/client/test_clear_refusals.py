@@ -124,7 +124,7 @@ async def test_a_broker_that_is_away_is_told_once_and_once_when_it_is_back(caplo
             await until(lambda: len(cluster.broker.asked(RequestCode.PULL_MESSAGE)) >= 32, "pulls of all queues")
             address = cluster.broker.address
             await cluster.broker.stop()
-            loops = consumer._membership.process_queues.values()
+            loops = consumer._coordinator.process_queues.values()
             await until(lambda: sum(one.error is not None for one in loops) == 32, "all pulls have failed")
             assert len(told(caplog, "is away")) == 1
             assert told(caplog, "is away")[0].startswith(

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from rmqkit.client.consumer.consume import ConsumeLater, Consuming
-from rmqkit.client.consumer.offsets import GroupOffsets
-from rmqkit.client.consumer.ordered import OrderedConsuming
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater
+from rmqkit.client.consumer.offsets import RemoteOffsetStore
+from rmqkit.client.consumer.ordered import OrderlyConsumeService
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
@@ -39,9 +39,9 @@ class Clock:
 
 
 class Workers:
-    """Consuming for group G over one process queue, against a scripted broker."""
+    """ConcurrentConsumeService for group G over one process queue, against a scripted broker."""
 
-    def __init__(self, handler=None, kind=Consuming, **settings) -> None:
+    def __init__(self, handler=None, kind=ConcurrentConsumeService, **settings) -> None:
         self.cluster = Cluster()
         self.handler, self.kind = handler, kind
         self.settings = PushConsumerSettings(**settings)
@@ -54,7 +54,7 @@ class Workers:
         self.cluster.broker.answer(SEND_BACK, reply)
         self.runtime = ClientRuntime(self.cluster.namesrv, clock=self.clock)
         await self.runtime.routes.refresh("T")
-        self.offsets = GroupOffsets(self.runtime, "G")
+        self.offsets = RemoteOffsetStore(self.runtime, "G")
         self.consuming = self.kind(self.runtime, "G", self.offsets, self.settings, lambda topic: self._handler)
         self._handler = self.consuming.on_loop(self.handler)
         self.held = ProcessQueue(QUEUE, messages_max=1000, bytes_max=1 << 20, span_max=2000)
@@ -332,7 +332,7 @@ async def test_a_cancellation_inside_the_handler_is_a_failure_and_the_worker_goe
         assert len(it.sent_back()) == 1
 
 
-@pytest.mark.parametrize("kind", [Consuming, OrderedConsuming])
+@pytest.mark.parametrize("kind", [ConcurrentConsumeService, OrderlyConsumeService])
 @on_loop
 async def test_an_outcome_that_cannot_be_dealt_with_is_told_and_the_worker_goes_on(kind, caplog):
     seen = []

@@ -175,9 +175,9 @@ async def test_a_rebalance_while_a_reset_waits_for_a_handler_leaves_one_pull_of_
         consumer.subscribe("T", "*", handler)
         async with consumer:
             await running.wait()
-            reset = asyncio.create_task(consumer._membership.reset_offsets({ONE: 100}))
+            reset = asyncio.create_task(consumer._coordinator.reset_offsets({ONE: 100}))
             await until(lambda: not pulls(ONE), "the end of the pull")
-            await consumer._membership._share_out()
+            await consumer._coordinator._share_out()
             gate.set()
             await reset
             await until(
@@ -206,7 +206,7 @@ async def test_a_seek_in_a_queue_that_is_being_given_away_is_refused_and_leaves_
         cluster.topic("T", queues=1)
         consumer.subscribe("T")
         await until(lambda: cluster.broker.asked(PULL), "the first pull")
-        held, gate, saving = consumer._membership.held, asyncio.Event(), asyncio.Event()
+        held, gate, saving = consumer._coordinator.assigned, asyncio.Event(), asyncio.Event()
 
         async def save(queue):
             saving.set()
@@ -215,7 +215,7 @@ async def test_a_seek_in_a_queue_that_is_being_given_away_is_refused_and_leaves_
         consumer._offsets.save = save
         giving = asyncio.create_task(held.give_up(ONE))
         await saving.wait()
-        seeking = asyncio.create_task(consumer._membership.start_at(ONE, 3))
+        seeking = asyncio.create_task(consumer._coordinator.start_at(ONE, 3))
         await asyncio.sleep(0)
         gate.set()
         with pytest.raises(ClientError, match="is not held by this member of group CG"):
@@ -244,14 +244,14 @@ async def test_what_waits_of_a_queue_that_begins_anew_is_let_go(kind):
             consumer = PushConsumer("CG", cluster.namesrv, settings=PushConsumerSettings(handlers_max=1, drain_ms=0))
             consumer.subscribe("T", handler=busy if kind == "handled" else None)
         async with consumer:
-            membership = consumer._membership
+            coordinator = consumer._coordinator
             for _ in range(3):
-                await until(lambda: len(membership.process_queues.get(ONE, ())) == 4, "all messages")
-                await membership.start_at(ONE, 0)
+                await until(lambda: len(coordinator.process_queues.get(ONE, ())) == 4, "all messages")
+                await coordinator.start_at(ONE, 0)
             waiting = {
-                "handled": lambda: consumer._consuming._ready.qsize(),
-                "iterated": lambda: consumer._consuming._taken_by_hand.qsize(),
-                "polled": lambda: len(consumer._polling._ready),
+                "handled": lambda: consumer._service._ready.qsize(),
+                "iterated": lambda: consumer._service._unhandled.qsize(),
+                "polled": lambda: len(consumer._poll_buffer._ready),
             }[kind]
             assert waiting() == 0
             await until(waiting, "they come again")

@@ -13,7 +13,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.consumer.consume import ConsumeLater
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.handlers import Inquiries
+from rmqkit.client.runtime.handlers import ClientRequestHandlers
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import fastjson
@@ -67,7 +67,7 @@ class Operator:
         return await self.client.call(self.cluster.broker_address, request(code, header), 60_000)
 
     async def consumed(self):
-        await until(lambda: self.consumer._membership.offsets_of("T").get(self.queue) == 10, "everything is consumed")
+        await until(lambda: self.consumer._coordinator.offsets_of("T").get(self.queue) == 10, "everything is consumed")
 
     @property
     def client_id(self):
@@ -97,9 +97,9 @@ async def test_a_reset_waits_for_handlers_and_ignores_queues_of_others(tmp_path)
 
     async with Operator(tmp_path, handler) as it:
         await until(lambda: running, "a handler")
-        membership = it.consumer._membership
+        coordinator = it.consumer._coordinator
         elsewhere = MessageQueue("T", "elsewhere", 0)
-        resetting = asyncio.create_task(membership.reset_offsets({it.queue: 8, elsewhere: 3}))
+        resetting = asyncio.create_task(coordinator.reset_offsets({it.queue: 8, elsewhere: 3}))
         for _ in range(50):
             await asyncio.sleep(0)
         assert not resetting.done()
@@ -137,7 +137,7 @@ async def test_running_information_tells_where_threads_and_tasks_stand_if_asked(
     lines = jstack.splitlines()
     assert "thread MainThread" in lines
     calls = lines[lines.index("task handler 0 of group CG") + 1 :]
-    assert next(i for i, line in enumerate(calls) if "Consuming._work" in line) == 0
+    assert next(i for i, line in enumerate(calls) if "ConcurrentConsumeService._work" in line) == 0
     assert any("waiting_for_the_gate" in line and "test_inquiries.py" in line for line in calls)
 
 
@@ -166,10 +166,10 @@ async def test_what_a_queue_holds_is_told(tmp_path):
         await gate.wait()
 
     async with Operator(tmp_path, handler) as it:
-        await until(lambda: it.consumer._membership.running_info().mq_table.get(it.queue), "the queue")
-        table = it.consumer._membership.process_queues
+        await until(lambda: it.consumer._coordinator.running_info().mq_table.get(it.queue), "the queue")
+        table = it.consumer._coordinator.process_queues
         await until(lambda: len(table[it.queue]) == 10, "all messages are here")
-        held = it.consumer._membership.running_info().mq_table[it.queue]
+        held = it.consumer._coordinator.running_info().mq_table[it.queue]
         assert (held.cached_msg_min_offset, held.cached_msg_max_offset, held.cached_msg_count) == (0, 9, 10)
         gate.set()
 
@@ -198,7 +198,7 @@ async def test_a_message_is_consumed_directly_once(tmp_path, error, result, rema
         told = fastjson.decode_as(answer.body, ConsumeMessageDirectlyResult)
         assert (told.consume_result, told.remark, told.order, told.auto_commit) == (result, remark, False, True)
         assert [message.body for message in calls[10:]] == [b"9"]
-        assert it.consumer._membership.offsets_of("T")[it.queue] == 10
+        assert it.consumer._coordinator.offsets_of("T")[it.queue] == 10
 
 
 class Connection:
@@ -207,7 +207,7 @@ class Connection:
 
 @on_loop
 async def test_a_group_that_is_not_here_is_told():
-    inquiries = Inquiries({})
+    inquiries = ClientRequestHandlers({})
     info = request(RequestCode.GET_CONSUMER_RUNNING_INFO, RunningInfoRequest("other", "c"))
     with pytest.raises(PeerRefused, match="The Consumer Group <other> not exist in this consumer"):
         inquiries.running_info(Connection(), info)

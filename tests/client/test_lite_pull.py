@@ -295,7 +295,7 @@ async def test_a_queue_that_was_sought_and_is_somebody_elses_now_is_not_committe
             for queue in consumer.held_queues():
                 await consumer.seek(queue, 5)
             cluster.heartbeats.append(HeartbeatData(clientID="zzz", consumerDataSet=[ConsumerData(group_name="CG")]))
-            consumer._membership.rebalance_soon()
+            consumer._coordinator.rebalance_soon()
             await until(lambda: len(consumer.held_queues()) == 1, "the other one is somebody else's")
             await consumer.commit()
             committed = cluster.broker.asked(RequestCode.UPDATE_CONSUMER_OFFSET)
@@ -311,7 +311,7 @@ async def test_where_the_program_sought_before_it_held_a_queue_does_not_come_bac
         async with consumer:
             one, other = await consumer.queues("T")
             consumer.assign([one])
-            consumer._polling.seek(one, None, 5)  # as `seek` does while the queue is not held
+            consumer._poll_buffer.seek(one, None, 5)  # as `seek` does while the queue is not held
             await until(consumer.held_queues, "the queue")
             await consumer.seek(one, 7)
             consumer.assign([other])
@@ -350,7 +350,7 @@ async def test_a_commit_for_somebody_elses_queue_is_not_repeated_later():
             await until(consumer.held_queues, "the queue")
             (queue,) = consumer.held_queues()
             cluster.heartbeats.append(HeartbeatData(clientID="0", consumerDataSet=[ConsumerData(group_name="CG")]))
-            consumer._membership.rebalance_soon()
+            consumer._coordinator.rebalance_soon()
             await until(lambda: not consumer.held_queues(), "it is somebody else's")
             await consumer.commit(queue, 5)
         told = [one["commitOffset"] for one in cluster.broker.asked(RequestCode.UPDATE_CONSUMER_OFFSET)]

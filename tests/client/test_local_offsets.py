@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rmqkit.client.consumer.offsets import LocalOffsets
+from rmqkit.client.consumer.offsets import LocalOffsetStore
 from rmqkit.errors import ClientError
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.peers import on_loop, until
@@ -17,8 +17,8 @@ FIRST, SECOND = MessageQueue("TopicTest", "broker-a", 0), MessageQueue("TopicTes
 TEXT = b'{"offsetTable":{{"topic":"TopicTest","brokerName":"broker-a","queueId":0}:3}}'
 
 
-def table(root) -> LocalOffsets:
-    return LocalOffsets(str(root), "10.0.0.1@DEFAULT", "G")
+def table(root) -> LocalOffsetStore:
+    return LocalOffsetStore(str(root), "10.0.0.1@DEFAULT", "G")
 
 
 @on_loop
@@ -98,7 +98,7 @@ async def test_a_queue_that_is_forgotten_keeps_its_place_in_the_file(tmp_path):
     offsets.freeze(FIRST, 3)
     offsets.raise_to(FIRST, 9)
     await offsets.save_all()
-    offsets.forget(FIRST)
+    offsets.remove_offset(FIRST)
     assert offsets.known(FIRST) is None
     assert await offsets.fetch(FIRST) == 3
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rmqkit.client.consumer.offsets import GroupOffsets
+from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.codes import RequestCode
@@ -25,7 +25,7 @@ class Offsets:
         self.cluster.topic("T")
         self.runtime = ClientRuntime(self.cluster.namesrv)
         await self.runtime.routes.refresh("T")
-        self.table = GroupOffsets(self.runtime, "G")
+        self.table = RemoteOffsetStore(self.runtime, "G")
         return self
 
     async def __aexit__(self, *exc_info):
@@ -51,7 +51,7 @@ async def test_a_frozen_offset_stays_until_the_queue_is_forgotten():
         it.table.freeze(FIRST, 10)
         it.table.raise_to(FIRST, 200)
         assert it.table.known(FIRST) == 10
-        it.table.forget(FIRST)
+        it.table.remove_offset(FIRST)
         it.table.raise_to(FIRST, 3)
         assert it.table.known(FIRST) == 3
 
@@ -101,7 +101,7 @@ async def test_a_broker_that_cannot_be_reached_keeps_no_other_waiting(monkeypatc
             return await (asyncio.Event().wait() if address == cluster.broker.address else connect(address, *args))
 
         monkeypatch.setattr(runtime.remoting, "connection", connect_or_hang)
-        offsets = GroupOffsets(runtime, "G")
+        offsets = RemoteOffsetStore(runtime, "G")
         offsets.raise_to(FIRST, 5)
         offsets.raise_to(MessageQueue("T", "broker-1", 0), 6)
         saving = asyncio.create_task(offsets.send_changed())

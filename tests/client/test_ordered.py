@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rmqkit.client.consumer.consume import ConsumeLater
-from rmqkit.client.consumer.locks import QueueLocks
+from rmqkit.client.consumer.locks import ClientQueueLocks
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer
@@ -243,9 +243,9 @@ async def test_a_locked_queue_needs_no_pause_since_its_former_owner_saved_before
         async with consumer:
             await until(lambda: PULL in it.codes(), "the queue is read")
             queue = MessageQueue("T", "broker-0", 0)
-            await consumer._membership.change_queues([], [queue], is_shared=True)
+            await consumer._coordinator.change_queues([], [queue], is_shared=True)
             pulls = it.codes().count(PULL)
-            await consumer._membership.change_queues([queue], [], is_shared=True)
+            await consumer._coordinator.change_queues([queue], [], is_shared=True)
             await until(lambda: it.codes().count(PULL) > pulls, "the queue is read again")
 
 
@@ -285,7 +285,7 @@ async def test_a_lock_that_is_being_given_back_is_not_renewed():
             await until(lambda: len(consumer.held_queues()) == 1, "the queue is held")
             consumer.unsubscribe("T")
             await until(lambda: UNLOCK in it.codes(), "the lock is given back")
-            await consumer._membership.renew_locks()
+            await consumer._coordinator.renew_locks()
             codes = it.codes()
             assert LOCK not in codes[codes.index(UNLOCK) :]
 
@@ -330,12 +330,12 @@ async def test_no_handler_begins_in_a_queue_that_went_while_its_lock_was_asked_f
         seen = []
         consumer = it.consumer(rebalance_interval_ms=60_000)
         consumer.subscribe("T", "*", lambda message: seen.append(message.queue_offset))
-        membership, locks, taken = consumer._membership, consumer._membership._member.locks, []
+        coordinator, locks, taken = consumer._coordinator, consumer._coordinator._context.locks, []
 
         async def lock_late(queues):
-            taken.append(membership.process_queues[queues[0]])
-            await membership.held.drop(queues[0])
-            return await QueueLocks.lock(locks, queues)
+            taken.append(coordinator.process_queues[queues[0]])
+            await coordinator.assigned.drop(queues[0])
+            return await ClientQueueLocks.lock(locks, queues)
 
         def pull_without_lock(command):
             locks._granted_ms.clear()
@@ -364,11 +364,11 @@ async def test_a_queue_is_kept_until_its_handler_has_ended():
         async with consumer:
             await until(lambda: running == [0], "the first handler")
             queue = MessageQueue("T", "broker-0", 0)
-            await consumer._membership.change_queues([], [queue], is_shared=True)
+            await consumer._coordinator.change_queues([], [queue], is_shared=True)
             assert consumer.held_queues() == {queue}, "somebody else would overtake the handler"
             assert UNLOCK not in it.codes()
             gate.set()
-            consumer._membership.rebalance_soon()
+            consumer._coordinator.rebalance_soon()
             await until(lambda: UNLOCK in it.codes(), "the queue is given back")
             assert running[0] == 0
             assert it.cluster.broker.asked(SAVE)[0]["commitOffset"] == "1"

@@ -9,7 +9,7 @@ import pytest
 
 from rmqkit.client.consumer.consume import ConsumeLater
 from rmqkit.client.consumer.group import offsets_of
-from rmqkit.client.consumer.offsets import LocalOffsets
+from rmqkit.client.consumer.offsets import LocalOffsetStore
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
@@ -259,7 +259,7 @@ def test_offsets_of_broadcasting_are_kept_by_namespace():
     async def path(namespace):
         runtime = ClientRuntime("127.0.0.1:9876", settings=ClientSettings(namespace=namespace))
         offsets = offsets_of(runtime, "CG", PushConsumerSettings(message_model=MessageModel.BROADCASTING))
-        assert isinstance(offsets, LocalOffsets)
+        assert isinstance(offsets, LocalOffsetStore)
         return offsets.path.parent.name
 
     assert [asyncio.run(path(namespace)) for namespace in ("", "A")] == ["CG", "A%CG"]
@@ -336,4 +336,4 @@ def test_a_client_without_these_settings_does_not_come_by_here():
         return type(runtime.remoting).__name__
 
     assert asyncio.run(kind()) == "RemotingClient"
-    assert asyncio.run(kind(namespace="N")) == asyncio.run(kind(vip_channel=True)) == "Outbound"
+    assert asyncio.run(kind(namespace="N")) == asyncio.run(kind(vip_channel=True)) == "NamespaceClient"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.client.producer.encode import check_topic, outgoing, outgoing_batch, outgoing_retry
+from rmqkit.client.producer.encode import check_topic, encode_message, encode_messages, encode_retry
 from rmqkit.client.runtime.settings import CompressionType, ProducerSettings
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol.batch import decode_batch
@@ -22,7 +22,7 @@ SETTINGS = ProducerSettings()
 
 def test_a_message_carries_its_tag_keys_properties_and_unique_key():
     message = Message(topic="T", body=b"x", tags="TagA", keys=["k1", "k2"], properties={"colour": "red"}, flag=9)
-    prepared = outgoing(message, "UK", SETTINGS)
+    prepared = encode_message(message, "UK", SETTINGS)
     assert (prepared.topic, prepared.body, prepared.flag, prepared.sys_flag) == ("T", b"x", 9, 0)
     assert prepared.msg_id == "UK"
     assert decode_properties(prepared.properties.encode()) == {
@@ -40,7 +40,7 @@ def test_a_message_carries_its_tag_keys_properties_and_unique_key():
 )
 def test_bodies_from_4096_bytes_on_are_compressed(compression, sys_flag):
     settings = ProducerSettings(compression=compression)
-    below, above = (outgoing(Message(topic="T", body=b"a" * size), "UK", settings) for size in (4095, 4096))
+    below, above = (encode_message(Message(topic="T", body=b"a" * size), "UK", settings) for size in (4095, 4096))
     assert (below.sys_flag, len(below.body)) == (0, 4095)
     assert above.sys_flag == sys_flag
     assert len(above.body) < 200
@@ -60,18 +60,18 @@ def test_bodies_from_4096_bytes_on_are_compressed(compression, sys_flag):
     ids=["level", "after", "at", "sharding key", "lowest priority", "priority"],
 )
 def test_delays_the_sharding_key_and_the_priority_are_properties(fields, name, value):
-    prepared = outgoing(Message(topic="T", body=b"x", **fields), "UK", SETTINGS)
+    prepared = encode_message(Message(topic="T", body=b"x", **fields), "UK", SETTINGS)
     assert decode_properties(prepared.properties.encode()) == {name: value, "WAIT": "true", "UNIQ_KEY": "UK"}
 
 
 def test_what_asks_something_of_the_broker_is_added():
-    prepared = outgoing(Message(topic="T", body=b"x"), "UK", SETTINGS, {"TRAN_MSG": "true"})
+    prepared = encode_message(Message(topic="T", body=b"x"), "UK", SETTINGS, {"TRAN_MSG": "true"})
     assert decode_properties(prepared.properties.encode())["TRAN_MSG"] == "true"
 
 
 def test_a_body_that_would_not_get_smaller_stays_as_it_is():
     body = random.Random(1).randbytes(5000)
-    prepared = outgoing(Message(topic="T", body=body), "UK", SETTINGS)
+    prepared = encode_message(Message(topic="T", body=body), "UK", SETTINGS)
     assert (prepared.body, prepared.sys_flag) == (body, 0)
 
 
@@ -148,17 +148,19 @@ def test_topics_are_checked(topic, text):
 )
 def test_messages_are_checked_and_the_text_says_by_how_much(fields, text):
     with pytest.raises(MessageIllegal) as caught:
-        outgoing(Message(**{"topic": "T", "body": b"x", **fields}), "UK", ProducerSettings(message_bytes_max=1000))
+        encode_message(
+            Message(**{"topic": "T", "body": b"x", **fields}), "UK", ProducerSettings(message_bytes_max=1000)
+        )
     assert str(caught.value) == text
 
 
 def test_other_buffers_are_taken_as_bytes():
-    assert outgoing(Message(topic="T", body=bytearray(b"ab")), "UK", SETTINGS).body == b"ab"
+    assert encode_message(Message(topic="T", body=bytearray(b"ab")), "UK", SETTINGS).body == b"ab"
 
 
 def test_a_batch_is_entries_with_their_own_unique_keys():
     messages = [Message(topic="T", body=b"1", tags="A"), Message(topic="T", body=b"22", flag=5)]
-    prepared = outgoing_batch(messages, ["U1", "U2"], "UB", SETTINGS)
+    prepared = encode_messages(messages, ["U1", "U2"], "UB", SETTINGS)
     assert (prepared.is_batch, prepared.msg_id, prepared.sys_flag) == (True, "U1,U2", 0)
     assert decode_properties(prepared.properties.encode()) == {"UNIQ_KEY": "UB", "WAIT": "true"}
     first, second = decode_batch(prepared.body)
@@ -168,7 +170,7 @@ def test_a_batch_is_entries_with_their_own_unique_keys():
 
 
 def test_a_batch_is_never_compressed():
-    prepared = outgoing_batch([Message(topic="T", body=bytes(5000))], ["U1"], "UB", SETTINGS)
+    prepared = encode_messages([Message(topic="T", body=bytes(5000))], ["U1"], "UB", SETTINGS)
     assert prepared.sys_flag == 0
     assert len(prepared.body) > 5000
 
@@ -206,13 +208,13 @@ def test_a_batch_is_never_compressed():
 )
 def test_batches_are_checked(messages, text):
     with pytest.raises(MessageIllegal) as caught:
-        outgoing_batch(messages, ["U1", "U2"][: len(messages)], "UB", ProducerSettings(message_bytes_max=200))
+        encode_messages(messages, ["U1", "U2"][: len(messages)], "UB", ProducerSettings(message_bytes_max=200))
     assert str(caught.value) == text
 
 
 def test_a_message_sent_to_the_retry_topic_remembers_where_it_came_from():
     message = received(7, reconsume_times=2, flag=4, properties={"UNIQ_KEY": "UK", "MIN_OFFSET": "0", "a": "b"})
-    prepared = outgoing_retry(message, "G", 16)
+    prepared = encode_retry(message, "G", 16)
     assert (prepared.topic, prepared.body, prepared.flag) == ("%RETRY%G", b"body", 4)
     assert (prepared.reconsume_times, prepared.retries_max) == (3, 16)
     assert decode_properties(prepared.properties.encode()) == {
@@ -226,5 +228,5 @@ def test_a_message_sent_to_the_retry_topic_remembers_where_it_came_from():
 
 @given(st.binary(min_size=1, max_size=9000), st.sampled_from(CompressionType))
 def test_what_is_sent_is_what_will_be_read(body, compression):
-    prepared = outgoing(Message(topic="T", body=body), "UK", ProducerSettings(compression=compression))
+    prepared = encode_message(Message(topic="T", body=body), "UK", ProducerSettings(compression=compression))
     assert decompress(prepared.body, prepared.sys_flag) == body

@@ -154,7 +154,7 @@ async def test_sends_to_a_queue_keep_their_order_through_an_outage():
         is_away = False
         await asyncio.gather(*sends)
         assert log == [b"%d" % number for number in range(30)]
-        assert not it.sender._mending
+        assert not it.sender._queue_retries
 
 
 @on_loop

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from rmqkit.client.consumer.allocate import averagely, averagely_by_circle, configured
-from rmqkit.client.consumer.context import Member
-from rmqkit.client.pop.service import Assigned
-from rmqkit.client.pop.session import Pops
+from rmqkit.client.consumer.context import ConsumerContext
+from rmqkit.client.pop.service import BrokerRebalance
+from rmqkit.client.pop.session import PopSession
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -51,9 +51,9 @@ class Sharing:
         self.runtime.register_consumer("G", self)
         await self.runtime.routes.refresh("T")
         settings = PushConsumerSettings()
-        self.pops = Pops(self.runtime, "G", settings, is_ordered=self.is_ordered)
-        member = Member(self.runtime, "G", settings, None, None, self.allocate, "CONSUME_POP")
-        self.shares = Assigned(member, self, self.pops, only_pops=self.only_pops)
+        self.pops = PopSession(self.runtime, "G", settings, is_ordered=self.is_ordered)
+        context = ConsumerContext(self.runtime, "G", settings, None, None, self.allocate, "CONSUME_POP")
+        self.shares = BrokerRebalance(context, self, self.pops, only_pops=self.only_pops)
         return self
 
     async def __aexit__(self, *exc_info) -> None:

@@ -260,7 +260,7 @@ async def test_an_operator_sees_what_is_held():
 
     async with PopCluster(popped(*records(0, 1), rest=7)) as cluster, handling(cluster, wait) as consumer:
         await until(lambda: held(consumer) == 2, "two are held")
-        info = consumer._membership.running_info()
+        info = consumer._coordinator.running_info()
         assert info.mq_table == {}
         assert info.mq_pop_table[EVERYWHERE].wait_ack_count == 2
         assert info.mq_pop_table[EVERYWHERE].last_pop_timestamp > 0

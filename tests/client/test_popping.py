@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from rmqkit.client.consumer.consume import Listener
-from rmqkit.client.consumer.offsets import GroupOffsets
+from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.consumer.process_queue import NOTHING_HELD
 from rmqkit.client.observe.hooks import NO_HOOKS
-from rmqkit.client.observe.status import TopicRates
-from rmqkit.client.pop.service import OrderedPopConsuming, PopConsuming
-from rmqkit.client.pop.session import PopProcessQueue, Pops
+from rmqkit.client.observe.status import ConsumerStats
+from rmqkit.client.pop.service import OrderlyPopConsumeService, PopConsumeService
+from rmqkit.client.pop.session import PopProcessQueue, PopSession
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.protocol.schemas.clients import MessageQueue
@@ -44,17 +44,17 @@ class Popping:
         clock = {} if self.clock is None else {"clock": self.clock}
         self.runtime = ClientRuntime(self.cluster.namesrv, **clock)
         await self.runtime.routes.refresh("T")
-        self.pops = Pops(self.runtime, "G", self.settings, is_ordered=self.is_ordered)
+        self.pops = PopSession(self.runtime, "G", self.settings, is_ordered=self.is_ordered)
         listener = Listener(self.handler) if self.handler else None
         what = (
             self.runtime,
             "G",
-            GroupOffsets(self.runtime, "G"),
+            RemoteOffsetStore(self.runtime, "G"),
             self.settings,
             lambda topic: listener,
             NO_HOOKS,
         )
-        self.consuming = OrderedPopConsuming(*what, None) if self.is_ordered else PopConsuming(*what)
+        self.consuming = OrderlyPopConsumeService(*what, None) if self.is_ordered else PopConsumeService(*what)
         self.held = self.queue()
         self.pops.start()
         self.consuming.start()
@@ -67,7 +67,7 @@ class Popping:
         await self.cluster.__aexit__(*exc_info)
 
     def queue(self) -> PopProcessQueue:
-        return self.pops.process_queue(EVERYWHERE, bytes_max=1 << 20, rates=TopicRates(0.0))
+        return self.pops.process_queue(EVERYWHERE, bytes_max=1 << 20, stats=ConsumerStats(0.0))
 
     def take(self, *messages) -> None:
         self.consuming.put(self.held, self.held.put(messages))
@@ -317,7 +317,7 @@ async def test_in_order_a_change_is_no_other_delivery():
 async def test_a_broker_that_is_not_known_is_looked_for():
     async with PopCluster() as cluster:
         runtime = ClientRuntime(cluster.namesrv)
-        await Pops(runtime, "G", PushConsumerSettings()).ack([message(1)])
+        await PopSession(runtime, "G", PushConsumerSettings()).ack([message(1)])
         assert cluster.pop.acked == [1]
         await runtime.close()
 

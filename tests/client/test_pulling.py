@@ -8,10 +8,10 @@ import zlib
 import pytest
 
 from rmqkit.client.consumer.allocate import averagely
-from rmqkit.client.consumer.consume import Consuming, Listener
-from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, Listener
+from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.loop import PullLoop
-from rmqkit.client.consumer.offsets import GroupOffsets
+from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
@@ -60,14 +60,18 @@ class Pulling:
         )
         self.runtime = ClientRuntime(self.cluster.namesrv)
         await self.runtime.routes.refresh(self.queue.topic)
-        self.offsets = GroupOffsets(self.runtime, "G")
-        self.consuming = Consuming(self.runtime, "G", self.offsets, self.settings, lambda topic: Listener(self.handle))
+        self.offsets = RemoteOffsetStore(self.runtime, "G")
+        self.consuming = ConcurrentConsumeService(
+            self.runtime, "G", self.offsets, self.settings, lambda topic: Listener(self.handle)
+        )
         self.consuming.start()
         self.held = ProcessQueue(
             self.queue, messages_max=self.settings.held_messages_max, bytes_max=1 << 20, span_max=2000
         )
-        member = Member(self.runtime, "G", self.settings, self.offsets, self.consuming, averagely, "CONSUME_PASSIVELY")
-        loop = PullLoop(member, self.held, lambda topic: self.subscription, self.on_illegal)
+        context = ConsumerContext(
+            self.runtime, "G", self.settings, self.offsets, self.consuming, averagely, "CONSUME_PASSIVELY"
+        )
+        loop = PullLoop(context, self.held, lambda topic: self.subscription, self.on_illegal)
         self.task = asyncio.create_task(loop.run(0))
         return self
 

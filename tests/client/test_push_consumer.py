@@ -282,7 +282,7 @@ async def test_the_limits_of_a_topic_are_shared_by_its_queues():
         consumer.subscribe("T", "*", Received())
         async with consumer:
             await until(lambda: len(consumer.held_queues()) == 3, "three queues")
-            limits = {(one.messages_max, one.bytes_max) for one in consumer._membership.process_queues.values()}
+            limits = {(one.messages_max, one.bytes_max) for one in consumer._coordinator.process_queues.values()}
             assert limits == {(3, 1 << 20)}
 
 
@@ -397,7 +397,7 @@ async def test_a_queue_is_given_up_when_its_handlers_had_a_moment_to_finish(monk
         async with consumer:
             await until(lambda: running, "a handler")
             queue = MessageQueue("T", "broker-0", 0)
-            giving_up = asyncio.create_task(consumer._membership.change_queues([], [queue], is_shared=True))
+            giving_up = asyncio.create_task(consumer._coordinator.change_queues([], [queue], is_shared=True))
             for _ in range(100):
                 await asyncio.sleep(0)
             assert cluster.broker.asked(SAVE) == []

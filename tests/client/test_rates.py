@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmqkit.client.consumer.push import PushConsumer
-from rmqkit.client.observe.status import TopicRates
+from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
@@ -16,21 +16,21 @@ QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_
 
 
 def test_rates_are_of_the_last_minute_and_failures_of_the_last_hour():
-    rates = TopicRates(0.0)
-    rates.pulls, rates.pull_ms, rates.pulled = 2, 30.0, 60
-    rates.calls, rates.call_ms, rates.consumed, rates.failed = 10, 5.0, 20, 4
-    status = rates.status(20_000.0)
+    stats = ConsumerStats(0.0)
+    stats.pulls, stats.pull_ms, stats.pulled = 2, 30.0, 60
+    stats.calls, stats.call_ms, stats.consumed, stats.failed = 10, 5.0, 20, 4
+    status = stats.status(20_000.0)
     assert (status.pull_rt, status.pull_tps, status.consume_rt) == (15.0, 3.0, 0.5)
     assert (status.consume_ok_tps, status.consume_failed_tps, status.consume_failed_msgs) == (1.0, 0.2, 4)
     for at_ms in range(20_000, 100_000, 1000):
-        rates.sample(at_ms)
-    rates.consumed += 6
-    status = rates.status(100_000.0)
+        stats.sample(at_ms)
+    stats.consumed += 6
+    status = stats.status(100_000.0)
     assert (status.pull_tps, status.consume_rt, status.consume_ok_tps) == (0.0, 0.0, 0.1)
     assert status.consume_failed_msgs == 4
     for at_ms in range(100_000, 4_000_000, 10_000):
-        rates.sample(at_ms)
-    assert rates.status(4_000_000.0).consume_failed_msgs == 0
+        stats.sample(at_ms)
+    assert stats.status(4_000_000.0).consume_failed_msgs == 0
 
 
 @on_loop
@@ -51,10 +51,10 @@ async def test_rates_count_what_is_pulled_and_what_handlers_make_of_it():
         consumer.subscribe("T", "*", handler)
         async with consumer:
             await until(lambda: len(seen) == 3, "three calls")
-            rates = consumer._membership.held.rates["T"]
-            await until(lambda: rates.calls == 3, "their ends")
-            assert (rates.pulls, rates.pulled, rates.consumed, rates.failed) == (1, 3, 2, 1)
-            table = consumer._membership.running_info().status_table
+            stats = consumer._coordinator.assigned.stats["T"]
+            await until(lambda: stats.calls == 3, "their ends")
+            assert (stats.pulls, stats.pulled, stats.consumed, stats.failed) == (1, 3, 2, 1)
+            table = consumer._coordinator.running_info().status_table
             assert table["T"].consume_failed_msgs == 1
             assert table["T"].pull_tps == pytest.approx(1.5 * table["T"].consume_ok_tps)
             assert table["T"].consume_ok_tps == pytest.approx(2 * table["T"].consume_failed_tps)

@@ -7,7 +7,7 @@ import pytest
 
 from rmqkit.client.consumer.allocate import averagely, averagely_by_circle
 from rmqkit.client.consumer.assignment import Rebalance
-from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ConsumerSettings
 from rmqkit.protocol.codes import RequestCode
@@ -54,7 +54,8 @@ class Group:
         self.runtime.register_consumer("G", self.owner)
         await self.runtime.routes.refresh("T")
         self.rebalance = Rebalance(
-            Member(self.runtime, "G", ConsumerSettings(), None, None, self.allocate, "CONSUME_PASSIVELY"), self.owner
+            ConsumerContext(self.runtime, "G", ConsumerSettings(), None, None, self.allocate, "CONSUME_PASSIVELY"),
+            self.owner,
         )
         return self
 

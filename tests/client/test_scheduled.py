@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rmqkit.client.consumer.loop import Schedule, ScheduledPull
+from rmqkit.client.consumer.loop import PullSchedule, ScheduledPull
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.errors import ClientError, SettingsError
@@ -31,7 +31,7 @@ async def test_calls_follow_one_another_until_the_queue_is_dropped():
             process_queue.drop()
         return 0
 
-    await ScheduledPull(Schedule(task, 60_000.0), process_queue, 60_000.0).run(0.0)
+    await ScheduledPull(PullSchedule(task, 60_000.0), process_queue, 60_000.0).run(0.0)
     assert calls == [QUEUE] * 3
 
 
@@ -46,7 +46,7 @@ async def test_without_an_answer_the_usual_pause_follows_and_after_an_error_its_
         if len(calls) == 3:
             process_queue.drop()
 
-    await ScheduledPull(Schedule(task, 1.0), process_queue, 1.0).run(1.0)
+    await ScheduledPull(PullSchedule(task, 1.0), process_queue, 1.0).run(1.0)
     assert len(calls) == 3
 
 
@@ -59,7 +59,7 @@ async def test_a_plain_function_is_called_in_a_thread():
         process_queue.drop()
         return 0
 
-    await ScheduledPull(Schedule(task, 0.0), process_queue, 0.0).run(0.0)
+    await ScheduledPull(PullSchedule(task, 0.0), process_queue, 0.0).run(0.0)
     assert threads != [threading.current_thread()]
 
 
@@ -73,7 +73,7 @@ async def test_a_paused_queue_is_not_called():
         process_queue.drop()
         return 0
 
-    running = asyncio.create_task(ScheduledPull(Schedule(task, 0.0), process_queue, 0.0).run(0.0))
+    running = asyncio.create_task(ScheduledPull(PullSchedule(task, 0.0), process_queue, 0.0).run(0.0))
     await asyncio.sleep(0)
     assert calls == []
     process_queue.is_paused = False
@@ -91,7 +91,7 @@ async def test_the_call_under_way_finishes_when_the_pulling_is_cancelled():
         finished.append(queue)
         return 0
 
-    running = asyncio.create_task(ScheduledPull(Schedule(task, 0.0), held(), 0.0).run(0.0))
+    running = asyncio.create_task(ScheduledPull(PullSchedule(task, 0.0), held(), 0.0).run(0.0))
     await begun.wait()
     running.cancel()
     await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from rmqkit.client.observe.hooks import SendStatus
-from rmqkit.client.producer.encode import Outgoing
+from rmqkit.client.producer.encode import EncodedMessage
 from rmqkit.client.producer.sender import PASSING, RETRYABLE, Sender
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
@@ -18,7 +18,7 @@ from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.client.peers import SECONDS, Cluster, on_loop, refused, stored, until
 
-MESSAGE = Outgoing("T", b"body", "a\x01b\x02", "UK", flag=3, sys_flag=0x301)
+MESSAGE = EncodedMessage("T", b"body", "a\x01b\x02", "UK", flag=3, sys_flag=0x301)
 SEND = RequestCode.SEND_MESSAGE_V2
 
 
@@ -214,7 +214,7 @@ async def test_a_limit_for_each_try_leaves_time_for_the_next():
 async def test_an_unknown_topic_takes_the_template_and_says_so_to_the_broker():
     async with Sending() as it:
         it.cluster.topic("TBW102", queues=8, perm=7)
-        message = Outgoing("New", b"x", "", "UK")
+        message = EncodedMessage("New", b"x", "", "UK")
         sent = {(await it.sender.send(message, timeout_ms=30_000)).queue.queue_id for _ in range(20)}
         assert sent == {0, 1, 2, 3}
         assert it.cluster.broker.asked(SEND)[0]["c"] == "TBW102"
@@ -228,7 +228,7 @@ async def test_an_unknown_topic_takes_the_template_and_says_so_to_the_broker():
 async def test_no_route_names_topic_name_servers_and_remedy():
     async with Sending() as it:
         with pytest.raises(NoRoute) as caught:
-            await it.sender.send(Outgoing("New", b"x", "", "UK"), timeout_ms=30_000)
+            await it.sender.send(EncodedMessage("New", b"x", "", "UK"), timeout_ms=30_000)
         assert str(caught.value) == (
             f"no broker takes messages for topic New, asked name servers {it.cluster.namesrv}: create the topic, or "
             "start a broker with autoCreateTopicEnable=true"
@@ -248,7 +248,7 @@ async def test_many_first_sends_wait_for_a_silent_name_server_together_and_not_o
         it.cluster.name_server.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, lambda command: None)
         it.runtime = ClientRuntime(it.cluster.namesrv, settings=ClientSettings(api_timeout_ms=1000))
         it.sender = Sender(it.runtime, "PG", it.settings)
-        sends = [it.sender.send(Outgoing("New", b"x", "", "UK"), timeout_ms=30_000) for _ in range(50)]
+        sends = [it.sender.send(EncodedMessage("New", b"x", "", "UK"), timeout_ms=30_000) for _ in range(50)]
         failures = await asyncio.gather(*sends, return_exceptions=True)
         assert {type(failure) for failure in failures} == {NoNameServer}
         assert len(it.cluster.name_server.requests) == 1
@@ -277,7 +277,7 @@ async def test_one_way_sends_wait_for_a_broker_that_does_not_read():
     async with Sending() as it, await asyncio.start_server(hold, "127.0.0.1", 0) as server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         it.cluster.routes["T"].broker_datas[0].broker_addrs = {0: address}
-        large = Outgoing("T", bytes(1 << 16), "", "UK")
+        large = EncodedMessage("T", bytes(1 << 16), "", "UK")
 
         async def send():
             nonlocal taken
@@ -307,7 +307,9 @@ async def test_one_way_sends_wait_for_a_broker_that_does_not_read():
 async def test_retry_topics_carry_their_count_in_the_header():
     async with Sending() as it:
         it.cluster.topic("%RETRY%G", queues=1)
-        await it.sender.send(Outgoing("%RETRY%G", b"x", "", "UK", reconsume_times=3, retries_max=16), timeout_ms=30_000)
+        await it.sender.send(
+            EncodedMessage("%RETRY%G", b"x", "", "UK", reconsume_times=3, retries_max=16), timeout_ms=30_000
+        )
         (fields,) = it.cluster.broker.asked(SEND)
         assert (fields["j"], fields["l"]) == ("3", "16")
 
@@ -315,7 +317,7 @@ async def test_retry_topics_carry_their_count_in_the_header():
 @on_loop
 async def test_batches_have_their_own_code_and_flag():
     async with Sending() as it:
-        await it.sender.send(Outgoing("T", b"x", "", "U1,U2", is_batch=True), timeout_ms=30_000)
+        await it.sender.send(EncodedMessage("T", b"x", "", "U1,U2", is_batch=True), timeout_ms=30_000)
         (fields,) = it.cluster.broker.asked(RequestCode.SEND_BATCH_MESSAGE)
         assert fields["m"] == "true"
 

@@ -12,7 +12,7 @@ import pytest
 from rmqkit.client.consumer.process_queue import Failure, ProcessQueue
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
-from rmqkit.client.consumer.watch import Watch
+from rmqkit.client.consumer.watch import QueueWatch
 from rmqkit.client.observe.status import QueueState
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import PullConsumerSettings, PushConsumerSettings, StartFrom
@@ -63,7 +63,7 @@ class Watched:
         self.queue = ProcessQueue(QUEUE, next_offset=7, **limits)
         self.queue.max_offset = 10
         self.clock = Clock()
-        self.held = SimpleNamespace(process_queues={} if wanted else {QUEUE: self.queue}, rates={})
+        self.held = SimpleNamespace(process_queues={} if wanted else {QUEUE: self.queue}, stats={})
         member = SimpleNamespace(
             group="CG",
             runtime=SimpleNamespace(clock=self.clock),
@@ -71,8 +71,8 @@ class Watched:
             sink=SimpleNamespace(waits_for=lambda message: "its turn"),
             locks=locks,
         )
-        self.watch = Watch(member, self.held, lambda: set(wanted))
-        self.watch.look()
+        self.watch = QueueWatch(member, self.held, lambda: set(wanted))
+        self.watch.statuses()
 
     def take(self, *offsets):
         messages = self.queue.put([received(offset) for offset in offsets])
@@ -81,7 +81,7 @@ class Watched:
 
     def after(self, passed_ms):
         self.clock.passed_ms += passed_ms
-        return self.watch.look()[0]
+        return self.watch.statuses()[0]
 
     def told(self, passed_ms):
         status = self.after(passed_ms)
@@ -156,7 +156,7 @@ def test_flow_control_is_told_with_its_limit_and_with_what_holds_it_back(limits,
 def test_a_broker_that_refuses_or_does_not_answer_is_told_with_its_error(error, state):
     it = Watched()
     it.queue.max_offset = 7
-    it.watch.look()
+    it.watch.statuses()
     it.queue.error = error
     assert it.told(0) == (state, str(error), False)
     status = it.after(10_000)
@@ -258,7 +258,7 @@ async def test_a_handler_that_hangs_is_reported_until_it_ends(tmp_path, caplog):
             (stalled,) = consumer.status().stalled
             assert (stalled.queue, stalled.state, stalled.backlog) == (queue, QueueState.BUSY, 1)
             assert f"the handler works on message {sent.msg_id} at offset 0 since " in stalled.reason
-            info = consumer._membership.running_info().user_consumer_info
+            info = consumer._coordinator.running_info().user_consumer_info
             assert info[f"T {queue.broker_name} 1"] == f"busy: {stalled.reason}"
             text = str(consumer.status())
             assert text.startswith("consumer of group CG, client ")

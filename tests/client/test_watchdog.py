@@ -10,7 +10,7 @@ import time
 
 from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, StartFrom
 from rmqkit.client.consumer import watch as watchdog
-from rmqkit.client.consumer.watch import Watchdog, _places
+from rmqkit.client.consumer.watch import LoopWatchdog, _places
 from rmqkit.standalone import Standalone
 from tests.client.peers import SECONDS, on_loop, until
 
@@ -59,7 +59,7 @@ async def test_a_handler_that_blocks_is_told_with_its_place_and_once(tmp_path, c
 
 @on_loop
 async def test_a_loop_that_goes_on_is_not_told_of(caplog):
-    one = Watchdog(0.05)
+    one = LoopWatchdog(0.05)
     beaten = one._beaten
     await until(lambda: one._beaten > beaten, "the loop beats")
     one.stop()
@@ -69,14 +69,14 @@ async def test_a_loop_that_goes_on_is_not_told_of(caplog):
 
 @on_loop
 async def test_a_loop_has_one_watchdog_however_many_consumers_there_are():
-    watchdog.watch()
-    watchdog.watch()
+    watchdog.watch_loop()
+    watchdog.watch_loop()
     (one,) = [watchdog._watchdogs[loop] for loop in watchdog._watchdogs if loop is asyncio.get_running_loop()]
-    watchdog.let_go()
+    watchdog.unwatch_loop()
     assert one._thread.is_alive()
-    watchdog.let_go()
+    watchdog.unwatch_loop()
     assert not one._thread.is_alive()
-    watchdog.let_go()  # of nobody
+    watchdog.unwatch_loop()  # of nobody
 
 
 def test_an_idle_loop_is_at_no_place_of_the_program():

@@ -203,7 +203,7 @@ class Messages:
     async def send(self, message: Message, *, broker: str | None = None, queue_id: int | None = None) -> Sent:
         """Send a message to any queue, or to a certain broker or queue.
         Raises UnknownName: there is no such topic. Raises ClientError: it has no such queue to send to."""
-        from rmqkit.client.producer.encode import outgoing
+        from rmqkit.client.producer.encode import encode_message
         from rmqkit.client.runtime.routes import publish_queues
         from rmqkit.client.runtime.settings import ProducerSettings
 
@@ -216,7 +216,7 @@ class Messages:
             wanted = f"queue {'' if queue_id is None else queue_id}" + (f" on {broker}" if broker else "")
             raise ClientError(f"topic {message.topic} has no {wanted} to send to: look with rmq admin topic route")
         queue = random.choice(queues)
-        prepared = outgoing(message, message.msg_id or self._next_key(), ProducerSettings())
+        prepared = encode_message(message, message.msg_id or self._next_key(), ProducerSettings())
         header = SendMessageV2Request(
             producer_group="CLIENT_INNER_PRODUCER",
             topic=message.topic,

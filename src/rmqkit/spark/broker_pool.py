@@ -93,9 +93,9 @@ class BrokerPool:
         return runtime
 
     @property
-    def is_left_behind(self) -> bool:
+    def is_from_parent(self) -> bool:
         """Whether the connections are those of the process that this one was forked from."""
-        return self._portal.is_left_behind
+        return self._portal.is_from_parent
 
     @property
     def runtime(self) -> ClientRuntime:
@@ -314,7 +314,7 @@ def broker_pool(options: LiveOptions) -> BrokerPool:
     """The connections of this process with some options, made when they are first asked for.
     Raises SettingsError: no name server is known. Raises NoRoute: none answers."""
     known = _connected.get(options)
-    if known is None or known.is_left_behind:
+    if known is None or known.is_from_parent:
         known = _connected[options] = BrokerPool(options)
     return known
 

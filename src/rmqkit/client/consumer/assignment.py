@@ -28,10 +28,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
-from rmqkit.client.consumer.context import Member, Subscriptions
-from rmqkit.client.consumer.loop import PullLoop, Schedule, ScheduledPull
+from rmqkit.client.consumer.context import ConsumerContext, Subscriptions
+from rmqkit.client.consumer.loop import PullLoop, PullSchedule, ScheduledPull
 from rmqkit.client.consumer.process_queue import ProcessQueue
-from rmqkit.client.observe.status import TopicRates
+from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
@@ -63,10 +63,10 @@ class QueueOwner(Protocol):
 class Rebalance:
     """Computes who gets what; everybody gets everything in broadcasting."""
 
-    def __init__(self, member: Member, owner: QueueOwner) -> None:
-        self._runtime = member.runtime
-        self._group = member.group
-        self._allocate = None if member.settings.is_broadcasting else member.allocate
+    def __init__(self, context: ConsumerContext, owner: QueueOwner) -> None:
+        self._runtime = context.runtime
+        self._group = context.group
+        self._allocate = None if context.settings.is_broadcasting else context.allocate
         self._owner = owner
 
     async def share_out(self, topics: Iterable[str]) -> bool:
@@ -142,15 +142,17 @@ class Pauses:
             self._excepted.update(queues)
 
 
-class HeldQueues:
+class AssignedQueues:
     """``process_queues`` are what is held, each with its pull loop; ``schedules`` says of which topics the program
     pulls by itself. ``rebalance_soon`` is called when a queue was given up that is still ours."""
 
-    def __init__(self, member: Member, subscriptions: Subscriptions, rebalance_soon: Callable[[], None]) -> None:
+    def __init__(
+        self, context: ConsumerContext, subscriptions: Subscriptions, rebalance_soon: Callable[[], None]
+    ) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
-        self.schedules: dict[str, Schedule] = {}
-        self.rates: dict[str, TopicRates] = {}
-        self._member = member
+        self.schedules: dict[str, PullSchedule] = {}
+        self.stats: dict[str, ConsumerStats] = {}
+        self._context = context
         self._subscriptions = subscriptions
         self._rebalance_soon = rebalance_soon
         self._starts: dict[MessageQueue, int] = {}
@@ -162,13 +164,13 @@ class HeldQueues:
 
     def take(self, queues: Iterable[MessageQueue], *, pause_ms: float, is_member: bool) -> None:
         """Begin to pull queues, after a pause; ``is_member`` False has pulls carry their own subscription."""
-        self._member.sink.let_go()
+        self._context.consume_service.drop_stale()
         if self._is_stopped:
             return  # the program moved a queue while its consumer was closed
         for queue in queues:
-            process_queue = self.process_queues[queue] = self._new(queue)
+            process_queue = self.process_queues[queue] = self._new_process_queue(queue)
             loop = self._loop(process_queue, is_member=is_member)
-            self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self._member.group}")
+            self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self._context.group}")
         self._share_limits()
 
     async def give_up(self, queue: MessageQueue) -> None:
@@ -178,8 +180,8 @@ class HeldQueues:
             if process_queue is None:
                 return  # its offset was illegal, or it was moved, just now
             is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
-            if is_idle or self._member.locks is None:
-                await self._let_go(process_queue)
+            if is_idle or self._context.locks is None:
+                await self._hand_over(process_queue)
 
     async def give_up_ended(self) -> None:
         """Give up the queues whose loop ended by an error, or whose handler was not done: they begin anew."""
@@ -194,7 +196,7 @@ class HeldQueues:
             process_queue = await self._stop_pulling(queue)
             if process_queue is not None:
                 process_queue.release()
-                self._forget(queue)
+                self._remove(queue)
             return process_queue is not None
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
@@ -204,8 +206,8 @@ class HeldQueues:
             if process_queue is not None:
                 await process_queue.wait_for_handlers(_RESET_WAIT_MS)
                 process_queue.release()
-                self._member.offsets.set_to(queue, offset)
-                await self._let_go(process_queue)
+                self._context.offsets.set_to(queue, offset)
+                await self._hand_over(process_queue)
 
     async def start_at(self, queue: MessageQueue, offset: int, *, is_member: bool) -> bool:
         """Begin a queue anew at an offset, and drop what was pulled of it; one that is assigned also when it is taken
@@ -231,30 +233,32 @@ class HeldQueues:
 
     # -- inside
 
-    def _new(self, queue: MessageQueue) -> ProcessQueue:
-        rates = self.rates.setdefault(queue.topic, TopicRates(self._member.runtime.clock.monotonic_ms()))
-        process_queue = self._make_process_queue(queue, self._member.settings.held_mib_max * _MIB, rates)
+    def _new_process_queue(self, queue: MessageQueue) -> ProcessQueue:
+        stats = self.stats.setdefault(queue.topic, ConsumerStats(self._context.runtime.clock.monotonic_ms()))
+        process_queue = self._make_process_queue(queue, self._context.settings.held_mib_max * _MIB, stats)
         process_queue.is_paused = queue in self._pauses
         return process_queue
 
-    def _make_process_queue(self, queue: MessageQueue, bytes_max: int, rates: TopicRates) -> ProcessQueue:
+    def _make_process_queue(self, queue: MessageQueue, bytes_max: int, stats: ConsumerStats) -> ProcessQueue:
         return ProcessQueue(
             queue,
-            messages_max=self._member.settings.held_messages_max,
+            messages_max=self._context.settings.held_messages_max,
             bytes_max=bytes_max,
-            span_max=_NO_SPAN if self._member.is_ordered else self._member.settings.span_max,
+            span_max=_NO_SPAN if self._context.is_ordered else self._context.settings.span_max,
             next_offset=self._starts.pop(queue, None),
-            rates=rates,
+            stats=stats,
         )
 
     def _loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop | ScheduledPull:
         schedule = self.schedules.get(process_queue.queue.topic)
         if schedule is not None:
-            return ScheduledPull(schedule, process_queue, self._member.settings.error_pause_ms)
+            return ScheduledPull(schedule, process_queue, self._context.settings.error_pause_ms)
         return self._make_loop(process_queue, is_member=is_member)
 
     def _make_loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop:
-        return PullLoop(self._member, process_queue, self._subscriptions.get, self._offset_illegal, is_member=is_member)
+        return PullLoop(
+            self._context, process_queue, self._subscriptions.get, self._offset_illegal, is_member=is_member
+        )
 
     async def _stop_pulling(self, queue: MessageQueue) -> ProcessQueue | None:
         process_queue = self.process_queues.get(queue)
@@ -268,26 +272,26 @@ class HeldQueues:
     async def _offset_illegal(self, process_queue: ProcessQueue, offset: int) -> None:
         process_queue.drop()
         async with self._turns[process_queue.queue]:
-            if self._member.locks is not None:
+            if self._context.locks is not None:
                 await process_queue.wait_for_handlers(_RESET_WAIT_MS)
-            self._member.offsets.freeze(process_queue.queue, offset)
-            await self._let_go(process_queue)
+            self._context.offsets.freeze(process_queue.queue, offset)
+            await self._hand_over(process_queue)
         self._rebalance_soon()
 
-    async def _let_go(self, process_queue: ProcessQueue) -> None:
+    async def _hand_over(self, process_queue: ProcessQueue) -> None:
         process_queue.release()
-        await self._member.offsets.save(process_queue.queue)
-        if self._member.locks is not None:
-            await self._member.locks.unlock([process_queue.queue])
-        self._forget(process_queue.queue)
+        await self._context.offsets.save(process_queue.queue)
+        if self._context.locks is not None:
+            await self._context.locks.unlock([process_queue.queue])
+        self._remove(process_queue.queue)
 
-    def _forget(self, queue: MessageQueue) -> None:
-        self._member.offsets.forget(queue)
+    def _remove(self, queue: MessageQueue) -> None:
+        self._context.offsets.remove_offset(queue)
         self.process_queues.pop(queue, None)
         self._pulls.pop(queue, None)
 
     def _share_limits(self) -> None:
-        settings, queues = self._member.settings, Counter(queue.topic for queue in self.process_queues)
+        settings, queues = self._context.settings, Counter(queue.topic for queue in self.process_queues)
         for queue, process_queue in self.process_queues.items():
             if settings.topic_messages_max > 0:
                 process_queue.messages_max = max(1, settings.topic_messages_max // queues[queue.topic])

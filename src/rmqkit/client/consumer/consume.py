@@ -33,11 +33,11 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from rmqkit.client.consumer.locks import QueueLocks
-from rmqkit.client.consumer.offsets import Offsets
+from rmqkit.client.consumer.locks import ClientQueueLocks
+from rmqkit.client.consumer.offsets import OffsetStore
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, Failure, ProcessQueue
 from rmqkit.client.observe.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
-from rmqkit.client.producer.encode import outgoing_retry
+from rmqkit.client.producer.encode import encode_retry
 from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime import requests as calls
 from rmqkit.client.runtime.runtime import ClientRuntime
@@ -64,7 +64,7 @@ class Listener(Struct):
 
 
 ListenerOf = Callable[[str], Listener | None]
-"""Who listens to a topic; None when messages of it are taken by `Consuming.next`."""
+"""Who listens to a topic; None when messages of it are taken by `ConcurrentConsumeService.next`."""
 
 _TO_DEAD_LETTERS = -1
 _EXPIRED_LEVEL = 3
@@ -74,7 +74,7 @@ _INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
 _log = logging.getLogger(__name__)
 _Item = tuple[ProcessQueue, ReceivedMessage]
 _topic_of = operator.attrgetter("topic")
-_at_work: contextvars.ContextVar[Consuming | None] = contextvars.ContextVar("_at_work", default=None)
+_at_work: contextvars.ContextVar[ConcurrentConsumeService | None] = contextvars.ContextVar("_at_work", default=None)
 
 
 class ConsumeLater(Exception):
@@ -97,7 +97,7 @@ class ConsumeLater(Exception):
         self.invisible_ms = invisible_ms
 
 
-class Consuming:
+class ConcurrentConsumeService:
     """The workers of one push consumer; ``locks`` in ordered consumption, unless nothing is shared."""
 
     _is_ordered = False
@@ -107,11 +107,11 @@ class Consuming:
         self,
         runtime: ClientRuntime,
         group: str,
-        offsets: Offsets,
+        offsets: OffsetStore,
         settings: PushConsumerSettings,
         listener_of: ListenerOf,
         hooks: Hooks = NO_HOOKS,
-        locks: QueueLocks | None = None,
+        locks: ClientQueueLocks | None = None,
     ) -> None:
         self._runtime = runtime
         self._group = group
@@ -119,15 +119,15 @@ class Consuming:
         self._settings = settings
         self._listener_of = listener_of
         self._hooks = hooks
-        self._run = self._told_outcome if hooks else self._outcome
+        self._run = self._outcome_with_hooks if hooks else self._outcome
         self._now_ms = runtime.clock.now_ms
         self._begun_ms, self._begun_text = 0, "0"
         self._locks = locks
         self._retries_max = self._retries_unless_set if settings.retries_max < 0 else settings.retries_max
         self._resend = Sender(runtime, _INNER_PRODUCER, ProducerSettings(retries=2))
         self._ready: asyncio.Queue[tuple[ProcessQueue, list[ReceivedMessage]]] = asyncio.Queue()
-        self._taken_by_hand: asyncio.Queue[_Item | None] = asyncio.Queue()
-        self._again: set[asyncio.TimerHandle] = set()
+        self._unhandled: asyncio.Queue[_Item | None] = asyncio.Queue()
+        self._timers: set[asyncio.TimerHandle] = set()
         self._tasks = Tasks()
         self._threads = ThreadPoolExecutor(settings.handlers_max, thread_name_prefix=f"rmqkit {group}")
 
@@ -137,11 +137,11 @@ class Consuming:
 
     async def close(self) -> None:
         """Stop; handlers that still run are cancelled, threads finish by themselves."""
-        for timer in self._again:
+        for timer in self._timers:
             timer.cancel()
-        self._again.clear()
+        self._timers.clear()
         await self._tasks.close()
-        self._taken_by_hand.put_nowait(None)
+        self._unhandled.put_nowait(None)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -166,7 +166,7 @@ class Consuming:
             listener = self._listener_of(topic)
             if listener is None:
                 for message in some:
-                    self._taken_by_hand.put_nowait((process_queue, message))
+                    self._unhandled.put_nowait((process_queue, message))
             elif listener.batch_max is None:
                 for message in some:
                     self._ready.put_nowait((process_queue, [message]))
@@ -174,15 +174,15 @@ class Consuming:
                 while batch := list(itertools.islice(some, listener.batch_max)):
                     self._ready.put_nowait((process_queue, batch))
 
-    def let_go(self) -> None:
+    def drop_stale(self) -> None:
         """Forget what waits, for a handler or the program, of queues that were dropped: those may come and go often."""
-        queues: tuple[asyncio.Queue[Any], ...] = (self._ready, self._taken_by_hand)
+        queues: tuple[asyncio.Queue[Any], ...] = (self._ready, self._unhandled)
         for queue in queues:
             for item in [queue.get_nowait() for _ in range(queue.qsize())]:
                 if item is None or not item[0].is_dropped:
                     queue.put_nowait(item)
 
-    def passed(self, process_queue: ProcessQueue, offset: int) -> None:
+    def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
         """Nothing is under way and nothing before an offset is wanted."""
         self._offsets.raise_to(process_queue.queue, offset)
 
@@ -200,9 +200,9 @@ class Consuming:
     async def next(self) -> _Item | None:
         """The next message of a topic without handler, for `consumed`; None when this is closed."""
         while True:
-            item = await self._taken_by_hand.get()
+            item = await self._unhandled.get()
             if item is None:
-                self._taken_by_hand.put_nowait(None)  # for others that wait
+                self._unhandled.put_nowait(None)  # for others that wait
                 return None
             if not item[0].is_dropped and item[1] in item[0]:
                 return item
@@ -272,7 +272,7 @@ class Consuming:
                 pause_ms = self._settings.local_retry_ms
                 said = "messages of %s are handled again in %d ms, what came of them cannot be dealt with"
                 _log.error(said, process_queue.queue, pause_ms, exc_info=error)
-                self._later(pause_ms, functools.partial(self._ready.put_nowait, (process_queue, messages)))
+                self._call_later(pause_ms, functools.partial(self._ready.put_nowait, (process_queue, messages)))
             finally:
                 process_queue.handler_ends()
 
@@ -293,13 +293,13 @@ class Consuming:
         for message in messages:
             message.properties[names.CONSUME_START_TIME] = self._begun_text
         error = await self._run(listener, messages)
-        rates = process_queue.rates
-        rates.calls += 1
-        rates.call_ms += max(0, self._now_ms() - begun_ms)
+        stats = process_queue.stats
+        stats.calls += 1
+        stats.call_ms += max(0, self._now_ms() - begun_ms)
         if error is None:
-            rates.consumed += len(messages)
+            stats.consumed += len(messages)
         else:
-            rates.failed += len(messages)
+            stats.failed += len(messages)
         return error
 
     async def _outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
@@ -316,11 +316,11 @@ class Consuming:
             return error
         return None
 
-    async def _told_outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
+    async def _outcome_with_hooks(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
         """As `_outcome`, where hooks are told of it."""
         clock, outcome = self._runtime.clock, ConsumeOutcome()
         begun_ms = clock.monotonic_ms()
-        tell = self._hooks.consuming(Consumption(self._group, messages))
+        on_end = self._hooks.consuming(Consumption(self._group, messages))
         try:
             outcome.error = await self._outcome(listener, messages)
         except BaseException as error:
@@ -333,7 +333,7 @@ class Consuming:
                 outcome.returned = ConsumeReturn.TIME_OUT
             elif outcome.error is not None:
                 outcome.returned = ConsumeReturn.FAILED
-            tell(outcome)
+            on_end(outcome)
         return outcome.error
 
     async def _in_thread(self, handler: Handler | BatchHandler, argument: Any) -> None:
@@ -355,9 +355,9 @@ class Consuming:
             return
         log_failure(failed, error)
         level = error.delay_level if isinstance(error, ConsumeLater) else 0
-        await asyncio.gather(*(self._come_again(process_queue, message, level, error) for message in failed))
+        await asyncio.gather(*(self._retry_message(process_queue, message, level, error) for message in failed))
 
-    async def _come_again(
+    async def _retry_message(
         self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
     ) -> None:
         if self._settings.is_broadcasting or await self.send_back(message, level):
@@ -365,15 +365,15 @@ class Consuming:
         else:
             message.reconsume_times += 1
             process_queue.failure = Failure(message, error)
-            self._later(self._settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
+            self._call_later(self._settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
 
-    def _later(self, pause_ms: float, action: Callable[[], None]) -> None:
+    def _call_later(self, pause_ms: float, action: Callable[[], None]) -> None:
         def act() -> None:
-            self._again.discard(timer)
+            self._timers.discard(timer)
             action()
 
         timer = asyncio.get_running_loop().call_later(pause_ms / 1000.0, act)
-        self._again.add(timer)
+        self._timers.add(timer)
 
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
         header = ConsumerSendBackRequest(
@@ -390,7 +390,7 @@ class Consuming:
 
     async def _send_to_retry_topic(self, message: ReceivedMessage) -> bool:
         try:
-            prepared = outgoing_retry(message, self._group, self._retries_max, self._runtime.namespace)
+            prepared = encode_retry(message, self._group, self._retries_max, self._runtime.namespace)
             await self._resend.send(prepared, timeout_ms=calls.SEND_BACK_TIMEOUT_MS)
         except (RmqError, ValueError) as error:
             _log.warning("message %s of %s stays here: %s", message.msg_id, message.topic, error)

@@ -9,8 +9,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from rmqkit.client.consumer.allocate import Allocate
-from rmqkit.client.consumer.locks import QueueLocks
-from rmqkit.client.consumer.offsets import Offsets
+from rmqkit.client.consumer.locks import ClientQueueLocks
+from rmqkit.client.consumer.offsets import OffsetStore
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ConsumerSettings
@@ -21,18 +21,18 @@ from rmqkit.protocol.names import topic_fault
 from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, SubscriptionData
 
 
-class Sink(Protocol):
+class ConsumeService(Protocol):
     """Where pulled messages go."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         """Messages that the process queue holds now are to be consumed."""
         ...
 
-    def let_go(self) -> None:
+    def drop_stale(self) -> None:
         """What waits of queues that were dropped is not wanted any more."""
         ...
 
-    def passed(self, process_queue: ProcessQueue, offset: int) -> None:
+    def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
         """Nothing is under way and nothing before an offset is wanted."""
         ...
 
@@ -50,17 +50,17 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class Member:
+class ConsumerContext:
     """``locks`` in ordered consumption, unless nothing is shared."""
 
     runtime: ClientRuntime
     group: str
     settings: ConsumerSettings
-    offsets: Offsets
-    sink: Sink
+    offsets: OffsetStore
+    consume_service: ConsumeService
     allocate: Allocate
     consume_type: str
-    locks: QueueLocks | None = None
+    locks: ClientQueueLocks | None = None
     is_ordered: bool = False
 
 

@@ -18,13 +18,13 @@ import logging
 from collections.abc import Callable, Collection
 from types import TracebackType
 
-from rmqkit.client.consumer.assignment import HeldQueues, Rebalance
-from rmqkit.client.consumer.context import Member, Subscriptions
-from rmqkit.client.consumer.loop import Schedule
-from rmqkit.client.consumer.offsets import GroupOffsets, LocalOffsets, Offsets
+from rmqkit.client.consumer.assignment import AssignedQueues, Rebalance
+from rmqkit.client.consumer.context import ConsumerContext, Subscriptions
+from rmqkit.client.consumer.loop import PullSchedule
+from rmqkit.client.consumer.offsets import LocalOffsetStore, OffsetStore, RemoteOffsetStore
 from rmqkit.client.consumer.poll import MessageStream, StreamSource
 from rmqkit.client.consumer.process_queue import ProcessQueue
-from rmqkit.client.consumer.watch import Watch
+from rmqkit.client.consumer.watch import QueueWatch
 from rmqkit.client.observe.hooks import BackgroundHook
 from rmqkit.client.observe.status import MemberStatus
 from rmqkit.client.runtime.lifecycle import Client
@@ -48,7 +48,7 @@ from rmqkit.settings import to_properties
 
 _log = logging.getLogger(__name__)
 QueueListener = Callable[[set[MessageQueue], set[MessageQueue]], object]
-"""Is told all queues of a topic and those of them that are held here (``MessageQueueListener``); on the loop."""
+"""Is published all queues of a topic and those of them that are held here (``MessageQueueListener``); on the loop."""
 
 _INCOMPLETE_PAUSE_MS = 1000.0
 _LOCK_PAUSE_MS = 500.0
@@ -56,38 +56,38 @@ _MIB = 1 << 20
 _SECRETS = frozenset(("accessKey", "secretKey", "securityToken"))
 
 
-def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -> Offsets:
+def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -> OffsetStore:
     """Where a group's offsets are kept: at the brokers, or for broadcasting in a file."""
     if settings.is_broadcasting:
-        return LocalOffsets(settings.offsets_dir, runtime.client_id, with_namespace(runtime.namespace, group))
-    return GroupOffsets(runtime, group)
+        return LocalOffsetStore(settings.offsets_dir, runtime.client_id, with_namespace(runtime.namespace, group))
+    return RemoteOffsetStore(runtime, group)
 
 
-class Membership:
+class GroupCoordinator:
     """What a member subscribes to, and the queues it has: ``held``."""
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
-        self._runtime = member.runtime
-        self.subscriptions = Subscriptions(member.runtime, member.group)
-        self.held = self._make_queues()
-        self.process_queues = self.held.process_queues
+    def __init__(self, context: ConsumerContext) -> None:
+        self._context = context
+        self._runtime = context.runtime
+        self.subscriptions = Subscriptions(context.runtime, context.group)
+        self.assigned = self._make_queues()
+        self.process_queues = self.assigned.process_queues
         self._rebalance = self._make_rebalance()
-        self._assigned: set[MessageQueue] | None = None
+        self._manual: set[MessageQueue] | None = None
         self._unlocked: set[MessageQueue] = set()
         self._refused: set[MessageQueue] = set()
-        self._watch = Watch(member, self.held, lambda: self._unlocked)
+        self._watch = QueueWatch(context, self.assigned, lambda: self._unlocked)
         self._listeners: dict[str, tuple[QueueListener, tuple[set[MessageQueue], set[MessageQueue]]]] = {}
         self._tasks = Tasks()
         self._wake = asyncio.Event()
         self._is_open = False
         self._opened_ms = 0
 
-    def _make_queues(self) -> HeldQueues:
-        return HeldQueues(self._member, self.subscriptions, self.rebalance_soon)
+    def _make_queues(self) -> AssignedQueues:
+        return AssignedQueues(self._context, self.subscriptions, self.rebalance_soon)
 
     def _make_rebalance(self) -> Rebalance:
-        return Rebalance(self._member, self)
+        return Rebalance(self._context, self)
 
     # -- what it is to read
 
@@ -95,26 +95,26 @@ class Membership:
         """Subscribe to a topic, or replace its subscription. Raises SettingsError: one of them is not legal."""
         self.subscriptions.put(topic, expression, expression_type)
         if self._is_open:
-            self._runtime.routes.watch(topic, self._member.group)
+            self._runtime.routes.watch(topic, self._context.group)
             self._runtime.refresh_routes_soon()
-            self._changed()
+            self._announce_change()
 
     def unsubscribe(self, topic: str) -> None:
         if self.subscriptions.pop(topic, None) is not None and self._is_open:
-            self._runtime.routes.unwatch(topic, self._member.group)
-            self._changed()
+            self._runtime.routes.unwatch(topic, self._context.group)
+            self._announce_change()
 
     def assign(self, queues: Collection[MessageQueue], expression: str, expression_type: str) -> None:
         """Read these queues, whoever else does; instead of subscribing. Raises SettingsError: as `subscribe`."""
-        self._assigned = set(queues)
+        self._manual = set(queues)
         for topic in {queue.topic for queue in queues}:
             self.subscribe(topic, expression, expression_type)
         self.rebalance_soon()
 
-    def schedule(self, topic: str, schedule: Schedule) -> None:
+    def schedule(self, topic: str, schedule: PullSchedule) -> None:
         """Have the program pull the queues of a topic by itself. Raises SettingsError: as `subscribe`."""
         self.subscribe(topic, "*", TAG)
-        self.held.schedules[topic] = schedule
+        self.assigned.schedules[topic] = schedule
 
     def listen(self, topic: str, listener: QueueListener) -> None:
         """Tell a listener about the queues of a topic, now and when they change."""
@@ -123,15 +123,15 @@ class Membership:
 
     @property
     def is_manual(self) -> bool:
-        return self._assigned is not None
+        return self._manual is not None
 
     async def start_at(self, queue: MessageQueue, offset: int) -> None:
         """Begin a queue anew at an offset; what was pulled of it is dropped.
         Raises ClientError: the queue is not held."""
-        is_ours = queue in self.process_queues or queue in (self._assigned or ())
-        if not is_ours or not await self.held.start_at(queue, offset, is_member=not self.is_manual):
+        is_ours = queue in self.process_queues or queue in (self._manual or ())
+        if not is_ours or not await self.assigned.start_at(queue, offset, is_member=not self.is_manual):
             raise ClientError(
-                f"{queue} is not held by this member of group {self._member.group}: wait until it is, or assign it"
+                f"{queue} is not held by this member of group {self._context.group}: wait until it is, or assign it"
             )
 
     # -- from start to end
@@ -144,39 +144,39 @@ class Membership:
         self._is_open = True
         self._opened_ms = self._runtime.clock.now_ms()
         try:
-            await self._look()
+            await self._refresh_routes()
         except RmqError as error:
             if not is_late:
                 raise
-            _log.warning("subscriptions of group %s: %s", self._member.group, error)
+            _log.warning("subscriptions of group %s: %s", self._context.group, error)
             self._runtime.refresh_routes_soon()
         await self._runtime.heartbeat()
-        name = f"rebalance of group {self._member.group}"
+        name = f"rebalance of group {self._context.group}"
         self._tasks.start(keep_doing(self._share_out, wake=self._wake, name=name), name)
-        self._tasks.start(self._save_offsets(), f"offsets of group {self._member.group}")
-        self._tasks.start(self._watch.run(), f"watchdog of group {self._member.group}")
+        self._tasks.start(self._save_offsets(), f"offsets of group {self._context.group}")
+        self._tasks.start(self._watch.run(), f"watchdog of group {self._context.group}")
 
     async def stop(self) -> None:
         self._is_open = False
         await self._tasks.close()
-        await self.held.stop()
+        await self.assigned.stop()
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
         """Save offsets, give back locks except of queues that a handler is busy with, leave the group."""
-        await self._member.offsets.save_all()
-        if self._member.locks is not None:
+        await self._context.offsets.save_all()
+        if self._context.locks is not None:
             for queue in still_handled:
                 _log.warning(
                     "group %s: the handler of %s is still at work in its thread, so no other member may have the queue "
                     "until the broker's lock ends, 60 s after it was last renewed: allow it more than drain_ms",
-                    self._member.group,
+                    self._context.group,
                     queue,
                 )
-            await self._member.locks.unlock(self._member.locks.asked.difference(still_handled))
+            await self._context.locks.unlock(self._context.locks.asked.difference(still_handled))
         for topic in self.subscriptions:
-            self._runtime.routes.unwatch(topic, self._member.group)
+            self._runtime.routes.unwatch(topic, self._context.group)
         if not self.is_manual:
-            await self._runtime.unregister_consumer(self._member.group)
+            await self._runtime.unregister_consumer(self._context.group)
 
     # -- what the runtime and the rebalance call
 
@@ -184,10 +184,10 @@ class Membership:
         if not self.subscriptions:
             return None
         return ConsumerData(
-            group_name=self._member.group,
-            consume_type=self._member.consume_type,
-            message_model=self._member.settings.message_model.value,
-            consume_from_where=self._member.settings.start_from.value,
+            group_name=self._context.group,
+            consume_type=self._context.consume_type,
+            message_model=self._context.settings.message_model.value,
+            consume_from_where=self._context.settings.start_from.value,
             subscription_data_set=list(self.subscriptions.values()),
         )
 
@@ -200,52 +200,54 @@ class Membership:
     async def change_queues(self, taken: list[MessageQueue], given_up: list[MessageQueue], *, is_shared: bool) -> None:
         """Give up queues, tell the brokers about the newest subscriptions, then begin to pull the new queues.
         ``is_shared``: whether the group has other clients."""
-        await asyncio.gather(*(self.held.give_up(queue) for queue in given_up))
+        await asyncio.gather(*(self.assigned.give_up(queue) for queue in given_up))
         self.subscriptions.renew_versions({queue.topic for queue in (*taken, *given_up)})
         if not self.is_manual:
             await self._runtime.heartbeat()
-        if self._member.locks is not None and taken:
-            await self._member.locks.lock(taken)
-            self._refused.update(queue for queue in taken if not self._member.locks.is_held(queue))
-            taken = [queue for queue in taken if self._member.locks.is_held(queue)]
+        if self._context.locks is not None and taken:
+            await self._context.locks.lock(taken)
+            self._refused.update(queue for queue in taken if not self._context.locks.is_held(queue))
+            taken = [queue for queue in taken if self._context.locks.is_held(queue)]
         # Who had a lock before us saved its offset before it gave the lock back.
-        pause_ms = float(self._member.settings.take_over_pause_ms) if is_shared and self._member.locks is None else 0.0
-        self.held.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
+        pause_ms = (
+            float(self._context.settings.take_over_pause_ms) if is_shared and self._context.locks is None else 0.0
+        )
+        self.assigned.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
 
     async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
         """Go on elsewhere, as an operator wishes: handlers may finish, then queues begin anew at these offsets."""
         held = [(queue, offset) for queue, offset in offsets.items() if queue in self.process_queues]
-        await asyncio.gather(*(self.held.reset(queue, offset) for queue, offset in held))
+        await asyncio.gather(*(self.assigned.reset(queue, offset) for queue, offset in held))
         self.rebalance_soon()
 
     def offsets_of(self, topic: str) -> dict[MessageQueue, int]:
-        known = {queue: self._member.offsets.known(queue) for queue in self.process_queues if queue.topic == topic}
+        known = {queue: self._context.offsets.known(queue) for queue in self.process_queues if queue.topic == topic}
         return {queue: offset for queue, offset in known.items() if offset is not None}
 
     def status(self, state: str) -> MemberStatus:
         """What every queue is doing; ``state`` is that of the client."""
         queues_of = self._runtime.routes.subscribe_queues
-        wanted = sorted(self.subscriptions.keys() - {retry_topic(self._member.group)}) if self._is_open else ()
+        wanted = sorted(self.subscriptions.keys() - {retry_topic(self._context.group)}) if self._is_open else ()
         return MemberStatus(
-            group=self._member.group,
+            group=self._context.group,
             client_id=self._runtime.client_id,
             state=state,
-            queues=self._watch.look(),
+            queues=self._watch.statuses(),
             missing_topics=[topic for topic in wanted if not queues_of(topic)],
         )
 
     def running_info(self) -> ConsumerRunningInfo:
-        """Settings, subscriptions, what is held of each queue, rates, and why queues do not move."""
+        """Settings, subscriptions, what is held of each queue, stats, and why queues do not move."""
         own = {
             "PROP_NAMESERVER_ADDR": ";".join(self._runtime.name_servers),
-            "PROP_CONSUME_TYPE": self._member.consume_type,
-            "PROP_CONSUMEORDERLY": str(self._member.is_ordered).lower(),
-            "PROP_THREADPOOL_CORE_SIZE": str(getattr(self._member.settings, "handlers_max", 0)),
+            "PROP_CONSUME_TYPE": self._context.consume_type,
+            "PROP_CONSUMEORDERLY": str(self._context.is_ordered).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(getattr(self._context.settings, "handlers_max", 0)),
             "PROP_CONSUMER_START_TIMESTAMP": str(self._opened_ms),
             "PROP_CLIENT_VERSION": version_name(CURRENT_VERSION),
         }
-        settings = {key: text for key, text in to_properties(self._member.settings).items() if key not in _SECRETS}
-        now_ms, rates = self._runtime.clock.monotonic_ms(), self.held.rates
+        settings = {key: text for key, text in to_properties(self._context.settings).items() if key not in _SECRETS}
+        now_ms, stats = self._runtime.clock.monotonic_ms(), self.assigned.stats
         return ConsumerRunningInfo(
             properties=settings | own,
             subscription_set=list(self.subscriptions.values()),
@@ -257,44 +259,44 @@ class Membership:
                 for queue, one in self.process_queues.items()
                 if one.is_popped
             },
-            status_table={topic: rates[topic].status(now_ms) for topic in self.subscriptions if topic in rates},
+            status_table={topic: stats[topic].status(now_ms) for topic in self.subscriptions if topic in stats},
             user_consumer_info={
                 f"{one.queue.topic} {one.queue.broker_name} {one.queue.queue_id}": f"{one.state.value}: {one.reason}"
-                for one in self._watch.look()
+                for one in self._watch.statuses()
                 if one.reason
             },
         )
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        return await self._member.sink.consume_directly(message)
+        return await self._context.consume_service.consume_directly(message)
 
     async def renew_locks(self) -> None:
         """Renew all locks but those that are being given back; a queue that somebody else has begins anew."""
-        if self._member.locks is not None:
+        if self._context.locks is not None:
             kept = [queue for queue, process_queue in self.process_queues.items() if not process_queue.is_released]
-            for queue in await self._member.locks.lock(kept):
-                if await self.held.drop(queue):
-                    _log.warning("group %s lost the lock of %s: it begins anew", self._member.group, queue)
+            for queue in await self._context.locks.lock(kept):
+                if await self.assigned.drop(queue):
+                    _log.warning("group %s lost the lock of %s: it begins anew", self._context.group, queue)
                     self.rebalance_soon()
 
     # -- inside
 
-    async def _look(self) -> None:
+    async def _refresh_routes(self) -> None:
         for topic in list(self.subscriptions):
-            self._runtime.routes.watch(topic, self._member.group)
+            self._runtime.routes.watch(topic, self._context.group)
         for topic in list(self.subscriptions):
             await self._runtime.routes.refresh(topic)
         await self.subscriptions.check()
 
-    def _changed(self) -> None:
+    def _announce_change(self) -> None:
         if not self.is_manual:
             self._runtime.heartbeat_soon()
         self.rebalance_soon()
 
     def _queue_info(self, process_queue: ProcessQueue) -> ProcessQueueInfo:
-        (lowest, highest), locks = process_queue.bounds, self._member.locks
+        (lowest, highest), locks = process_queue.bounds, self._context.locks
         return ProcessQueueInfo(
-            commit_offset=self._member.offsets.known(process_queue.queue) or 0,
+            commit_offset=self._context.offsets.known(process_queue.queue) or 0,
             cached_msg_min_offset=lowest,
             cached_msg_max_offset=highest,
             cached_msg_count=len(process_queue),
@@ -308,69 +310,69 @@ class Membership:
 
     async def _share_out(self) -> float:
         self._refused = set()
-        await self.held.give_up_ended()
+        await self.assigned.give_up_ended()
         is_complete = True
-        if self._assigned is None:
+        if self._manual is None:
             is_complete = await self._rebalance.share_out(sorted(self.subscriptions))
-        elif self._assigned != self.held_queues():
+        elif self._manual != self.held_queues():
             held = self.held_queues()
-            await self.change_queues(sorted(self._assigned - held), sorted(held - self._assigned), is_shared=False)
+            await self.change_queues(sorted(self._manual - held), sorted(held - self._manual), is_shared=False)
         self._unlocked = self._refused
-        self._tell_listeners()
+        self._call_listeners()
         if self._unlocked or any(one.is_dropped for one in self.process_queues.values()):
             return _LOCK_PAUSE_MS
-        return self._member.settings.rebalance_interval_ms if is_complete else _INCOMPLETE_PAUSE_MS
+        return self._context.settings.rebalance_interval_ms if is_complete else _INCOMPLETE_PAUSE_MS
 
-    def _tell_listeners(self) -> None:
-        for topic, (listener, told) in list(self._listeners.items()):
+    def _call_listeners(self) -> None:
+        for topic, (listener, published) in list(self._listeners.items()):
             queues = set(self._runtime.routes.subscribe_queues(topic))
             held = {queue for queue in self.process_queues if queue.topic == topic}
-            if told != (queues, held):
+            if published != (queues, held):
                 self._listeners[topic] = (listener, (queues, held))
                 try:
                     listener(set(queues), set(held))
                 except Exception as error:  # noqa: BLE001 - the outer edge of a program's listener
                     _log.warning(
-                        "queue listener of topic %s, group %s failed", topic, self._member.group, exc_info=error
+                        "queue listener of topic %s, group %s failed", topic, self._context.group, exc_info=error
                     )
 
     async def _save_offsets(self) -> None:
         while True:
-            await asyncio.sleep(self._member.settings.persist_interval_ms / 1000.0)
-            await self._member.offsets.send_changed()
+            await asyncio.sleep(self._context.settings.persist_interval_ms / 1000.0)
+            await self._context.offsets.send_changed()
 
 
 class Consumer(Client):
     """A member of a group that gets messages."""
 
     _reserved_group = "DEFAULT_CONSUMER"
-    _membership: Membership
+    _coordinator: GroupCoordinator
     _streams: list[MessageStream]
 
     def unsubscribe(self, topic: str) -> None:
         """Give up a topic; its queues go with the next rebalance, at once."""
-        self._membership.unsubscribe(topic)
+        self._coordinator.unsubscribe(topic)
 
     def on_queues_changed(self, topic: str, listener: QueueListener) -> None:
         """Call ``listener(queues, held)`` on the loop when the queues of a topic change that is subscribed or assigned,
         or which of them are held here."""
-        self._membership.listen(topic, listener)
+        self._coordinator.listen(topic, listener)
 
     def held_queues(self) -> set[MessageQueue]:
         """The queues that are assigned, or that this consumer has of its group's."""
-        return self._membership.held_queues()
+        return self._coordinator.held_queues()
 
     def pause(self, *queues: MessageQueue) -> None:
         """Take in nothing more of some queues, or of all now and later; what was pulled before still comes."""
-        self._membership.held.pause(queues, is_paused=True)
+        self._coordinator.assigned.pause(queues, is_paused=True)
 
     def resume(self, *queues: MessageQueue) -> None:
         """Go on with some queues, also when all were paused, or end every pause."""
-        self._membership.held.pause(queues, is_paused=False)
+        self._coordinator.assigned.pause(queues, is_paused=False)
 
     def status(self) -> MemberStatus:
         """What every queue is doing, and why those that stand still do; its text is a table."""
-        return self._membership.status(self._state.value)
+        return self._coordinator.status(self._state.value)
 
     def _make_trace(self, settings: ClientSettings) -> BackgroundHook:
         from rmqkit.client.producer.trace import MessageTrace  # few programs need it, and it takes time to load

@@ -23,7 +23,7 @@ LOCAL_LOCK_MS = 30_000
 _log = logging.getLogger(__name__)
 
 
-class QueueLocks:
+class ClientQueueLocks:
     """The locks of one group's member; ``asked`` are the queues that a broker may keep for it, ``errors`` are those of
     brokers that did not answer when last asked."""
 

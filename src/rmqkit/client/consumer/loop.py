@@ -33,10 +33,10 @@ from typing import cast
 
 from msgspec import Struct
 
-from rmqkit.client.consumer.context import Member
-from rmqkit.client.consumer.offsets import GroupOffsets
+from rmqkit.client.consumer.context import ConsumerContext
+from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.consumer.process_queue import ProcessQueue
-from rmqkit.client.runtime.namespace import bare
+from rmqkit.client.runtime.namespace import remove_namespace
 from rmqkit.client.runtime.requests import Pulled, PullStatus
 from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX, MASTER_ID, NOT_REGISTERED
 from rmqkit.client.runtime.settings import StartFrom
@@ -73,22 +73,22 @@ class PullLoop:
 
     def __init__(
         self,
-        member: Member,
+        context: ConsumerContext,
         process_queue: ProcessQueue,
         subscription_of: SubscriptionOf,
         on_illegal: Callable[[ProcessQueue, int], Awaitable[None]],
         *,
         is_member: bool = True,
     ) -> None:
-        self._member = member
-        self._runtime = member.runtime
+        self._context = context
+        self._runtime = context.runtime
         self._process_queue = process_queue
         self._queue = process_queue.queue
         self._subscription_of = subscription_of
         self._on_illegal = on_illegal
         self._is_member = is_member
         # In an ordered queue a commit that is overtaken by the last save would take the group back.
-        self._commits = member.locks is None and not member.settings.is_broadcasting
+        self._commits = context.locks is None and not context.settings.is_broadcasting
 
     async def run(self, pause_ms: float) -> None:
         """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
@@ -102,19 +102,19 @@ class PullLoop:
                 pause_ms = await self._step()
             except RmqError as error:
                 process_queue.error = error
-                pause_ms = self._failed(error)
+                pause_ms = self._pause_after(error)
 
     async def _step(self) -> float:
         """One pull; ms to pause after it."""
         process_queue = self._process_queue
         subscription = self._subscription_of(self._queue.topic)
         if subscription is None:
-            return self._member.settings.error_pause_ms
+            return self._context.settings.error_pause_ms
         if process_queue.next_offset is None:
             process_queue.next_offset = await self._start_offset()
-            if self._member.offsets.known(self._queue) is None:
+            if self._context.offsets.known(self._queue) is None:
                 # Saved, so that a group which began at the end misses nothing that is sent while it is away.
-                self._member.sink.passed(process_queue, process_queue.next_offset)
+                self._context.consume_service.advance_to(process_queue, process_queue.next_offset)
         await process_queue.wait_for_room()
         if not process_queue.is_dropped:
             pulled = await self._pull(subscription, process_queue.next_offset)
@@ -123,7 +123,7 @@ class PullLoop:
                 _log.warning("offset %d of %s is illegal: %s", process_queue.next_offset, self._queue, pulled)
                 await self._on_illegal(process_queue, pulled.next_begin_offset)
             elif self._is_current(subscription):
-                await self._take(subscription, pulled)
+                await self._accept(subscription, pulled)
         return 0.0
 
     def _is_current(self, asked: SubscriptionData) -> bool:
@@ -134,15 +134,15 @@ class PullLoop:
 
     async def _pull(self, subscription: SubscriptionData, offset: int) -> Pulled:
         broker_id, address = self._broker(self._process_queue.broker_id)
-        commit_offset = self._member.offsets.known(self._queue) or 0
+        commit_offset = self._context.offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
         if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
             flags |= PullFlag.COMMIT_OFFSET
         if not self._is_member:
             flags |= PullFlag.SUBSCRIPTION
-        settings = self._member.settings
+        settings = self._context.settings
         header = PullMessageRequest(
-            consumer_group=self._member.group,
+            consumer_group=self._context.group,
             topic=self._queue.topic,
             queue_id=self._queue.queue_id,
             queue_offset=offset,
@@ -169,8 +169,8 @@ class PullLoop:
         process_queue.error = None
         process_queue.pulled_ms = clock.now_ms()
         if pulled.status is PullStatus.FOUND:
-            process_queue.rates.pulls += 1
-            process_queue.rates.pull_ms += process_queue.pulled_ms - asked_ms
+            process_queue.stats.pulls += 1
+            process_queue.stats.pull_ms += process_queue.pulled_ms - asked_ms
         return pulled
 
     def _broker(self, broker_id: int) -> tuple[int, str]:
@@ -180,16 +180,16 @@ class PullLoop:
             raise ConnectFailed(self._queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
         return found
 
-    async def _take(self, subscription: SubscriptionData, pulled: Pulled) -> None:
+    async def _accept(self, subscription: SubscriptionData, pulled: Pulled) -> None:
         if pulled.status is PullStatus.FOUND:
             messages, unreadable = self._unpack(subscription, pulled)
             for message in unreadable:
-                await self._member.sink.unreadable(message)
-            self._process_queue.rates.pulled += len(messages)
-            self._member.sink.put(self._process_queue, self._process_queue.put(messages))
+                await self._context.consume_service.unreadable(message)
+            self._process_queue.stats.pulled += len(messages)
+            self._context.consume_service.put(self._process_queue, self._process_queue.put(messages))
         self._process_queue.next_offset = pulled.next_begin_offset
         if not len(self._process_queue):
-            self._member.sink.passed(self._process_queue, pulled.next_begin_offset)
+            self._context.consume_service.advance_to(self._process_queue, pulled.next_begin_offset)
 
     def _unpack(
         self, subscription: SubscriptionData, pulled: Pulled
@@ -199,7 +199,7 @@ class PullLoop:
         place_in(self._queue, (*messages, *unreadable), pulled.offset_delta)
         unreadable = [message for message in unreadable if matches_tags(subscription, message.tags)]
         matching = [message for message in messages if matches_tags(subscription, message.tags)]
-        bare(self._runtime.namespace, (*matching, *unreadable))
+        remove_namespace(self._runtime.namespace, (*matching, *unreadable))
         min_offset, max_offset = str(pulled.min_offset), str(pulled.max_offset)
         for message in matching:
             message.properties[names.MIN_OFFSET] = min_offset
@@ -210,17 +210,17 @@ class PullLoop:
     async def _start_offset(self) -> int:
         """Where to begin: what the broker has saved, else as the settings say (behaviour.md §8.9).
         Raises RemotingError, PeerRefused: the broker did not say."""
-        start_from = self._member.settings.start_from
-        saved = await self._member.offsets.fetch(self._queue)
+        start_from = self._context.settings.start_from
+        saved = await self._context.offsets.fetch(self._queue)
         (_, address), calls = self._broker(MASTER_ID), self._runtime.calls
         is_retry = self._queue.topic.startswith(RETRY_PREFIX)
         if (
             start_from is StartFrom.NEW_MESSAGES
             and saved == 0
             and not is_retry
-            and isinstance(self._member.offsets, GroupOffsets)
+            and isinstance(self._context.offsets, RemoteOffsetStore)
         ):  # of a young queue it always says 0
-            saved = await calls.committed_offset(address, self._member.group, self._queue, is_stored=True)
+            saved = await calls.committed_offset(address, self._context.group, self._queue, is_stored=True)
         if saved is not None:
             return saved
         match start_from:
@@ -233,17 +233,17 @@ class PullLoop:
             case StartFrom.TIMESTAMP:
                 if is_retry:
                     return await calls.max_offset(address, self._queue)
-                at_ms = self._member.settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
+                at_ms = self._context.settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
                 return await calls.search_offset(address, self._queue, at_ms)
 
-    def _asked(self, error: ConnectFailed | ConnectionLost) -> str:
+    def _asked_address(self, error: ConnectFailed | ConnectionLost) -> str:
         """The broker that an error is about, as heartbeats and other queues name it."""
         try:
             return self._broker(self._process_queue.broker_id)[1]
         except ConnectFailed:
             return error.address
 
-    def _failed(self, error: RmqError) -> float:
+    def _pause_after(self, error: RmqError) -> float:
         """The ms to pause after a pull without messages or with a refusal."""
         code = error.code if isinstance(error, PeerRefused) else None
         if code == ResponseCode.FLOW_CONTROL:
@@ -254,12 +254,12 @@ class PullLoop:
             self._runtime.refresh_routes_soon()
         if code == ResponseCode.SUBSCRIPTION_NOT_LATEST:  # this pull overtook the heartbeat with the newer version
             return _OVERTAKEN_PAUSE_MS
-        what = f"pulling {self._queue} for group {self._member.group}"
+        what = f"pulling {self._queue} for group {self._context.group}"
         if isinstance(error, ConnectFailed | ConnectionLost):
-            self._runtime.absences.lost(self._asked(error), error, what)
+            self._runtime.absences.lost(self._asked_address(error), error, what)
         else:
             _log.warning("%s: %s", what, error)
-        return self._member.settings.error_pause_ms
+        return self._context.settings.error_pause_ms
 
 
 def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_delta: int) -> None:
@@ -286,7 +286,7 @@ def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[R
     return messages, unreadable
 
 
-class Schedule(Struct):
+class PullSchedule(Struct):
     """What a topic's queues are to be called with, and the usual pause between two calls."""
 
     task: PullTask
@@ -296,7 +296,7 @@ class Schedule(Struct):
 class ScheduledPull:
     """The calls for one queue."""
 
-    def __init__(self, schedule: Schedule, process_queue: ProcessQueue, error_pause_ms: float) -> None:
+    def __init__(self, schedule: PullSchedule, process_queue: ProcessQueue, error_pause_ms: float) -> None:
         self._schedule = schedule
         self._process_queue = process_queue
         self._error_pause_ms = error_pause_ms

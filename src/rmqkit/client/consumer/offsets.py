@@ -44,11 +44,11 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.connection import Connection
 
 _log = logging.getLogger(__name__)
-_Told = tuple[int, Connection | None]
+_Sent = tuple[int, Connection | None]
 """An offset, and over which connection a broker was told it."""
 
 
-class Offsets(ABC):
+class OffsetStore(ABC):
     """The offsets of one group in the queues this client holds; an offset is the next message to consume."""
 
     def __init__(self) -> None:
@@ -69,11 +69,11 @@ class Offsets(ABC):
             self._offsets[queue] = offset
 
     def freeze(self, queue: MessageQueue, offset: int) -> None:
-        """Set an offset that nothing changes until `forget`."""
+        """Set an offset that nothing changes until `remove_offset`."""
         self._offsets[queue] = offset
         self._frozen.add(queue)
 
-    def forget(self, queue: MessageQueue) -> None:
+    def remove_offset(self, queue: MessageQueue) -> None:
         """The queue is not ours any more."""
         self._offsets.pop(queue, None)
         self._frozen.discard(queue)
@@ -96,18 +96,18 @@ class Offsets(ABC):
         """Save what changed since the last round; a failure is logged and made good by the next round."""
 
 
-class GroupOffsets(Offsets):
+class RemoteOffsetStore(OffsetStore):
     """Offsets that the brokers keep for the group."""
 
     def __init__(self, runtime: ClientRuntime, group: str) -> None:
         super().__init__()
         self._runtime = runtime
         self._group = group
-        self._sent: dict[MessageQueue, _Told] = {}
-        self._confirmed: dict[MessageQueue, _Told] = {}
+        self._sent: dict[MessageQueue, _Sent] = {}
+        self._confirmed: dict[MessageQueue, _Sent] = {}
 
-    def forget(self, queue: MessageQueue) -> None:
-        super().forget(queue)
+    def remove_offset(self, queue: MessageQueue) -> None:
+        super().remove_offset(queue)
         self._sent.pop(queue, None)
         self._confirmed.pop(queue, None)
 
@@ -118,7 +118,7 @@ class GroupOffsets(Offsets):
         if offset is not None:
             self._offsets[queue] = offset
             if offset:  # brokers also say 0 of a young queue when they have no offset of it: have them keep one
-                self._sent[queue] = self._confirmed[queue] = self._told(self._address(queue), offset)
+                self._sent[queue] = self._confirmed[queue] = self._over_connection(self._address(queue), offset)
         return offset
 
     async def save(self, queue: MessageQueue) -> None:
@@ -128,10 +128,10 @@ class GroupOffsets(Offsets):
             return
         try:
             address = self._address(queue)
-            if self._confirmed.get(queue) == self._told(address, offset):
+            if self._confirmed.get(queue) == self._over_connection(address, offset):
                 return
             await self._runtime.calls.commit_offset(address, self._group, queue, offset)
-            self._sent[queue] = self._confirmed[queue] = self._told(address, offset)
+            self._sent[queue] = self._confirmed[queue] = self._over_connection(address, offset)
         except RmqError as error:
             self._not_saved(queue, offset, error)
 
@@ -159,10 +159,10 @@ class GroupOffsets(Offsets):
             return False  # given up during this round: its next owner may be further
         try:
             address = self._address(queue)
-            if self._sent.get(queue) == self._told(address, offset):
+            if self._sent.get(queue) == self._over_connection(address, offset):
                 return True
             await self._runtime.calls.commit_offset_one_way(address, self._group, queue, offset)
-            self._sent[queue] = self._told(address, offset)
+            self._sent[queue] = self._over_connection(address, offset)
         except RmqError as error:
             self._not_saved(queue, offset, error)
         return False
@@ -175,7 +175,7 @@ class GroupOffsets(Offsets):
         else:
             _log.warning("%s: %s", what, error)
 
-    def _told(self, address: str, offset: int) -> _Told:
+    def _over_connection(self, address: str, offset: int) -> _Sent:
         return offset, self._runtime.remoting.connected(address)
 
     def _address(self, queue: MessageQueue) -> str:
@@ -189,7 +189,7 @@ class _OffsetFile(Struct, rename="camel"):
     offset_table: dict[MessageQueue, int] = field(default_factory=dict)
 
 
-class LocalOffsets(Offsets):
+class LocalOffsetStore(OffsetStore):
     """The offsets of one group in the queues this client holds, saved in a file; see
     `rmqkit.client.consumer.offsets`."""
 
@@ -200,9 +200,9 @@ class LocalOffsets(Offsets):
         self._saved: dict[MessageQueue, int] = {}
         self._saving = asyncio.Lock()
 
-    def forget(self, queue: MessageQueue) -> None:
+    def remove_offset(self, queue: MessageQueue) -> None:
         """The queue is not ours any more; the file keeps what was saved."""
-        super().forget(queue)
+        super().remove_offset(queue)
         self._saved.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 
-from rmqkit.client.consumer.consume import ConsumeLater, Consuming, log_failure, restore_topic
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater, log_failure, restore_topic
 from rmqkit.client.consumer.process_queue import Failure, ProcessQueue
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import ReceivedMessage
@@ -28,7 +28,7 @@ _LOCK_PAUSE_MS = 3000.0
 _TO_DEAD_LETTERS = -1
 
 
-class OrderedConsuming(Consuming):
+class OrderlyConsumeService(ConcurrentConsumeService):
     """The workers of an ordered push consumer."""
 
     _is_ordered = True
@@ -51,7 +51,7 @@ class OrderedConsuming(Consuming):
     async def _handle(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         pause_ms = await self._step(process_queue)
         if pause_ms:
-            self._later(pause_ms, lambda: self._schedule(process_queue))
+            self._call_later(pause_ms, lambda: self._schedule(process_queue))
         else:
             self._schedule(process_queue)
 
@@ -95,7 +95,7 @@ class OrderedConsuming(Consuming):
             log_failure(failed, error)
         for message in failed:
             is_last = later.delay_level == _TO_DEAD_LETTERS or 0 <= self._retries_max <= message.reconsume_times
-            if not is_last or not await self._is_away(message):
+            if not is_last or not await self._is_dead_lettered(message):
                 for one in failed:
                     one.reconsume_times += 1
                 process_queue.failure = Failure(message, error)
@@ -103,7 +103,7 @@ class OrderedConsuming(Consuming):
             self.consumed(process_queue, message)
         return True
 
-    async def _is_away(self, message: ReceivedMessage) -> bool:
+    async def _is_dead_lettered(self, message: ReceivedMessage) -> bool:
         """Whether the dead letters have it; in broadcasting there are none, it is only logged."""
         if self._settings.is_broadcasting:
             return True

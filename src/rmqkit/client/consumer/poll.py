@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from rmqkit.client.consumer.offsets import Offsets
+from rmqkit.client.consumer.offsets import OffsetStore
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.errors import ClientError
 from rmqkit.protocol.message import ReceivedMessage
@@ -21,11 +21,11 @@ from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, Messag
 _Item = tuple[ProcessQueue, ReceivedMessage]
 
 
-class Polling:
+class PollBuffer:
     """What was pulled and not yet asked for, and where the program is in each queue.
     ``auto_commit`` has positions saved as they come, otherwise `positions` waits for somebody to save them."""
 
-    def __init__(self, offsets: Offsets, *, auto_commit: bool) -> None:
+    def __init__(self, offsets: OffsetStore, *, auto_commit: bool) -> None:
         self._offsets = offsets
         self._auto_commit = auto_commit
         self._ready: deque[tuple[ProcessQueue, list[ReceivedMessage]]] = deque()
@@ -63,7 +63,7 @@ class Polling:
         for message in messages:
             offset = process_queue.remove(message)
         if offset != NOTHING_HELD:
-            self.passed(process_queue, offset)
+            self.advance_to(process_queue, offset)
 
     def settle(self) -> None:
         """What was given is consumed."""
@@ -103,10 +103,10 @@ class Polling:
             self._ready.append((process_queue, messages))
             self._arrived.set()
 
-    def let_go(self) -> None:
+    def drop_stale(self) -> None:
         self._ready = deque(one for one in self._ready if not one[0].is_dropped)
 
-    def passed(self, process_queue: ProcessQueue, offset: int) -> None:
+    def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
         if not process_queue.is_released:
             self._positions[process_queue] = offset
             self._sought.pop(process_queue.queue, None)

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from rmqkit.client.observe.status import TopicRates
+from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.schemas.clients import MessageQueue
@@ -61,7 +61,7 @@ class ProcessQueue:
         bytes_max: int,
         span_max: int,
         next_offset: int | None = None,
-        rates: TopicRates | None = None,
+        stats: ConsumerStats | None = None,
     ) -> None:
         self.queue = queue
         self.body_bytes = 0
@@ -70,7 +70,7 @@ class ProcessQueue:
         self.max_offset: int | None = None
         self.error: RmqError | None = None
         self.failure: Failure | None = None
-        self.rates = rates or TopicRates(0.0)
+        self.stats = stats or ConsumerStats(0.0)
         self.is_taking_over = False
         self.is_dropped = False
         self.is_released = False

@@ -21,13 +21,13 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from rmqkit.client.consumer.allocate import Allocate, averagely
-from rmqkit.client.consumer.context import Member
-from rmqkit.client.consumer.group import Consumer, Membership, offsets_of
-from rmqkit.client.consumer.loop import PullTask, Schedule, place_in, scheduled_call
-from rmqkit.client.consumer.poll import MessageStream, Polling
+from rmqkit.client.consumer.context import ConsumerContext
+from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
+from rmqkit.client.consumer.loop import PullSchedule, PullTask, place_in, scheduled_call
+from rmqkit.client.consumer.poll import MessageStream, PollBuffer
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.runtime.lifecycle import keeps_open
-from rmqkit.client.runtime.namespace import bare
+from rmqkit.client.runtime.namespace import remove_namespace
 from rmqkit.client.runtime.requests import PullStatus
 from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX
 from rmqkit.client.runtime.runtime import ClientRuntime
@@ -97,9 +97,11 @@ class PullConsumer(Consumer):
         self._clock = self._runtime.clock
         self._suggested: dict[MessageQueue, int] = {}
         self._offsets = offsets_of(self._runtime, group, self.settings)
-        self._polling = Polling(self._offsets, auto_commit=self.settings.auto_commit)
-        self._membership = Membership(
-            Member(self._runtime, group, self.settings, self._offsets, self._polling, allocate, "CONSUME_ACTIVELY")
+        self._poll_buffer = PollBuffer(self._offsets, auto_commit=self.settings.auto_commit)
+        self._coordinator = GroupCoordinator(
+            ConsumerContext(
+                self._runtime, group, self.settings, self._offsets, self._poll_buffer, allocate, "CONSUME_ACTIVELY"
+            )
         )
         self._opening: asyncio.Task[None] | None = None
         self._has_stopped = False
@@ -113,15 +115,15 @@ class PullConsumer(Consumer):
         ``expression`` is ``*`` for everything, ``A || B`` for some tags, an SQL92 text with that ``expression_type``.
         Raises SettingsError: topic or expression are not legal.
         Raises ClientError: queues were assigned, or another consumer with this runtime has the group."""
-        self._check_mode(is_wrong=self._membership.is_manual)
-        self._membership.subscribe(topic, expression, expression_type)
+        self._check_mode(is_wrong=self._coordinator.is_manual)
+        self._coordinator.subscribe(topic, expression, expression_type)
         self._open_later()
 
     def assign(self, queues: Collection[MessageQueue], expression: str = "*", *, expression_type: str = TAG) -> None:
         """Read these queues and no others, whatever other members of the group read; before or after the start.
         Raises SettingsError, ClientError: as `subscribe`, the latter when a topic was subscribed."""
-        self._check_mode(is_wrong=bool(self._membership.subscriptions) and not self._membership.is_manual)
-        self._membership.assign(queues, expression, expression_type)
+        self._check_mode(is_wrong=bool(self._coordinator.subscriptions) and not self._coordinator.is_manual)
+        self._coordinator.assign(queues, expression, expression_type)
         self._open_later()
 
     def schedule(self, topic: str, task: PullTask, *, pause_ms: float = 200) -> None:
@@ -132,8 +134,8 @@ class PullConsumer(Consumer):
         ``pause_ms``; raising makes it ``error_pause_ms``. Its calls for a queue follow one another, those for several
         queues overlap. A queue is given up, and this is closed, when its call has ended, or after 30 s.
         Raises SettingsError, ClientError: as `subscribe`."""
-        self._check_mode(is_wrong=self._membership.is_manual)
-        self._membership.schedule(topic, Schedule(task, pause_ms))
+        self._check_mode(is_wrong=self._coordinator.is_manual)
+        self._coordinator.schedule(topic, PullSchedule(task, pause_ms))
         self._open_later()
 
     async def poll(self, timeout_ms: float = 5000, *, max_count: int | None = None) -> list[ReceivedMessage]:
@@ -143,7 +145,7 @@ class PullConsumer(Consumer):
         ``auto_commit`` is off.
         Raises ClientError: nothing is subscribed or assigned."""
         self._check_polling()
-        messages = await self._polling.poll(timeout_ms, max_count)
+        messages = await self._poll_buffer.poll(timeout_ms, max_count)
         self._hooks.polled(self.group, messages)
         return messages
 
@@ -153,7 +155,7 @@ class PullConsumer(Consumer):
         A message counts as consumed when the next one is asked for, or when the consumer is closed without an
         exception. Raises ClientError: nothing is subscribed or assigned."""
         self._check_polling()
-        return self._stream_of(self._polling)
+        return self._stream_of(self._poll_buffer)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at an offset of a queue.
@@ -164,8 +166,8 @@ class PullConsumer(Consumer):
                 f"Seek offset illegal, seek offset = {offset}, min offset = {low}, max offset = {high} in {queue}: "
                 "seek between them"
             )
-        await self._membership.start_at(queue, offset)
-        self._polling.seek(queue, self._membership.process_queues.get(queue), offset)
+        await self._coordinator.start_at(queue, offset)
+        self._poll_buffer.seek(queue, self._coordinator.process_queues.get(queue), offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Go on at the first message that is still stored. Raises ClientError: the queue is not held."""
@@ -226,7 +228,7 @@ class PullConsumer(Consumer):
         self._suggested[queue] = pulled.suggested_broker_id
         messages = read_messages(pulled.body, queue.broker_name) if pulled.status is PullStatus.FOUND else []
         place_in(queue, messages, pulled.offset_delta)
-        bare(self._runtime.namespace, messages)
+        remove_namespace(self._runtime.namespace, messages)
         return PullResult(
             pulled.status,
             pulled.next_begin_offset,
@@ -264,10 +266,10 @@ class PullConsumer(Consumer):
         if queue is not None and offset is not None:
             positions = {queue: offset}
         else:
-            self._polling.settle()
-            positions = {one: at for one, at in self._polling.positions().items() if queue in (None, one)}
+            self._poll_buffer.settle()
+            positions = {one: at for one, at in self._poll_buffer.positions().items() if queue in (None, one)}
         for one, at in positions.items():
-            if one in self._membership.process_queues or self.settings.is_broadcasting:
+            if one in self._coordinator.process_queues or self.settings.is_broadcasting:
                 self._offsets.set_to(one, at)  # of others' queues nothing is to be said again later
         if self.settings.is_broadcasting:
             await self._offsets.save_all()
@@ -303,19 +305,19 @@ class PullConsumer(Consumer):
 
     def _check_polling(self) -> None:
         super()._check_started()
-        if not self._membership.subscriptions:
+        if not self._coordinator.subscriptions:
             raise ClientError(f"{self._described} has no queues to poll: subscribe to a topic or assign queues")
 
     def _open_later(self, *, is_late: bool = True) -> None:
         """Begin to pull in the background when this is started, once there is something to pull."""
         if self._is_started and self._opening is None:
-            if not self._membership.is_manual:
-                self._runtime.register_consumer(self.group, self._membership)
-            opening = self._membership.open(is_late=is_late)
+            if not self._coordinator.is_manual:
+                self._runtime.register_consumer(self.group, self._coordinator)
+            opening = self._coordinator.open(is_late=is_late)
             self._opening = asyncio.create_task(opening, name=f"opening of {self._described}")
 
     async def _open(self) -> None:
-        if self._membership.subscriptions:
+        if self._coordinator.subscriptions:
             self._open_later(is_late=False)
             assert self._opening is not None, "this is started"
             await self._opening
@@ -324,22 +326,22 @@ class PullConsumer(Consumer):
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-            await self._membership.stop()
+            await self._coordinator.stop()
             self._has_stopped = True
-            self._polling.settle()
+            self._poll_buffer.settle()
             for stream in self._streams:
                 stream.settle()
-            self._polling.close()
+            self._poll_buffer.close()
         await self._calls_ended()
         if self._opening is not None:
-            await self._membership.leave()
+            await self._coordinator.leave()
 
     @property
     def _is_in_handler(self) -> bool:
-        return scheduled_call.get() in self._membership.process_queues.values()
+        return scheduled_call.get() in self._coordinator.process_queues.values()
 
     def _abandon(self) -> None:
-        self._polling.abandon()
+        self._poll_buffer.abandon()
         super()._abandon()
 
     async def _commit(self, queue: MessageQueue, offset: int) -> None:
@@ -401,7 +403,7 @@ async def _at_offset(
         if error.code == ResponseCode.SYSTEM_ERROR:  # it has no message there
             return None
         raise
-    bare(runtime.namespace, messages)
+    remove_namespace(runtime.namespace, messages)
     return next((message for message in messages if message.topic == topic), None)
 
 
@@ -436,7 +438,7 @@ async def _query(
             raise answer
         else:
             messages = read_messages(answer, name)
-            bare(runtime.namespace, messages)
+            remove_namespace(runtime.namespace, messages)
             found += [message for message in messages if message.topic == topic]
     if failed is not None and not found:
         raise failed

@@ -2,7 +2,7 @@
 
 ::
 
-    Membership ──> ProcessQueue ──> workers (Consuming, OrderedConsuming) ──> handler
+    GroupCoordinator ──> ProcessQueue ──> workers (ConcurrentConsumeService, OrderlyConsumeService) ──> handler
                                        └── Offsets <── lowest message left
 
 Closing goes the other way round: pulling stops, handlers finish, offsets are saved, the group is left.
@@ -18,16 +18,16 @@ from typing import TypeVar
 
 from rmqkit.client.consumer import watch as watchdog
 from rmqkit.client.consumer.allocate import Allocate, averagely
-from rmqkit.client.consumer.consume import BatchHandler, Consuming, Handler, Listener
-from rmqkit.client.consumer.context import Member
-from rmqkit.client.consumer.group import Consumer, Membership, offsets_of
-from rmqkit.client.consumer.locks import QueueLocks
-from rmqkit.client.consumer.ordered import OrderedConsuming
+from rmqkit.client.consumer.consume import BatchHandler, ConcurrentConsumeService, Handler, Listener
+from rmqkit.client.consumer.context import ConsumerContext
+from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
+from rmqkit.client.consumer.locks import ClientQueueLocks
+from rmqkit.client.consumer.ordered import OrderlyConsumeService
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.observe.hooks import Hook
-from rmqkit.client.pop.service import OrderedPopConsuming, PopConsuming, PopMembership
-from rmqkit.client.pop.session import Pops
+from rmqkit.client.pop.service import OrderlyPopConsumeService, PopConsumeService, PopGroupCoordinator
+from rmqkit.client.pop.session import PopSession
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
@@ -89,27 +89,33 @@ class PushConsumer(Consumer):
         self._listeners: dict[str, Listener | None] = {}
         offsets = offsets_of(runtime, group, settings)
         is_shared_by_brokers = not (settings.client_rebalance or ordered or settings.is_broadcasting)
-        pops = Pops(runtime, group, settings, is_ordered=ordered) if self._only_pops or is_shared_by_brokers else None
-        self._pops = pops
-        locks = QueueLocks(runtime, group) if ordered and not (settings.is_broadcasting or pops) else None
+        session = (
+            PopSession(runtime, group, settings, is_ordered=ordered)
+            if self._only_pops or is_shared_by_brokers
+            else None
+        )
+        self._session = session
+        locks = ClientQueueLocks(runtime, group) if ordered and not (settings.is_broadcasting or session) else None
         kinds = {
-            (False, False): Consuming,
-            (True, False): OrderedConsuming,
-            (False, True): PopConsuming,
-            (True, True): OrderedPopConsuming,
+            (False, False): ConcurrentConsumeService,
+            (True, False): OrderlyConsumeService,
+            (False, True): PopConsumeService,
+            (True, True): OrderlyPopConsumeService,
         }
-        self._consuming = kinds[ordered, pops is not None](
+        self._service = kinds[ordered, session is not None](
             runtime, group, offsets, settings, self._listener_of, self._hooks, locks
         )
         kind = "CONSUME_POP" if self._only_pops else "CONSUME_PASSIVELY"
-        member = Member(runtime, group, settings, offsets, self._consuming, allocate, kind, locks, ordered)
-        self._membership = (
-            Membership(member) if pops is None else PopMembership(member, pops, only_pops=self._only_pops)
+        context = ConsumerContext(runtime, group, settings, offsets, self._service, allocate, kind, locks, ordered)
+        self._coordinator = (
+            GroupCoordinator(context)
+            if session is None
+            else PopGroupCoordinator(context, session, only_pops=self._only_pops)
         )
         self._tasks = Tasks()
         self._streams = []
         if not settings.is_broadcasting and not self._only_pops:
-            self._membership.subscribe(retry_topic(group), "*", TAG)
+            self._coordinator.subscribe(retry_topic(group), "*", TAG)
             self._listeners[retry_topic(group)] = None
 
     # -- what programs call
@@ -141,8 +147,8 @@ class PushConsumer(Consumer):
             raise SettingsError(f"batch_max is {batch_max}: it must be at least 1 and at most {_BATCH_MAX}")
         if self._is_ordered and handler is None:
             raise SettingsError(f"ordered consumption of topic {topic} has no handler: give one")
-        self._membership.subscribe(topic, expression, expression_type)
-        self._listeners[topic] = self._consuming.on_loop(handler, batch_max)
+        self._coordinator.subscribe(topic, expression, expression_type)
+        self._listeners[topic] = self._service.on_loop(handler, batch_max)
 
     def on(
         self, topic: str, expression: str = "*", *, expression_type: str = TAG, batch_max: int | None = None
@@ -166,22 +172,22 @@ class PushConsumer(Consumer):
         A message counts as consumed when the next one is asked for, or when the consumer is closed without an
         exception. One that was not is delivered again to the next consumer of the group.
         """
-        return self._stream_of(self._consuming)
+        return self._stream_of(self._service)
 
     # -- inside
 
     def _register(self) -> None:
-        self._runtime.register_consumer(self.group, self._membership)
+        self._runtime.register_consumer(self.group, self._coordinator)
 
     async def _open(self) -> None:
-        await self._membership.open()
-        self._consuming.start()
-        watchdog.watch()
+        await self._coordinator.open()
+        self._service.start()
+        watchdog.watch_loop()
         self._is_watched = True
-        if self._pops is not None:
-            self._pops.start()
+        if self._session is not None:
+            self._session.start()
         if not self._only_pops:
-            self._tasks.start(self._look_for_readers(), f"start of group {self.group}")
+            self._tasks.start(self._warn_without_reader(), f"start of group {self.group}")
         self._tasks.start(self._expire(), f"consume time-outs of group {self.group}")
         if self._is_ordered:
             self._tasks.start(self._renew_locks(), f"locks of group {self.group}")
@@ -190,9 +196,9 @@ class PushConsumer(Consumer):
         await self._tasks.close()
         if self._is_watched:
             self._is_watched = False
-            watchdog.let_go()
-        await self._membership.stop()
-        process_queues = list(self._membership.process_queues.values())
+            watchdog.unwatch_loop()
+        await self._coordinator.stop()
+        process_queues = list(self._coordinator.process_queues.values())
         idle = await asyncio.gather(*(one.wait_for_handlers(self.settings.drain_ms) for one in process_queues))
         for stream in self._streams:
             stream.settle()
@@ -201,11 +207,11 @@ class PushConsumer(Consumer):
             for one, is_idle in zip(process_queues, idle, strict=True)
             if not is_idle and self._is_in_thread(one)
         ]
-        await self._consuming.close()
+        await self._service.close()
         await self._calls_ended()
-        if self._pops is not None:
-            await self._pops.close()
-        await self._membership.leave(still_handled)
+        if self._session is not None:
+            await self._session.close()
+        await self._coordinator.leave(still_handled)
 
     def _is_in_thread(self, process_queue: ProcessQueue) -> bool:
         """Whether the handler at work cannot be cancelled."""
@@ -213,15 +219,15 @@ class PushConsumer(Consumer):
 
     @property
     def _is_in_handler(self) -> bool:
-        return self._consuming.is_at_work_here
+        return self._service.is_at_work_here
 
     def _listener_of(self, topic: str) -> Listener | None:
         return self._listeners.get(topic, _NOT_SUBSCRIBED)
 
-    async def _look_for_readers(self) -> None:
+    async def _warn_without_reader(self) -> None:
         """Tell of a start that nobody gets messages from. Subscriptions and iterations may come a moment after it."""
         await asyncio.sleep(_READER_SECONDS)
-        topics = [topic for topic in self._membership.subscriptions if not topic.startswith(RETRY_PREFIX)]
+        topics = [topic for topic in self._coordinator.subscriptions if not topic.startswith(RETRY_PREFIX)]
         if not topics:
             _log.warning("%s has no subscription, it gets nothing: call subscribe() or on()", self._described)
         unread = [topic for topic in topics if topic in self._listeners and self._listeners[topic] is None]
@@ -232,13 +238,13 @@ class PushConsumer(Consumer):
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(self.settings.consume_timeout_minutes * 60.0)
-            for process_queue in list(self._membership.process_queues.values()):
-                await self._consuming.expire(process_queue)
+            for process_queue in list(self._coordinator.process_queues.values()):
+                await self._service.expire(process_queue)
 
     async def _renew_locks(self) -> None:
         while True:
             await asyncio.sleep(self.settings.lock_interval_ms / 1000.0)
-            await self._membership.renew_locks()
+            await self._coordinator.renew_locks()
 
 
 async def _not_subscribed(message: ReceivedMessage) -> None:

@@ -41,8 +41,8 @@ from types import FrameType
 
 from msgspec import Struct
 
-from rmqkit.client.consumer.assignment import HeldQueues
-from rmqkit.client.consumer.context import Member
+from rmqkit.client.consumer.assignment import AssignedQueues
+from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.observe.status import SAMPLE_INTERVAL_MS, QueueState, QueueStatus, utc
 from rmqkit.errors import PeerRefused
@@ -54,7 +54,7 @@ _FINE = frozenset((QueueState.MOVING, QueueState.CAUGHT_UP))
 _SILENT = frozenset((QueueState.UNREACHABLE, QueueState.REFUSED, QueueState.WAITING_FOR_LOCK, QueueState.TAKING_OVER))
 """Where the backlog is not known, or nobody is there to ask for it."""
 _BLOCKED = _SILENT | {QueueState.PAUSED}
-_TOLD_LATE = frozenset((QueueState.FAILING, QueueState.BUSY, QueueState.WAITING_FOR_TURN))
+_REPORTED_LATE = frozenset((QueueState.FAILING, QueueState.BUSY, QueueState.WAITING_FOR_TURN))
 
 STILL_SECONDS = 1.0
 """How long a loop may stand still before that is told."""
@@ -66,7 +66,7 @@ _SAID = (
     "thread, or await asyncio.to_thread(...)"
 )
 
-_watchdogs: dict[asyncio.AbstractEventLoop, Watchdog] = {}
+_watchdogs: dict[asyncio.AbstractEventLoop, LoopWatchdog] = {}
 
 
 class _Seen(Struct):
@@ -79,34 +79,36 @@ class _Seen(Struct):
     reported: QueueState | None = None
 
 
-class Watch:
+class QueueWatch:
     """Looks at the queues of one member; ``unlocked`` are those that it wants and has no lock of."""
 
-    def __init__(self, member: Member, held: HeldQueues, unlocked: Callable[[], set[MessageQueue]]) -> None:
-        self._member = member
+    def __init__(
+        self, context: ConsumerContext, held: AssignedQueues, unlocked: Callable[[], set[MessageQueue]]
+    ) -> None:
+        self._context = context
         self._held = held
         self._unlocked = unlocked
-        self._clock = member.runtime.clock
-        self._stall_after_ms = member.settings.stall_after_ms
+        self._clock = context.runtime.clock
+        self._stall_after_ms = context.settings.stall_after_ms
         self._seen: dict[MessageQueue, _Seen] = {}
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(min(self._stall_after_ms / 2, SAMPLE_INTERVAL_MS) / 1000.0)
             self.report()
-            for rates in self._held.rates.values():
-                rates.sample(self._clock.monotonic_ms())
+            for stats in self._held.stats.values():
+                stats.sample(self._clock.monotonic_ms())
 
     def report(self) -> None:
         """Log which queues came to stand still, do so for another reason, or move again."""
-        for status in self.look():
+        for status in self.statuses():
             seen = self._seen[status.queue]
             if status.is_stalled and seen.reported is not status.state:
                 seen.reported = status.state
                 _log.log(
                     logging.INFO if status.state is QueueState.PAUSED else logging.WARNING,
                     "group %s: %s stands still since %s at offset %s, backlog %s: %s, %s",
-                    self._member.group,
+                    self._context.group,
                     status.queue,
                     utc(status.since_ms),
                     status.consumed_offset,
@@ -117,10 +119,10 @@ class Watch:
             elif seen.reported is not None and not status.is_stalled:
                 seen.reported = None
                 _log.info(
-                    "group %s: %s moves again, at offset %s", self._member.group, status.queue, status.consumed_offset
+                    "group %s: %s moves again, at offset %s", self._context.group, status.queue, status.consumed_offset
                 )
 
-    def look(self) -> list[QueueStatus]:
+    def statuses(self) -> list[QueueStatus]:
         """What every queue is doing now, sorted."""
         missing = self._unlocked() - self._held.process_queues.keys()
         found = [self._status(queue, one) for queue, one in self._held.process_queues.items()]
@@ -150,13 +152,13 @@ class Watch:
         status.is_stalled = is_slow and status.state not in _FINE and (status.backlog != 0 or status.state in _SILENT)
         if status.state is not seen.state:
             # What is told only of a queue that stands still began when it did.
-            seen.state, seen.since_ms = status.state, seen.moved_ms if status.state in _TOLD_LATE else now_ms
+            seen.state, seen.since_ms = status.state, seen.moved_ms if status.state in _REPORTED_LATE else now_ms
         status.since_ms = wall_ms - round(now_ms - seen.since_ms)
         return status
 
     def _blocked(self, queue: MessageQueue, one: ProcessQueue | None) -> tuple[QueueState, str] | None:
         """Why nothing may be pulled or handled of a queue, whatever is held of it."""
-        locks = self._member.locks
+        locks = self._context.locks
         if locks is not None and not locks.is_held(queue):
             error = locks.error_of(queue)
             if error is not None and not isinstance(error, PeerRefused):
@@ -194,10 +196,10 @@ class Watch:
         started_ms = message.properties.get(CONSUME_START_TIME)
         if started_ms is not None:
             return QueueState.BUSY, f"the handler works on {name} since {utc(int(started_ms))}"
-        return QueueState.WAITING_FOR_TURN, f"{name} waits for {self._member.sink.waits_for(message)}"
+        return QueueState.WAITING_FOR_TURN, f"{name} waits for {self._context.consume_service.waits_for(message)}"
 
 
-class Watchdog:
+class LoopWatchdog:
     """Watches the running loop until `stop`; ``users`` are those who want that."""
 
     def __init__(self, still_seconds: float = STILL_SECONDS) -> None:
@@ -222,32 +224,32 @@ class Watchdog:
         self._timer = self._loop.call_later(self._pause, self._beat)
 
     def _run(self) -> None:
-        told_of = looked = 0.0
+        reported = looked = 0.0
         while not self._ended.wait(self._pause):
             before, looked = looked, time.monotonic()
             is_late = before and looked - before > 2 * self._pause
             beaten = self._beaten
-            if is_late or beaten == told_of or looked - beaten < self._still_seconds + self._pause:
+            if is_late or beaten == reported or looked - beaten < self._still_seconds + self._pause:
                 continue
             frame = sys._current_frames().get(self._loop_thread)
             places = list(_places(frame))
             if beaten == self._beaten and places:
-                told_of = beaten
+                reported = beaten
                 _log.warning(_SAID, looked - beaten, ", now ".join(places))
 
 
-def watch() -> None:
-    """Watch the running loop, as somebody starts on it."""
+def watch_loop() -> None:
+    """QueueWatch the running loop, as somebody starts on it."""
     loop = asyncio.get_running_loop()
     if loop not in _watchdogs:
         for ended in [one for one in _watchdogs if one.is_closed()]:
             _watchdogs.pop(ended).stop()
-        _watchdogs[loop] = Watchdog(STILL_SECONDS)
+        _watchdogs[loop] = LoopWatchdog(STILL_SECONDS)
     _watchdogs[loop].users += 1
 
 
-def let_go() -> None:
-    """Somebody who called `watch` ends."""
+def unwatch_loop() -> None:
+    """Somebody who called `watch_loop` ends."""
     loop = asyncio.get_running_loop()
     watchdog = _watchdogs.get(loop)
     if watchdog is None:

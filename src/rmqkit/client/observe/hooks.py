@@ -162,9 +162,9 @@ class BackgroundHook(Hook):
 
 
 class Prepared(Protocol):
-    """A prepared message; whoever sends it calls ``tell`` once with the outcome."""
+    """A prepared message; whoever sends it calls ``on_end`` once with the outcome."""
 
-    tell: Callable[[SendOutcome], None] | None
+    on_end: Callable[[SendOutcome], None] | None
 
 
 class Hooks(tuple[Hook, ...]):
@@ -177,13 +177,13 @@ class Hooks(tuple[Hook, ...]):
         Raises what ``prepare`` raises; that is told here."""
         if not self:
             return prepare({})
-        tell = self.sending(sending)
+        on_end = self.sending(sending)
         try:
             prepared = prepare(sending.properties)
         except BaseException as error:
-            tell(SendOutcome(error=error))
+            on_end(SendOutcome(error=error))
             raise
-        prepared.tell = tell
+        prepared.on_end = on_end
         return prepared
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None]:
@@ -214,11 +214,11 @@ NO_HOOKS = Hooks(())
 def _begin(starts: list[Callable[[A], Callable[[Any], None] | None]], about: A) -> Callable[[Any], None]:
     ends = [end for start in starts if (end := _call(start, about)) is not None]
 
-    def tell(outcome: Any) -> None:
+    def end_all(outcome: Any) -> None:
         for end in reversed(ends):
             _call(end, outcome)
 
-    return tell
+    return end_all
 
 
 def _call(function: Callable[[A], Any], argument: A) -> Any:

@@ -157,7 +157,7 @@ def _connection(one: BrokerStatus) -> str:
     return ("open" if one.is_connected else "none") + ("" if one.is_reachable else ", not reachable")
 
 
-class TopicRates:
+class ConsumerStats:
     """One topic's counters since ``at_ms`` (monotonic): answers with messages and the ms they took, messages in them;
     calls of handlers and the ms they took, messages that were consumed and that failed in them."""
 

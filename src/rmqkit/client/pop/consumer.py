@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rmqkit.client.consumer.push import PushConsumer
-from rmqkit.client.pop.session import ANY_QUEUE, Pops
+from rmqkit.client.pop.session import ANY_QUEUE, PopSession
 from rmqkit.client.runtime.lifecycle import keeps_open
 from rmqkit.errors import ClientError, RemotingError
 from rmqkit.filter.subscription import TAG, subscription
@@ -86,7 +86,7 @@ class PopConsumer(PushConsumer):
         for one in queues:
             is_last = one is queues[-1]
             try:
-                popped = await self._held.pop(
+                popped = await self._pop_session.pop(
                     one,
                     wanted,
                     count=max_count,
@@ -98,10 +98,10 @@ class PopConsumer(PushConsumer):
                     raise
                 continue
             for message in popped.unwanted:
-                self._held.ack_soon(message)
+                self._pop_session.ack_soon(message)
             for message in popped.unreadable:
-                await self._consuming.unreadable(message)
-                self._held.ack_soon(message)
+                await self._service.unreadable(message)
+                self._pop_session.ack_soon(message)
             if popped.messages:
                 self._hooks.polled(self.group, popped.messages)
                 return popped.messages
@@ -110,27 +110,27 @@ class PopConsumer(PushConsumer):
     @keeps_open
     async def ack(self, message: ReceivedMessage) -> None:
         """A message is consumed; a handler may say so before it returns. Raises ClientError: it was not popped."""
-        await self._held.ack([message])
+        await self._pop_session.ack([message])
 
     @keeps_open
     async def ack_many(self, messages: Collection[ReceivedMessage]) -> None:
         """Messages are consumed, those of one broker by one request. Raises ClientError: one was not popped."""
-        await self._held.ack(messages)
+        await self._pop_session.ack(messages)
 
     @keeps_open
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
         """Have a message come again so many ms from now, unless it is acknowledged before.
         Raises ClientError: it was not popped."""
-        await self._held.change_invisible_time(message, invisible_ms)
+        await self._pop_session.change_invisible_time(message, invisible_ms)
 
     def _check_started(self) -> None:
         if not self._is_in_handler:
             super()._check_started()  # while it closes, handlers at work may still acknowledge
 
     @property
-    def _held(self) -> Pops:
-        assert self._pops is not None, "only popping consumers are of this class"
-        return self._pops
+    def _pop_session(self) -> PopSession:
+        assert self._session is not None, "only popping consumers are of this class"
+        return self._session
 
     async def _next_brokers(self, topic: str) -> list[MessageQueue]:
         """All queues of each broker, or in order each queue, another one first each time."""

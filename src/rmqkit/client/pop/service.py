@@ -48,15 +48,15 @@ from collections.abc import Callable
 
 from rmqkit.client.consumer import allocate as strategies
 from rmqkit.client.consumer.allocate import Allocate
-from rmqkit.client.consumer.assignment import HeldQueues, QueueOwner, Rebalance
-from rmqkit.client.consumer.consume import ConsumeLater, Consuming
-from rmqkit.client.consumer.context import Member, Subscriptions
-from rmqkit.client.consumer.group import Membership
+from rmqkit.client.consumer.assignment import AssignedQueues, QueueOwner, Rebalance
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater
+from rmqkit.client.consumer.context import ConsumerContext, Subscriptions
+from rmqkit.client.consumer.group import GroupCoordinator
 from rmqkit.client.consumer.loop import PullLoop
-from rmqkit.client.consumer.ordered import OrderedConsuming
+from rmqkit.client.consumer.ordered import OrderlyConsumeService
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
-from rmqkit.client.observe.status import TopicRates
-from rmqkit.client.pop.session import ANY_QUEUE, PopProcessQueue, Pops
+from rmqkit.client.observe.status import ConsumerStats
+from rmqkit.client.pop.session import ANY_QUEUE, PopProcessQueue, PopSession
 from rmqkit.client.runtime.requests import PopStatus
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.filter.subscription import TAG
@@ -74,7 +74,7 @@ _STRATEGIES: dict[Allocate, str] = {strategies.averagely: "AVG", strategies.aver
 _POP = "POP"
 
 
-class PopConsuming(Consuming):
+class PopConsumeService(ConcurrentConsumeService):
     """The workers of a consumer that has queues to pop; others may be pulled."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
@@ -91,7 +91,7 @@ class PopConsuming(Consuming):
             return
         for message in messages:
             if process_queue.remove(message) != NOTHING_HELD:
-                process_queue.pops.ack_soon(message)
+                process_queue.session.ack_soon(message)
 
     async def expire(self, process_queue: ProcessQueue) -> None:
         """What was popped lapses by itself."""
@@ -108,11 +108,11 @@ class PopConsuming(Consuming):
         if here or not messages:
             await super()._handle(process_queue, here)
 
-    async def _come_again(
+    async def _retry_message(
         self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
     ) -> None:
         if not isinstance(process_queue, PopProcessQueue):
-            await super()._come_again(process_queue, message, level, error)
+            await super()._retry_message(process_queue, message, level, error)
         elif level == _TO_DEAD_LETTERS or message.reconsume_times >= self._retries_max:
             await self._give_up(process_queue, message)
         else:
@@ -121,7 +121,7 @@ class PopConsuming(Consuming):
             chosen_ms = error.invisible_ms if isinstance(error, ConsumeLater) else None
             invisible_ms = BACK_OFF_SECONDS[step] * 1000 if chosen_ms is None else chosen_ms
             try:
-                await process_queue.pops.change_invisible_time(message, invisible_ms)
+                await process_queue.session.change_invisible_time(message, invisible_ms)
             except RmqError as failed:
                 _log.warning(
                     "message %s of %s comes again when its time is over: %s", message.msg_id, message.topic, failed
@@ -143,10 +143,10 @@ class PopConsuming(Consuming):
         return True
 
 
-class OrderedPopConsuming(PopConsuming, OrderedConsuming):
+class OrderlyPopConsumeService(PopConsumeService, OrderlyConsumeService):
     """The workers of a consumer that pops in order."""
 
-    async def _is_away(self, message: ReceivedMessage) -> bool:
+    async def _is_dead_lettered(self, message: ReceivedMessage) -> bool:
         return await self._is_dead_letter(message)
 
 
@@ -161,23 +161,23 @@ class PopLoop(PullLoop):
 
     async def _step(self) -> float:
         """One pop; ms to pause after it."""
-        process_queue, clock, settings = self._process_queue, self._runtime.clock, self._member.settings
+        process_queue, clock, settings = self._process_queue, self._runtime.clock, self._context.settings
         assert isinstance(process_queue, PopProcessQueue), "a queue to pop has a process queue of that kind"
-        subscription, pops = self._subscription_of(self._queue.topic), process_queue.pops
+        subscription, session = self._subscription_of(self._queue.topic), process_queue.session
         if subscription is None:
             return settings.error_pause_ms
         await process_queue.wait_for_room()
-        if pops.is_ordered:
-            await pops.flush()
+        if session.is_ordered:
+            await session.flush()
             self._attempt_id = self._attempt_id or uuid.uuid4().hex
         if process_queue.is_dropped:
             return 0.0
         asked_ms = clock.monotonic_ms()
-        result = await pops.pop(
+        result = await session.pop(
             self._queue,
             subscription,
-            count=pops.settings.pop_count,
-            invisible_ms=pops.settings.pop_invisible_ms,
+            count=session.settings.pop_count,
+            invisible_ms=session.settings.pop_invisible_ms,
             poll_ms=settings.suspend_ms,
             attempt_id=self._attempt_id,
         )
@@ -185,36 +185,36 @@ class PopLoop(PullLoop):
         process_queue.pulled_ms = clock.now_ms()
         took_ms = clock.monotonic_ms() - asked_ms
         if result.status is PopStatus.FOUND:
-            process_queue.rates.pulls += 1
-            process_queue.rates.pull_ms += took_ms
-            process_queue.rates.pulled += len(result.messages)
-        self._member.sink.put(process_queue, process_queue.put(result.messages))
+            process_queue.stats.pulls += 1
+            process_queue.stats.pull_ms += took_ms
+            process_queue.stats.pulled += len(result.messages)
+        self._context.consume_service.put(process_queue, process_queue.put(result.messages))
         process_queue.max_offset = process_queue.position + len(process_queue) + result.rest_count
         for message in result.unwanted:
-            pops.ack_soon(message)
+            session.ack_soon(message)
         for message in result.unreadable:
-            await self._member.sink.unreadable(message)
-            pops.ack_soon(message)
+            await self._context.consume_service.unreadable(message)
+            session.ack_soon(message)
         # A broker whose clock is ahead finds every request too old and does not wait.
         is_hasty = result.status is PopStatus.NOT_FOUND and took_ms < settings.suspend_ms / 2
         return settings.error_pause_ms if is_hasty or result.status is PopStatus.POLLING_FULL else 0.0
 
 
-class Assigned(Rebalance):
+class BrokerRebalance(Rebalance):
     """Asks brokers for our queues, and tells ``pops`` which of them are popped."""
 
-    def __init__(self, member: Member, owner: QueueOwner, pops: Pops, *, only_pops: bool) -> None:
-        super().__init__(member, owner)
-        self._pops = pops
+    def __init__(self, context: ConsumerContext, owner: QueueOwner, session: PopSession, *, only_pops: bool) -> None:
+        super().__init__(context, owner)
+        self._session = session
         self._only_pops = only_pops
-        self._strategy = _STRATEGIES.get(member.allocate)
+        self._strategy = _STRATEGIES.get(context.allocate)
         self._retried: set[str] = set()
 
     async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
         readable = self._runtime.routes.subscribe_queues(topic)
         if not readable:
             return set(), 1
-        if self._only_pops and self._pops.is_ordered:
+        if self._only_pops and self._session.is_ordered:
             return self._with_modes(topic, set(), set(readable))
         assigned = await self._ask(topic)
         popped = {one.message_queue for one in assigned or () if one.mode == _POP}
@@ -231,7 +231,7 @@ class Assigned(Rebalance):
             self._retried.add(topic)
             self._owner.subscribe(retry, "*", TAG)
         elif popped and topic in self._retried:
-            # Pops read that topic, too: first, in another round, save what was pulled of it.
+            # PopSession read that topic, too: first, in another round, save what was pulled of it.
             self._retried.discard(topic)
             self._owner.unsubscribe(retry)
             return {queue for queue in self._owner.held_queues() if queue.topic == topic}, 0
@@ -261,43 +261,47 @@ class Assigned(Rebalance):
     ) -> tuple[set[MessageQueue], int]:
         """The queues to hold without those that change their mode, and what that means: 0 that some do, 2 that others
         may have held them."""
-        before = {queue for queue in self._pops.queues if queue.topic == topic}
-        self._pops.queues.difference_update(before)
-        self._pops.queues.update(popped)
+        before = {queue for queue in self._session.queues if queue.topic == topic}
+        self._session.queues.difference_update(before)
+        self._session.queues.update(popped)
         changed = (before & pulled) | ((popped & self._owner.held_queues()) - before)
         return (pulled | popped) - changed, 0 if changed else 2 if pulled else 1
 
 
-class PopHeldQueues(HeldQueues):
+class PopAssignedQueues(AssignedQueues):
     """The queues one member holds, popped where brokers say so and else pulled."""
 
     def __init__(
-        self, member: Member, subscriptions: Subscriptions, rebalance_soon: Callable[[], None], pops: Pops
+        self,
+        context: ConsumerContext,
+        subscriptions: Subscriptions,
+        rebalance_soon: Callable[[], None],
+        session: PopSession,
     ) -> None:
-        super().__init__(member, subscriptions, rebalance_soon)
-        self._pops = pops
+        super().__init__(context, subscriptions, rebalance_soon)
+        self._session = session
 
-    def _make_process_queue(self, queue: MessageQueue, bytes_max: int, rates: TopicRates) -> ProcessQueue:
-        if queue in self._pops.queues:
-            return self._pops.process_queue(queue, bytes_max=bytes_max, rates=rates)
-        return super()._make_process_queue(queue, bytes_max, rates)
+    def _make_process_queue(self, queue: MessageQueue, bytes_max: int, stats: ConsumerStats) -> ProcessQueue:
+        if queue in self._session.queues:
+            return self._session.process_queue(queue, bytes_max=bytes_max, stats=stats)
+        return super()._make_process_queue(queue, bytes_max, stats)
 
     def _make_loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop:
         if not process_queue.is_popped:
             return super()._make_loop(process_queue, is_member=is_member)
-        return PopLoop(self._member, process_queue, self._subscriptions.get, self._offset_illegal, is_member=is_member)
+        return PopLoop(self._context, process_queue, self._subscriptions.get, self._offset_illegal, is_member=is_member)
 
 
-class PopMembership(Membership):
+class PopGroupCoordinator(GroupCoordinator):
     """A member whose queues brokers share out; ``only_pops`` has all of them popped."""
 
-    def __init__(self, member: Member, pops: Pops, *, only_pops: bool) -> None:
-        self._pops = pops
+    def __init__(self, context: ConsumerContext, session: PopSession, *, only_pops: bool) -> None:
+        self._session = session
         self._only_pops = only_pops
-        super().__init__(member)
+        super().__init__(context)
 
-    def _make_queues(self) -> HeldQueues:
-        return PopHeldQueues(self._member, self.subscriptions, self.rebalance_soon, self._pops)
+    def _make_queues(self) -> AssignedQueues:
+        return PopAssignedQueues(self._context, self.subscriptions, self.rebalance_soon, self._session)
 
     def _make_rebalance(self) -> Rebalance:
-        return Assigned(self._member, self, self._pops, only_pops=self._only_pops)
+        return BrokerRebalance(self._context, self, self._session, only_pops=self._only_pops)

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from rmqkit.client.consumer.loop import unpack
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
-from rmqkit.client.observe.status import TopicRates
+from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.client.runtime.requests import Popped, PopStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
@@ -106,10 +106,10 @@ class PopProcessQueue(ProcessQueue):
 
     is_popped = True
 
-    def __init__(self, queue: MessageQueue, pops: Pops, *, bytes_max: int, rates: TopicRates) -> None:
-        held_max = pops.settings.pop_held_max
-        super().__init__(queue, messages_max=held_max, bytes_max=bytes_max, span_max=_NO_SPAN, rates=rates)
-        self.pops = pops
+    def __init__(self, queue: MessageQueue, session: PopSession, *, bytes_max: int, stats: ConsumerStats) -> None:
+        held_max = session.settings.pop_held_max
+        super().__init__(queue, messages_max=held_max, bytes_max=bytes_max, span_max=_NO_SPAN, stats=stats)
+        self.session = session
         self.leases: dict[int, _Lease] = {}
         self._done_count = 0
 
@@ -119,7 +119,7 @@ class PopProcessQueue(ProcessQueue):
     @property
     def has_room(self) -> bool:
         """Whether more may be popped; in order only when everything is done with that was."""
-        return not self._messages if self.pops.is_ordered else super().has_room
+        return not self._messages if self.session.is_ordered else super().has_room
 
     @property
     def position(self) -> int:
@@ -133,8 +133,8 @@ class PopProcessQueue(ProcessQueue):
 
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
         """Hold popped messages, from now on for the invisible time."""
-        new, now_ms, settings = list(messages), self.pops.clock.monotonic_ms(), self.pops.settings
-        limit_ms = _FOREVER if self.pops.is_ordered else now_ms + settings.consume_timeout_minutes * 60_000
+        new, now_ms, settings = list(messages), self.session.clock.monotonic_ms(), self.session.settings
+        limit_ms = _FOREVER if self.session.is_ordered else now_ms + settings.consume_timeout_minutes * 60_000
         for message in new:
             self._messages[id(message)] = message
             self.leases[id(message)] = _Lease(now_ms + settings.pop_invisible_ms, limit_ms)
@@ -168,15 +168,16 @@ class PopProcessQueue(ProcessQueue):
             if lease.expires_ms <= now_ms:
                 said = "message %s of %s is handled for too long, or no broker answers: it comes again"
                 _log.warning(said, message.msg_id, message.topic)
-                for lapsed in self.lowest(len(self)) if self.pops.is_ordered else [message]:
+                for lapsed in self.lowest(len(self)) if self.session.is_ordered else [message]:
                     self.remove(lapsed)
-            elif lease.expires_ms - now_ms < self.pops.settings.pop_invisible_ms / 2 and now_ms < lease.limit_ms:
+            elif lease.expires_ms - now_ms < self.session.settings.pop_invisible_ms / 2 and now_ms < lease.limit_ms:
                 due.append(message)
         return due
 
 
-class Pops:
-    """What a group pops: the requests, which queues are popped and not pulled (`queues`), and what is held of them."""
+class PopSession:
+    """The pops of one group: its requests, which queues are popped and not pulled (`queues`), and what is held of
+    them."""
 
     def __init__(
         self, runtime: ClientRuntime, group: str, settings: PushConsumerSettings, *, is_ordered: bool = False
@@ -202,10 +203,10 @@ class Pops:
         await self.flush()
         await self._tasks.close()
 
-    def process_queue(self, queue: MessageQueue, *, bytes_max: int, rates: TopicRates) -> PopProcessQueue:
+    def process_queue(self, queue: MessageQueue, *, bytes_max: int, stats: ConsumerStats) -> PopProcessQueue:
         """A new one, whose messages are kept ours."""
         self._held = {one for one in self._held if len(one) or not one.is_dropped}
-        process_queue = PopProcessQueue(queue, self, bytes_max=bytes_max, rates=rates)
+        process_queue = PopProcessQueue(queue, self, bytes_max=bytes_max, stats=stats)
         self._held.add(process_queue)
         return process_queue
 
@@ -254,7 +255,7 @@ class Pops:
         Raises ClientError: one of them was not popped."""
         by_broker: defaultdict[str, list[Receipt]] = defaultdict(list)
         for message in messages:
-            self._forget(message)
+            self._stop_holding(message)
             receipt = receipt_of(message)
             by_broker[receipt.handle.broker_name].append(receipt)
         await asyncio.gather(*(self._ack(broker_name, receipts) for broker_name, receipts in by_broker.items()))
@@ -272,7 +273,7 @@ class Pops:
         """Have a message come again so many ms from now, unless it is acknowledged before.
         Raises RemotingError, PeerRefused. Raises ClientError: it was not popped."""
         receipt = receipt_of(message)
-        handle = await self._changed(receipt, invisible_ms)
+        handle = await self._ask_invisible_time(receipt, invisible_ms)
         if not self.is_ordered and (renewed := receipt_of(message)) != receipt:
             self._ack_soon(renewed)  # meanwhile: each change is a delivery of its own
         message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
@@ -331,7 +332,7 @@ class Pops:
             await asyncio.sleep(_ACK_PAUSE_MS / 1000.0)
         return None
 
-    async def _changed(self, receipt: Receipt, invisible_ms: int) -> PopHandle:
+    async def _ask_invisible_time(self, receipt: Receipt, invisible_ms: int) -> PopHandle:
         handle, offset = receipt.handle, receipt.queue_offset
         header = ChangeInvisibleTimeRequest(
             consumer_group=self._group,
@@ -363,7 +364,7 @@ class Pops:
         asked_ms, invisible_ms = self.clock.monotonic_ms(), self.settings.pop_invisible_ms
         try:
             receipt = receipt_of(message)
-            handle = await self._changed(receipt, invisible_ms)
+            handle = await self._ask_invisible_time(receipt, invisible_ms)
             lease = process_queue.leases.get(id(message))
             if lease is not None and receipt_of(message) == receipt:
                 lease.expires_ms = asked_ms + invisible_ms
@@ -385,13 +386,13 @@ class Pops:
             *(self.change_invisible_time(message, _RELEASE_MS) for message in messages), return_exceptions=True
         )
         for message, result in zip(messages, results, strict=True):
-            self._forget(message)
+            self._stop_holding(message)
             if isinstance(result, RmqError):
                 _log.warning("message %s of %s is not given back: %s", message.msg_id, message.topic, result)
             elif isinstance(result, BaseException):
                 raise result
 
-    def _forget(self, message: ReceivedMessage) -> None:
+    def _stop_holding(self, message: ReceivedMessage) -> None:
         for process_queue in self._held:
             process_queue.remove(message)
 

@@ -34,7 +34,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from rmqkit.client.observe.hooks import Hooks, Sending, SendOutcome, SendResult
-from rmqkit.client.producer.encode import Outgoing, batch_entry, outgoing, outgoing_entries
+from rmqkit.client.producer.encode import EncodedMessage, batch_entry, encode_entries, encode_message
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, RmqError
 from rmqkit.protocol.batch import BATCH_ENTRY_BYTES_MIN, BatchEntry
@@ -50,7 +50,7 @@ _Place = asyncio.Future[SendResult]
 
 BATCHES_MAX = 32
 
-_Send = Callable[[Outgoing, MessageQueue | None], Awaitable[SendResult]]
+_Send = Callable[[EncodedMessage, MessageQueue | None], Awaitable[SendResult]]
 _Choose = Callable[[Message], Awaitable[MessageQueue | None]]
 _Key = MessageQueue | tuple[str, bool]
 
@@ -66,7 +66,7 @@ class Batch(Struct, Generic[P]):
     size: int = 0
     timer: asyncio.TimerHandle | None = None
     sending: Sending | None = None
-    tell: Callable[[SendOutcome], None] | None = None
+    on_end: Callable[[SendOutcome], None] | None = None
 
 
 class OpenBatches(Generic[K, P]):
@@ -85,7 +85,7 @@ class OpenBatches(Generic[K, P]):
         *,
         hooks: Hooks,
         next_key: Callable[[], str],
-        closed: Callable[[Batch[P], Outgoing | RmqError], None],
+        closed: Callable[[Batch[P], EncodedMessage | RmqError], None],
         linger_ms: float = 0.0,
     ) -> None:
         self._group = group
@@ -123,7 +123,7 @@ class OpenBatches(Generic[K, P]):
         batch: Batch[P] = Batch(message, queue)
         if self._hooks:
             batch.sending = Sending(self._group, [message], is_batch=True)
-            batch.tell = self._hooks.sending(batch.sending)
+            batch.on_end = self._hooks.sending(batch.sending)
         if self.linger_ms:
             batch.timer = asyncio.get_running_loop().call_later(self.linger_ms / 1000, self.close, key)
         return batch
@@ -135,16 +135,16 @@ class OpenBatches(Generic[K, P]):
             return
         if batch.timer is not None:
             batch.timer.cancel()
-        prepared: Outgoing | RmqError
+        prepared: EncodedMessage | RmqError
         try:
             keys = batch.unique_keys
-            prepared = outgoing_entries(batch.first, batch.entries, keys, self._next_key(), self._settings)
+            prepared = encode_entries(batch.first, batch.entries, keys, self._next_key(), self._settings)
         except RmqError as error:
-            if batch.tell is not None:
-                batch.tell(SendOutcome(error=error))
+            if batch.on_end is not None:
+                batch.on_end(SendOutcome(error=error))
             prepared = error
         else:
-            prepared.tell = batch.tell
+            prepared.on_end = batch.on_end
         self._closed(batch, prepared)
 
     def close_all(self) -> None:
@@ -152,7 +152,7 @@ class OpenBatches(Generic[K, P]):
         for key in list(self._open):
             self.close(key)
 
-    def forget(self) -> None:
+    def discard_all(self) -> None:
         """Drop what is open; nobody waits for it any more."""
         for batch in self._open.values():
             if batch.timer is not None:
@@ -190,7 +190,7 @@ class Accumulator:
         group: str,
         settings: ProducerSettings,
         *,
-        send: Callable[[Outgoing, MessageQueue | None], Awaitable[SendResult]],
+        send: Callable[[EncodedMessage, MessageQueue | None], Awaitable[SendResult]],
         next_key: Callable[[], str],
         hooks: Hooks,
     ) -> None:
@@ -202,7 +202,7 @@ class Accumulator:
         self._bytes = 0
         self._tasks = Tasks()
 
-    def takes(self, message: Message) -> bool:
+    def accepts(self, message: Message) -> bool:
         """Whether a message may wait for others."""
         return not (
             self._bytes >= self._settings.batch_total_bytes
@@ -224,13 +224,13 @@ class Accumulator:
         self._open.close_all()
         await self._tasks.finish()
 
-    def _closed(self, batch: Batch[_Place], prepared: Outgoing | RmqError) -> None:
+    def _closed(self, batch: Batch[_Place], prepared: EncodedMessage | RmqError) -> None:
         if isinstance(prepared, RmqError):
             self._fail(batch, prepared)
         else:
             self._tasks.start(self._run(batch, prepared), "accumulated batch")
 
-    async def _run(self, batch: Batch[_Place], prepared: Outgoing) -> None:
+    async def _run(self, batch: Batch[_Place], prepared: EncodedMessage) -> None:
         try:
             result = await self._send(prepared, batch.queue)
         except asyncio.CancelledError:  # the loop ends
@@ -338,7 +338,7 @@ class Batching:
             if message.goes_alone or is_large(message.body, settings):
                 unique_key = message.msg_id or self._next_key()
                 prepared = self._hooks.prepare(
-                    Sending(self._group, [message]), lambda own: outgoing(message, unique_key, settings, own)
+                    Sending(self._group, [message]), lambda own: encode_message(message, unique_key, settings, own)
                 )
                 if queue is not None:
                     self._open.close(queue)
@@ -351,19 +351,21 @@ class Batching:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         return self._results[place] is None or self._results[place] is not self._refusal
 
-    def _closed(self, batch: Batch[int], prepared: Outgoing | RmqError) -> None:
+    def _closed(self, batch: Batch[int], prepared: EncodedMessage | RmqError) -> None:
         if isinstance(prepared, RmqError):
             self._fill(batch.places, [prepared] * len(batch.places))
         else:
             self._start(batch.places, batch.unique_keys, prepared, batch.queue)
 
-    def _start(self, places: list[int], unique_keys: list[str], prepared: Outgoing, queue: MessageQueue | None) -> None:
+    def _start(
+        self, places: list[int], unique_keys: list[str], prepared: EncodedMessage, queue: MessageQueue | None
+    ) -> None:
         task = asyncio.get_running_loop().create_task(self._run(places, unique_keys, prepared, queue))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _run(
-        self, places: list[int], unique_keys: list[str], prepared: Outgoing, queue: MessageQueue | None
+        self, places: list[int], unique_keys: list[str], prepared: EncodedMessage, queue: MessageQueue | None
     ) -> None:
         try:
             if queue is None:
@@ -372,13 +374,13 @@ class Batching:
                 async with self._turns.setdefault(queue, asyncio.Lock()):
                     result = await self._send_in_turn(prepared, queue)
         except RmqError as error:
-            if prepared.tell is not None:  # one before it in its queue was not sent
-                prepared.tell(SendOutcome(error=error))
+            if prepared.on_end is not None:  # one before it in its queue was not sent
+                prepared.on_end(SendOutcome(error=error))
             self._fill(places, [error] * len(places))
         else:
             self._fill(places, shares(result, unique_keys))
 
-    async def _send_in_turn(self, prepared: Outgoing, queue: MessageQueue) -> SendResult:
+    async def _send_in_turn(self, prepared: EncodedMessage, queue: MessageQueue) -> SendResult:
         if queue in self._broken:
             raise self._broken[queue]
         try:
@@ -392,6 +394,6 @@ class Batching:
             self._results[place] = result
 
     def _stop(self) -> None:
-        self._open.forget()
+        self._open.discard_all()
         for task in self._tasks:
             task.cancel()

@@ -38,11 +38,11 @@ _FIRST_RETRY_LEVEL = 3
 _REPLY = "reply"
 
 
-class Outgoing(Struct, gc=False):
+class EncodedMessage(Struct, gc=False):
     """A message, or a batch, as send requests carry it.
     ``msg_id`` is the unique key, of a batch those of its messages, joined by commas; ``properties`` is the property
     string; ``reconsume_times`` and ``retries_max`` are only for messages sent to a retry topic. Where hooks are,
-    ``tell`` is told once how the send ended, ``outcome`` is what it is told."""
+    ``on_end`` is told once how the send ended, ``outcome`` is what it is told."""
 
     topic: str
     body: bytes
@@ -54,13 +54,13 @@ class Outgoing(Struct, gc=False):
     is_reply: bool = False
     reconsume_times: int = 0
     retries_max: int | None = None
-    tell: Callable[[SendOutcome], None] | None = None
+    on_end: Callable[[SendOutcome], None] | None = None
     outcome: SendOutcome | None = None
 
 
-def outgoing(
+def encode_message(
     message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
-) -> Outgoing:
+) -> EncodedMessage:
     """Prepare one message; ``own`` are properties of RocketMQ that ask something of the broker.
     Raises MessageIllegal: it breaks one of the rules above."""
     check_topic(message.topic)
@@ -74,16 +74,16 @@ def outgoing(
     sys_flag = 0
     if len(body) >= settings.compress_body_bytes:
         body, sys_flag = _compressed(body, settings)
-    return Outgoing(message.topic, body, properties.decode(), unique_key, message.flag, sys_flag)
+    return EncodedMessage(message.topic, body, properties.decode(), unique_key, message.flag, sys_flag)
 
 
-def outgoing_batch(
+def encode_messages(
     messages: Sequence[Message],
     unique_keys: Sequence[str],
     batch_key: str,
     settings: ProducerSettings,
     own: Mapping[str, str] | None = None,
-) -> Outgoing:
+) -> EncodedMessage:
     """Prepare a batch; ``batch_key`` is the unique key of the request itself, ``own`` are properties of each message.
     Raises MessageIllegal: a message breaks one of the rules above, or they differ where they must not."""
     if not messages:
@@ -96,7 +96,7 @@ def outgoing_batch(
                 f"besides {first.topic}, {first.wait_store}"
             )
     entries = [batch_entry(message, key, settings, own) for message, key in zip(messages, unique_keys, strict=True)]
-    return outgoing_entries(first, entries, unique_keys, batch_key, settings)
+    return encode_entries(first, entries, unique_keys, batch_key, settings)
 
 
 def batch_entry(
@@ -113,13 +113,13 @@ def batch_entry(
     return BatchEntry(body, _properties(message, unique_key, own), message.flag)
 
 
-def outgoing_entries(
+def encode_entries(
     first: Message,
     entries: Sequence[BatchEntry],
     unique_keys: Sequence[str],
     batch_key: str,
     settings: ProducerSettings,
-) -> Outgoing:
+) -> EncodedMessage:
     """Prepare the batch of some entries, which go where their first message goes.
     Raises MessageIllegal: they are too large together."""
     body = encode_batch(entries)
@@ -131,10 +131,10 @@ def outgoing_entries(
         )
     wait = "true" if first.wait_store else "false"
     properties = encode_properties({names.UNIQ_KEY: batch_key, names.WAIT: wait}).decode()
-    return Outgoing(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
+    return EncodedMessage(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
 
 
-def outgoing_retry(message: ReceivedMessage, group: str, retries_max: int, namespace: str = "") -> Outgoing:
+def encode_retry(message: ReceivedMessage, group: str, retries_max: int, namespace: str = "") -> EncodedMessage:
     """A received message as a client sends it to its group's retry topic itself, when the broker could not do it."""
     properties = dict(message.properties)
     for name in (names.MIN_OFFSET, names.MAX_OFFSET, names.CONSUME_START_TIME, names.TRANSACTION_PREPARED):
@@ -142,7 +142,7 @@ def outgoing_retry(message: ReceivedMessage, group: str, retries_max: int, names
     properties.setdefault(names.RETRY_TOPIC, with_namespace(namespace, message.topic))
     properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
-    return Outgoing(
+    return EncodedMessage(
         retry_topic(group),
         message.body,
         encode_properties(properties).decode(),
@@ -154,13 +154,13 @@ def outgoing_retry(message: ReceivedMessage, group: str, retries_max: int, names
 
 
 @contextlib.contextmanager
-def telling(message: Outgoing) -> Iterator[None]:
+def reporting_failure(message: EncodedMessage) -> Iterator[None]:
     """Tell what goes wrong before the message is with a `Sender`."""
     try:
         yield
     except BaseException as error:
-        if message.tell is not None:
-            message.tell(SendOutcome(error=error))
+        if message.on_end is not None:
+            message.on_end(SendOutcome(error=error))
         raise
 
 

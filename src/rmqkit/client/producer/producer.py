@@ -8,7 +8,14 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sequence, Sized
 from rmqkit.client.observe.hooks import NO_HOOKS, BackgroundHook, Hook, Recall, Sending, SendResult
 from rmqkit.client.observe.status import ProducerStatus
 from rmqkit.client.producer.accumulator import Accumulator, Batching
-from rmqkit.client.producer.encode import Outgoing, check_topic, outgoing, outgoing_batch, reply_address, telling
+from rmqkit.client.producer.encode import (
+    EncodedMessage,
+    check_topic,
+    encode_message,
+    encode_messages,
+    reply_address,
+    reporting_failure,
+)
 from rmqkit.client.producer.selectors import Selector
 from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime.handlers import Reply
@@ -94,13 +101,13 @@ class Producer(Client):
             SendFailed: every try failed.
             ClientError: the producer is not started, or the selector chose nothing.
         """
-        if self._accumulator is not None and timeout_ms is None and self._accumulator.takes(message):
+        if self._accumulator is not None and timeout_ms is None and self._accumulator.accepts(message):
             queue, selector = await self._chosen(message, queue, selector), None
             if self._is_started:
                 return await self._accumulator.send(message, queue)
         prepared = self._prepare(message)
         if queue is not None or selector is not None:
-            with telling(prepared):
+            with reporting_failure(prepared):
                 queue = await self._chosen(message, queue, selector)
         return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
 
@@ -117,7 +124,7 @@ class Producer(Client):
         Raises MessageIllegal, NoRoute, ClientError: as `send`.
         Raises ConnectFailed: the broker cannot be reached, or takes nothing more for ``timeout_ms``."""
         prepared = self._prepare(message)
-        with telling(prepared):
+        with reporting_failure(prepared):
             queue = await self._chosen(message, queue, selector)
         await self._sender.send_one_way(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
 
@@ -132,10 +139,10 @@ class Producer(Client):
         unique_keys = [message.msg_id or self._next_key() for message in messages]
         prepared = (self._hooks if messages else NO_HOOKS).prepare(
             Sending(self.group, list(messages), is_batch=True),
-            lambda own: outgoing_batch(messages, unique_keys, self._next_key(), self.settings, own),
+            lambda own: encode_messages(messages, unique_keys, self._next_key(), self.settings, own),
         )
         if queue is not None:
-            with telling(prepared):
+            with reporting_failure(prepared):
                 queue = await self._chosen(messages[0], queue, None)
         return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
 
@@ -158,7 +165,7 @@ class Producer(Client):
         self._check_started()
         timeout_ms = self._time(timeout_ms)
 
-        async def send(prepared: Outgoing, queue: MessageQueue | None) -> SendResult:
+        async def send(prepared: EncodedMessage, queue: MessageQueue | None) -> SendResult:
             return await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
 
         async def choose(message: Message) -> MessageQueue | None:
@@ -194,7 +201,7 @@ class Producer(Client):
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
             prepared = self._prepare(message, own)
-            with telling(prepared):
+            with reporting_failure(prepared):
                 queue = await self._chosen(message, queue, selector)
                 await self._announce(message.topic)
             await self._sender.send(prepared, timeout_ms=timeout_ms, queue=queue)
@@ -287,7 +294,7 @@ class Producer(Client):
     ) -> list[SendResult]:
         return await batching.send_all(messages)
 
-    async def _send_prepared(self, prepared: Outgoing, queue: MessageQueue | None) -> SendResult:
+    async def _send_prepared(self, prepared: EncodedMessage, queue: MessageQueue | None) -> SendResult:
         return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
     def _time(self, timeout_ms: float | None) -> float:
@@ -299,12 +306,14 @@ class Producer(Client):
     def _next_key(self) -> str:
         return self._runtime.keys.next(self._clock.now_ms())
 
-    def _prepare(self, message: Message, own: Mapping[str, str] | None = None) -> Outgoing:
+    def _prepare(self, message: Message, own: Mapping[str, str] | None = None) -> EncodedMessage:
         key = message.msg_id or self._next_key()
         if not self._hooks:
-            return outgoing(message, key, self.settings, own)
+            return encode_message(message, key, self.settings, own)
         sending = Sending(self.group, [message], is_half=own is not None and TRANSACTION_PREPARED in own)
-        return self._hooks.prepare(sending, lambda more: outgoing(message, key, self.settings, {**more, **(own or {})}))
+        return self._hooks.prepare(
+            sending, lambda more: encode_message(message, key, self.settings, {**more, **(own or {})})
+        )
 
     async def _announce(self, topic: str) -> None:
         """Have the brokers of a topic know this client before they have to find it to push a reply."""

@@ -17,7 +17,7 @@ that is not answered ends after ``try_timeout_ms``, the next such one after twic
 each of them, and consumers tell by its unique key. Before a broker is tried again there is a pause (`Backoff`).
 
 A message for a queue that the caller chose goes to that queue only. While one such message is tried again, those for
-the same queue wait behind it, so the order in which they were first tried is kept (`_Mending`).
+the same queue wait behind it, so the order in which they were first tried is kept (`_QueueRetries`).
 
 Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies, sends wait in line; their time begins when it is
 their turn. Not here: checks and compression (`outgoing`), which brokers are avoided (`faults`). Loop only.
@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from rmqkit.client.observe.hooks import SendOutcome, SendResult, SendStatus
 from rmqkit.client.observe.status import BrokerStatus, ProducerStatus
-from rmqkit.client.producer.encode import Outgoing
+from rmqkit.client.producer.encode import EncodedMessage
 from rmqkit.client.producer.faults import FaultTable
 from rmqkit.client.runtime.routes import NOT_REGISTERED, PublishQueues
 from rmqkit.client.runtime.runtime import ClientRuntime
@@ -100,7 +100,7 @@ class Sender:
         self._group = group
         self._settings = settings
         self._permits = Permits(settings.sends_max, settings.sends_bytes_max)
-        self._mending: dict[MessageQueue, _Mending] = {}
+        self._queue_retries: dict[MessageQueue, _QueueRetries] = {}
         self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
 
     async def queues(self, topic: str, timeout_ms: float | None = None) -> PublishQueues:
@@ -148,13 +148,15 @@ class Sender:
             bytes_under_way=self._settings.sends_bytes_max - self._permits.free_bytes,
         )
 
-    async def send(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> SendResult:
+    async def send(
+        self, message: EncodedMessage, *, timeout_ms: float, queue: MessageQueue | None = None
+    ) -> SendResult:
         """Send until a broker has stored the message; to one queue only if it is given.
         Raises NoRoute: the topic has no queues, or no name server says in time where they are.
         Raises PeerRefused: a broker refused it in a way that no other broker would change.
         Raises SendFailed: every try failed, or the time is over."""
-        if message.tell is not None:
-            return await self._told(message, self.send(message, timeout_ms=timeout_ms, queue=queue))
+        if message.on_end is not None:
+            return await self._send_with_hooks(message, self.send(message, timeout_ms=timeout_ms, queue=queue))
         body_bytes = len(message.body)
         if not self._permits.take_now(body_bytes):
             await self._wait_in_line(message.topic, body_bytes)
@@ -172,23 +174,23 @@ class Sender:
                 limit = f"{settings.sends_bytes_max} bytes (backPressureForAsyncSendSize)"
             raise SendFailed(topic, [], ClientError(f"{line_ms} ms in line behind {limit}: slow down"))
 
-    async def _send(self, message: Outgoing, deadline_ms: float, queue: MessageQueue | None) -> SendResult:
+    async def _send(self, message: EncodedMessage, deadline_ms: float, queue: MessageQueue | None) -> SendResult:
         if queue is None:
             return await self._send_anywhere(message, deadline_ms)
         tries = _Tries(self._settings.retries if self._settings.retry_chosen_queue else 0)
-        mending = self._mending.get(queue)
-        if mending is None:
+        retries = self._queue_retries.get(queue)
+        if retries is None:
             result = await self._try_noted(message, queue, deadline_ms, tries)
             if result is not None:
                 return result
             is_known = self._runtime.routes.has_known(self._runtime.routes.broker_of(queue))
             if not is_known or not tries.may_go_on or self._left_ms(deadline_ms) <= 0:
                 return tries.outcome(message.topic)
-            mending = self._mending.setdefault(queue, _Mending())
-        mending.users += 1
+            retries = self._queue_retries.setdefault(queue, _QueueRetries())
+        retries.users += 1
         try:
             # asyncio's locks are fair: it is the order in which sends failed, or came.
-            if not await self._has_turn(mending, deadline_ms):
+            if not await self._has_turn(retries, deadline_ms):
                 tries.failure = tries.failure or ConnectFailed(queue.broker_name, "sends before this one still wait")
                 return tries.outcome(message.topic)
             try:
@@ -200,13 +202,13 @@ class Sender:
                         return result
                 return tries.outcome(message.topic)
             finally:
-                mending.turn.release()
+                retries.turn.release()
         finally:
-            mending.users -= 1
-            if not mending.users and self._mending.get(queue) is mending:
-                del self._mending[queue]
+            retries.users -= 1
+            if not retries.users and self._queue_retries.get(queue) is retries:
+                del self._queue_retries[queue]
 
-    async def _send_anywhere(self, message: Outgoing, deadline_ms: float) -> SendResult:
+    async def _send_anywhere(self, message: EncodedMessage, deadline_ms: float) -> SendResult:
         tries = _Tries(self._settings.retries)
         tried_since_pause: set[str] = set()
         queues: PublishQueues | None = None
@@ -243,10 +245,10 @@ class Sender:
                 if self._left_ms(deadline_ms) <= 0:
                     raise error from None
 
-    async def _has_turn(self, mending: _Mending, deadline_ms: float) -> bool:
+    async def _has_turn(self, retries: _QueueRetries, deadline_ms: float) -> bool:
         try:
             async with asyncio.timeout(max(0.0, self._left_ms(deadline_ms)) / 1000):
-                await mending.turn.acquire()
+                await retries.turn.acquire()
         except TimeoutError:
             return False
         return True
@@ -258,7 +260,7 @@ class Sender:
         return deadline_ms - self._clock.monotonic_ms()
 
     async def _try_noted(
-        self, message: Outgoing, queue: MessageQueue, deadline_ms: float, tries: _Tries
+        self, message: EncodedMessage, queue: MessageQueue, deadline_ms: float, tries: _Tries
     ) -> SendResult | None:
         """Try once and write down in ``tries`` how it went; None when there is nothing to return yet.
         Raises PeerRefused: in a way that no other broker would change."""
@@ -284,12 +286,14 @@ class Sender:
         tries.stored_less_safely(result)
         return None
 
-    async def send_one_way(self, message: Outgoing, *, timeout_ms: float, queue: MessageQueue | None = None) -> None:
+    async def send_one_way(
+        self, message: EncodedMessage, *, timeout_ms: float, queue: MessageQueue | None = None
+    ) -> None:
         """Write the message to a connection; nobody tells whether it was stored.
         Raises NoRoute: the topic has no queues.
         Raises ConnectFailed: the broker cannot be reached."""
-        if message.tell is not None:
-            return await self._told(message, self.send_one_way(message, timeout_ms=timeout_ms, queue=queue))
+        if message.on_end is not None:
+            return await self._send_with_hooks(message, self.send_one_way(message, timeout_ms=timeout_ms, queue=queue))
         chosen = queue or self._pick(await self.queues(message.topic, timeout_ms))
         command = self._command(message, chosen, one_way=True)
         address = self._master_address(chosen)
@@ -298,10 +302,10 @@ class Sender:
         await self._remoting.send_one_way(address, command, timeout_ms)
         return None
 
-    async def _told(self, message: Outgoing, sending: Coroutine[Any, Any, R]) -> R:
+    async def _send_with_hooks(self, message: EncodedMessage, sending: Coroutine[Any, Any, R]) -> R:
         """Send where hooks are told of it."""
-        tell, message.tell = message.tell, None
-        assert tell is not None, "hooks prepared the message"
+        on_end, message.on_end = message.on_end, None
+        assert on_end is not None, "hooks prepared the message"
         message.outcome = outcome = SendOutcome(body_bytes=len(message.body))
         try:
             result = await sending
@@ -312,9 +316,9 @@ class Sender:
             outcome.result = result if isinstance(result, SendResult) else None
             return result
         finally:
-            tell(outcome)
+            on_end(outcome)
 
-    async def _try(self, message: Outgoing, queue: MessageQueue, timeout_ms: float) -> SendResult:
+    async def _try(self, message: EncodedMessage, queue: MessageQueue, timeout_ms: float) -> SendResult:
         address = self._master_address(queue)
         if message.outcome is not None:
             message.outcome.address, message.outcome.tried_ms = address, self._clock.now_ms()
@@ -332,7 +336,7 @@ class Sender:
         found = stored.queue_offset, stored.transaction_id, stored.recall_handle
         return SendResult(status, message.msg_id, stored.msg_id, queue, *found)
 
-    def _command(self, message: Outgoing, queue: MessageQueue, *, one_way: bool = False) -> Command:
+    def _command(self, message: EncodedMessage, queue: MessageQueue, *, one_way: bool = False) -> Command:
         settings = self._settings
         header = SendMessageV2Request(
             producer_group=self._group,
@@ -421,7 +425,7 @@ class _Tries:
         raise SendFailed(topic, self.brokers, self.failure) from self.failure
 
 
-class _Mending:
+class _QueueRetries:
     """The sends to one queue since one of them failed: one at a time, until none is left."""
 
     __slots__ = ("turn", "users")

@@ -37,7 +37,7 @@ from rmqkit.client.observe.hooks import (
     SendStatus,
     TransactionEnd,
 )
-from rmqkit.client.producer.encode import outgoing
+from rmqkit.client.producer.encode import encode_message
 from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
@@ -255,7 +255,7 @@ class MessageTrace(BackgroundHook):
     async def _send_about(self, topic: str, body: bytes, keys: list[str], count: int) -> None:
         message = Message(topic=self._topic, body=body, keys=keys)
         try:
-            prepared = outgoing(message, self._runtime.keys.next(self._clock.now_ms()), self._own)
+            prepared = encode_message(message, self._runtime.keys.next(self._clock.now_ms()), self._own)
             brokers = set(self._runtime.routes.brokers_of(topic))
             queue = (await self._sender.queues(self._topic)).first(lambda one: one.broker_name in brokers)
             await self._sender.send(prepared, timeout_ms=_SEND_TIMEOUT_MS, queue=queue)

@@ -30,7 +30,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rmqkit.client.observe.hooks import Hook, SendResult, SendStatus, TransactionEnd
-from rmqkit.client.producer.encode import telling
+from rmqkit.client.producer.encode import reporting_failure
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.lifecycle import keeps_open
 from rmqkit.client.runtime.routes import NOT_REGISTERED
@@ -172,7 +172,7 @@ class TransactionProducer(Producer):
         prepared = self._prepare(message, {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: group})
         prepared.sys_flag |= TRANSACTION_PREPARED
         if queue is not None:
-            with telling(prepared):
+            with reporting_failure(prepared):
                 queue = await self._chosen(message, queue, None)
         return await self._sender.send(prepared, timeout_ms=self._time(timeout_ms), queue=queue)
 

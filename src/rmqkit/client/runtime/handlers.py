@@ -37,7 +37,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rmqkit.client.runtime.namespace import bare, renamed
+from rmqkit.client.runtime.namespace import remove_namespace, rename_topics
 from rmqkit.clock import Clock
 from rmqkit.errors import BodyError, PeerRefused
 from rmqkit.protocol import fastjson
@@ -94,7 +94,7 @@ class GroupConsumer(Protocol):
         ...
 
 
-class Inquiries:
+class ClientRequestHandlers:
     """Answers for the consumers by their groups."""
 
     def __init__(self, consumers: Mapping[str, GroupConsumer], namespace: str = "") -> None:
@@ -118,14 +118,14 @@ class Inquiries:
         consumer = self._consumers.get(self._bare(decode_header(command, ResetClientOffsetRequest).group))
         if consumer is not None:
             offsets = fastjson.decode_as(command.payload, ResetOffsetBody).offset_table
-            await consumer.reset_offsets(renamed(offsets, self._bare))
+            await consumer.reset_offsets(rename_topics(offsets, self._bare))
 
     def status(self, connection: Connection, command: Command) -> Command:
         """Where a group is in a topic."""
         header = decode_header(command, ConsumerStatusRequest)
         consumer = self._consumers.get(self._bare(header.group))
         offsets = {} if consumer is None else consumer.offsets_of(self._bare(header.topic))
-        return reply(command, body=fastjson.dumps(ConsumerStatus(renamed(offsets, self._full))))
+        return reply(command, body=fastjson.dumps(ConsumerStatus(rename_topics(offsets, self._full))))
 
     def running_info(self, connection: Connection, command: Command) -> Command:
         header = decode_header(command, RunningInfoRequest)
@@ -133,8 +133,8 @@ class Inquiries:
         if header.jstack_enable:
             info.jstack = _stacks()
         info.subscription_set = [replace(one, topic=self._full(one.topic)) for one in info.subscription_set]
-        info.mq_table = renamed(info.mq_table, self._full)
-        info.mq_pop_table = renamed(info.mq_pop_table, self._full)
+        info.mq_table = rename_topics(info.mq_table, self._full)
+        info.mq_pop_table = rename_topics(info.mq_pop_table, self._full)
         info.status_table = {self._full(topic): status for topic, status in info.status_table.items()}
         info.user_consumer_info = {self._full(queue): why for queue, why in info.user_consumer_info.items()}
         return reply(command, body=fastjson.dumps(info))
@@ -146,7 +146,7 @@ class Inquiries:
         (message,) = read_messages(command.payload, header.broker_name)[:1] or (None,)
         if message is None:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, "the request has no message to consume", connection.peer)
-        bare(self._namespace, [message])
+        remove_namespace(self._namespace, [message])
         return reply(command, body=msgspec.json.encode(await consumer.consume_directly(message)))
 
     def _bare(self, name: str) -> str:
@@ -225,7 +225,7 @@ class PendingReplies:
         finally:
             del self._waiting[correlation_id]
 
-    def take(self, connection: Connection, command: Command) -> Command:
+    def accept_reply(self, connection: Connection, command: Command) -> Command:
         """PUSH_REPLY_MESSAGE_TO_CLIENT: hand a reply to who waits for it."""
         header = decode_header(command, PushReplyRequest)
         properties = decode_properties((header.properties or "").encode("utf-8", "replace"))

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rmqkit.client.observe.hooks import BackgroundHook, Hook, Hooks
-from rmqkit.client.runtime import process as forks
+from rmqkit.client.runtime import process
 from rmqkit.client.runtime.process import run
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
@@ -28,13 +28,13 @@ class _State(enum.Enum):
     NEW = "not started"
     STARTED = "started"
     CLOSED = "closed"
-    LEFT_BEHIND = "the parent process's, from before a fork"
+    FROM_PARENT = "the parent process's, from before a fork"
 
 
 _REMEDIES = {
     _State.NEW: "use it inside 'async with' or call start()",
     _State.CLOSED: "make a new one",
-    _State.LEFT_BEHIND: "make a new one here, or start it only after the fork",
+    _State.FROM_PARENT: "make a new one here, or start it only after the fork",
 }
 
 
@@ -100,7 +100,7 @@ class Client:
         self._calls = 0
         self._idle = asyncio.Event()
         self._closed = asyncio.Event()
-        forks.tell(self, Client._forked)
+        process.register_after_fork(self, Client._forked)
 
     def _make_trace(self, settings: ClientSettings) -> BackgroundHook | None:
         """The hook that writes the trace topic."""
@@ -109,7 +109,7 @@ class Client:
     async def start(self) -> None:
         """Begin to work.
         Raises ClientError: it was started before, or is closed meanwhile; a closed client cannot be started again."""
-        if self.is_left_behind:
+        if self.is_from_parent:
             self._check_started()
         if self._state is not _State.NEW:
             raise ClientError(f"{self._described} is {self._state.value} already: make a new one")
@@ -140,7 +140,7 @@ class Client:
         """Finish what is under way, leave the group and let go of the connections; nothing happens twice.
 
         Called by one of the client's own handlers it returns at once: the handler has to end first."""
-        if self._state is _State.LEFT_BEHIND:
+        if self._state is _State.FROM_PARENT:
             return
         if self._closing is None:
             self._state = _State.CLOSED
@@ -205,15 +205,15 @@ class Client:
         return False
 
     @property
-    def is_left_behind(self) -> bool:
+    def is_from_parent(self) -> bool:
         """Whether it was started in a process that this one was forked from."""
-        return self._state is _State.LEFT_BEHIND
+        return self._state is _State.FROM_PARENT
 
     def _forked(self) -> bool:
         """In the child of a fork: what was started is the parent's."""
         if self._is_started or (self._closing is not None and not self._closing.done()):
-            self._state = _State.LEFT_BEHIND
-        return self.is_left_behind
+            self._state = _State.FROM_PARENT
+        return self.is_from_parent
 
     @property
     def is_new(self) -> bool:

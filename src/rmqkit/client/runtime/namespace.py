@@ -8,8 +8,8 @@ setting           a request then
 ``vip_channel``   goes to the broker's port - 2 if it is one of `VIP_CODES`; that port serves no pulls
 ================  ===============================================================================================
 
-Requests of brokers, and topics of received messages, come with the full names: `Inquiries` and the readers of messages
-take the namespace off (`bare`). Source: remoting.md §3.1, §3.2, §4.2, §9.4.
+Requests of brokers, and topics of received messages, come with the full names: `ClientRequestHandlers` and the readers
+of messages take the namespace off (`remove_namespace`). Source: remoting.md §3.1, §3.2, §4.2, §9.4.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _SENDS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCo
 _Name = Callable[[str], str]
 
 
-class Outbound(RemotingClient):
+class NamespaceClient(RemotingClient):
     """The calling side of a client that has one of the settings above; arguments as for `RemotingClient`."""
 
     def __init__(self, settings: ClientSettings, *args: Any, **kwargs: Any) -> None:
@@ -123,14 +123,14 @@ def vip_address(address: str) -> str:
     return join_address(host, port - 2)
 
 
-def bare(namespace: str, messages: Iterable[ReceivedMessage]) -> None:
+def remove_namespace(namespace: str, messages: Iterable[ReceivedMessage]) -> None:
     """Take a client's namespace off the topics of messages that a broker gave."""
     if namespace:
         for message in messages:
             message.topic = without_namespace(namespace, message.topic)
 
 
-def renamed(table: Mapping[MessageQueue, V], name: _Name) -> dict[MessageQueue, V]:
+def rename_topics(table: Mapping[MessageQueue, V], name: _Name) -> dict[MessageQueue, V]:
     """A table of queues under other topic names."""
     return {replace(queue, topic=name(queue.topic)): value for queue, value in table.items()}
 

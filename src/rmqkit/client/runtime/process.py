@@ -35,8 +35,8 @@ C = TypeVar("C", bound="_HasOrder")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-_told: weakref.WeakKeyDictionary[object, Callable[[Any], bool]] = weakref.WeakKeyDictionary()
-_left_behind: list[object] = []
+_hooks_after_fork: weakref.WeakKeyDictionary[object, Callable[[Any], bool]] = weakref.WeakKeyDictionary()
+_kept: list[object] = []
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ async def run(*clients: Runs) -> None:
         raise ClientError("run() has no clients: give it at least one")
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
-    with told_by_signals(asked.set, loop):
+    with calling_on_signals(asked.set, loop):
         working = [
             asyncio.create_task(_start_and_wait(clients), name="clients that run"),
             asyncio.create_task(asked.wait(), name="signals"),
@@ -109,7 +109,7 @@ def closing_order(clients: Sequence[C]) -> list[list[C]]:
 
 
 @contextlib.contextmanager
-def told_by_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
+def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
     """Have SIGINT and SIGTERM call a function, the first time; with a loop it is called there.
     Raises ClientError: this is not the main thread."""
     if threading.current_thread() is not threading.main_thread():
@@ -148,13 +148,13 @@ def told_by_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLoop 
         restore()
 
 
-def tell(one: T, hook: Callable[[T], bool]) -> None:
+def register_after_fork(one: T, hook: Callable[[T], bool]) -> None:
     """Call ``hook(one)`` in every child that is forked while it exists; it says whether ``one`` is left behind.
     It may be called again, in the child's child."""
-    _told[one] = hook
+    _hooks_after_fork[one] = hook
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        after_in_child=lambda: _left_behind.extend([one for one, hook in list(_told.items()) if hook(one)])
+        after_in_child=lambda: _kept.extend([one for one, hook in list(_hooks_after_fork.items()) if hook(one)])
     )

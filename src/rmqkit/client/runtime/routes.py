@@ -1,9 +1,9 @@
 """Routes: which queues a topic has, and where their brokers are (``topicRouteData2TopicPublishInfo``).
 
-`RouteTable` keeps the routes of the topics in use. It fetches a route when it is first needed, refreshes all of them
-from time to time, and keeps the last one known when nobody answers, because brokers go on serving without name servers.
-It asks `NameServers`, which stays with one name server until that does not answer. `discover` finds name servers
-through a web server (``TopAddressing``) when a program names none, at the start and then every 2 minutes.
+`ClientRouteTable` keeps the routes of the topics in use. It fetches a route when it is first needed, refreshes all of
+them from time to time, and keeps the last one known when nobody answers, because brokers go on serving without name
+servers. It asks `NameServers`, which stays with one name server until that does not answer. `discover` finds name
+servers through a web server (``TopAddressing``) when a program names none, at the start and then every 2 minutes.
 
 ===========================  ==================================================================================
 queues to publish to         those of ``orderTopicConf`` exactly as it lists them; else, per writable queue data whose
@@ -234,7 +234,7 @@ def _get(url: str, timeout_seconds: float) -> str:
     return text.strip()
 
 
-class RouteTable:
+class ClientRouteTable:
     """Topics, their queues, and where brokers are; ``on_change`` is told the topic whose route is new or different.
     ``brokers`` is broker name → broker id → address, of all routes together."""
 
@@ -272,7 +272,7 @@ class RouteTable:
             asking = self._asking[topic] = asyncio.create_task(
                 self._ask_publish_queues(topic, template_topic, template_queue_count), name=f"route of topic {topic}"
             )
-            asking.add_done_callback(functools.partial(self._asked, topic))
+            asking.add_done_callback(functools.partial(self._end_question, topic))
         return await asyncio.shield(asking)
 
     async def _ask_publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
@@ -375,7 +375,7 @@ class RouteTable:
     async def _fetch(self, topic: str) -> None:
         route = await self._name_servers.route(topic)
         if route is not None and route.broker_datas:
-            self._take(topic, route)
+            self._accept_route(topic, route)
         elif topic in self._templates:  # a broker may be elsewhere by now
             await self._use_template(topic, *self._templates[topic])
 
@@ -386,24 +386,24 @@ class RouteTable:
         self._templates[topic] = template_topic, queue_count
         route = from_template(template, queue_count)
         if route != self._routes.get(topic):
-            self._put(topic, route)
+            self._store_route(topic, route)
 
-    def _take(self, topic: str, route: TopicRoute) -> None:
+    def _accept_route(self, topic: str, route: TopicRoute) -> None:
         route.queue_datas.sort(key=lambda data: data.broker_name)
         route.broker_datas.sort(key=lambda broker: broker.broker_name)
         if route == self._routes.get(topic) and topic not in self._templates:
             return
         self._templates.pop(topic, None)
-        self._put(topic, route)
+        self._store_route(topic, route)
         _log.info("route of topic %s: %d queues", topic, len(subscribe_queues(topic, route)))
 
-    def _asked(self, topic: str, asking: asyncio.Task[PublishQueues]) -> None:
+    def _end_question(self, topic: str, asking: asyncio.Task[PublishQueues]) -> None:
         """Forget a question that was answered; an error may have nobody left who waits for it."""
         del self._asking[topic]
         if not asking.cancelled():
             asking.exception()
 
-    def _put(self, topic: str, route: TopicRoute) -> None:
+    def _store_route(self, topic: str, route: TopicRoute) -> None:
         self._routes.pop(topic, None)
         self._routes[topic] = route  # the last one: where it says brokers are is newer than what others say
         queues = publish_queues(topic, route)

@@ -23,11 +23,11 @@ import os
 import random
 from collections.abc import Awaitable, Callable
 
-from rmqkit.client.runtime import process as forks
-from rmqkit.client.runtime.handlers import GroupConsumer, Inquiries, PendingReplies
-from rmqkit.client.runtime.namespace import Outbound, bare
+from rmqkit.client.runtime import process
+from rmqkit.client.runtime.handlers import ClientRequestHandlers, GroupConsumer, PendingReplies
+from rmqkit.client.runtime.namespace import NamespaceClient, remove_namespace
 from rmqkit.client.runtime.requests import BrokerCalls
-from rmqkit.client.runtime.routes import MASTER_ID, NameServers, RouteTable
+from rmqkit.client.runtime.routes import MASTER_ID, ClientRouteTable, NameServers
 from rmqkit.client.runtime.settings import ClientSettings, name_server_list
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, RemotingError, RmqError
@@ -114,9 +114,9 @@ class ClientRuntime:
         self.absences = Absences(clock)
         self.dispatch = Dispatch()
         self.dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
-        self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.take)
+        self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.accept_reply)
         is_plain = not (settings.namespace or settings.namespace_v2 or settings.vip_channel)
-        self.remoting = (RemotingClient if is_plain else functools.partial(Outbound, settings))(
+        self.remoting = (RemotingClient if is_plain else functools.partial(NamespaceClient, settings))(
             self.dispatch,
             clock=clock,
             on_close=self._connection_closed,
@@ -125,22 +125,22 @@ class ClientRuntime:
         )
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
         name_servers_asked = NameServers(self.name_servers, self.remoting, settings.api_timeout_ms)
-        self.routes = RouteTable(name_servers_asked, self._route_changed)
+        self.routes = ClientRouteTable(name_servers_asked, self._route_changed)
         self._producers: dict[str, AnswerCheck | None] = {}
         self._consumers: dict[str, GroupConsumer] = {}
-        Inquiries(self._consumers, self.namespace).register(self.dispatch)
+        ClientRequestHandlers(self._consumers, self.namespace).register(self.dispatch)
         self._tasks = Tasks()
         self._refresh = asyncio.Event()
         self._beat = asyncio.Event()
         self._beats_under_way: set[asyncio.Task[None]] = set()
         self._missing_pause_ms = _MISSING_TOPIC_PAUSE_MS
         self._is_running = False
-        self._is_left_behind = False
-        forks.tell(self, ClientRuntime._forked)
+        self._is_from_parent = False
+        process.register_after_fork(self, ClientRuntime._forked)
 
     def check_process(self) -> None:
         """Raises ClientError: it was started in a process that this one was forked from."""
-        if self._is_left_behind:
+        if self._is_from_parent:
             raise ClientError(
                 f"client {self.client_id} was started before this process was forked, its connections are the "
                 "parent's: make a new one here"
@@ -170,7 +170,7 @@ class ClientRuntime:
 
     async def close(self) -> None:
         """Stop what `start` began and close every connection. Groups have to be unregistered before."""
-        if self._is_left_behind:
+        if self._is_from_parent:
             return
         self._is_running = False
         await self._tasks.close()
@@ -196,12 +196,16 @@ class ClientRuntime:
     async def unregister_producer(self, group: str) -> None:
         """Leave a producer group at all brokers; a broker that does not answer finds out by itself."""
         self._producers.pop(group, None)
-        await self._say_goodbye(lambda address: self.calls.unregister(address, self.client_id, producer_group=group))
+        await self._unregister_everywhere(
+            lambda address: self.calls.unregister(address, self.client_id, producer_group=group)
+        )
 
     async def unregister_consumer(self, group: str) -> None:
         """Leave a consumer group at all brokers, as above."""
         self._consumers.pop(group, None)
-        await self._say_goodbye(lambda address: self.calls.unregister(address, self.client_id, consumer_group=group))
+        await self._unregister_everywhere(
+            lambda address: self.calls.unregister(address, self.client_id, consumer_group=group)
+        )
 
     # -- what is to be done soon
 
@@ -223,7 +227,7 @@ class ClientRuntime:
             ],
         )
         if data.producerDataSet or data.consumerDataSet:
-            beating = self._everywhere(lambda address: self.calls.heartbeat(address, data), "heartbeat")
+            beating = self._ask_all_brokers(lambda address: self.calls.heartbeat(address, data), "heartbeat")
             beat = self._tasks.start(beating, f"one heartbeat of client {self.client_id}")
             self._beats_under_way.add(beat)
             beat.add_done_callback(self._beats_under_way.discard)
@@ -233,10 +237,10 @@ class ClientRuntime:
 
     def _forked(self) -> bool:
         """In the child of a fork: one that was not started can be, under a name of its own."""
-        self._is_left_behind = self._is_left_behind or self._is_running
-        if not self._is_left_behind:
+        self._is_from_parent = self._is_from_parent or self._is_running
+        if not self._is_from_parent:
             self._name_process()
-        return self._is_left_behind
+        return self._is_from_parent
 
     def _name_process(self) -> None:
         settings = self._settings
@@ -266,14 +270,14 @@ class ClientRuntime:
         self._missing_pause_ms = min(pause_ms * 2, interval_ms)
         return pause_ms
 
-    async def _say_goodbye(self, call: Callable[[str], Awaitable[None]]) -> None:
+    async def _unregister_everywhere(self, call: Callable[[str], Awaitable[None]]) -> None:
         """Leave a group once no heartbeat is under way: handled after the farewell, it would make us a member again,
         whose queues nobody reads until the broker misses further heartbeats, 120 s later."""
         if self._beats_under_way:
             await asyncio.wait(self._beats_under_way)
-        await self._everywhere(call, "unregistering")
+        await self._ask_all_brokers(call, "unregistering")
 
-    async def _everywhere(self, call: Callable[[str], Awaitable[None]], what: str) -> None:
+    async def _ask_all_brokers(self, call: Callable[[str], Awaitable[None]], what: str) -> None:
         addresses = self._broker_addresses()
         results = await asyncio.gather(*(call(address) for address in addresses), return_exceptions=True)
         for address, result in zip(addresses, results, strict=True):
@@ -308,7 +312,7 @@ class ClientRuntime:
     def _check_transaction(self, connection: Connection, command: Command) -> None:
         header = decode_header(command, CheckTransactionRequest)
         messages = read_messages(command.payload, header.bname)
-        bare(self.namespace, messages)
+        remove_namespace(self.namespace, messages)
         for message in messages:
             group = without_namespace(self.namespace, message.properties.get(PRODUCER_GROUP, ""))
             answer_check = self._producers.get(group)

@@ -29,9 +29,9 @@ from rmqkit.client.consumer import push as push_consumer
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.pop import consumer as pop_consumer
 from rmqkit.client.producer import producer, transaction
-from rmqkit.client.runtime import process as forks
+from rmqkit.client.runtime import process
 from rmqkit.client.runtime.lifecycle import Client
-from rmqkit.client.runtime.process import closing_order, told_by_signals
+from rmqkit.client.runtime.process import calling_on_signals, closing_order
 from rmqkit.client.sync.portal import Portal, portal
 from rmqkit.errors import ClientError
 from rmqkit.protocol.message import ReceivedMessage
@@ -40,7 +40,7 @@ __all__ = ["PopConsumer", "Producer", "PullConsumer", "PushConsumer", "Transacti
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _Method = Callable[Concatenate[Any, P], T]
 
 
@@ -52,11 +52,11 @@ def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]]
             return client_type(*args, **kwargs)
 
         self._make = make
-        self._anew = threading.Lock()
+        self._move_lock = threading.Lock()
         self._portal = portal()
         self._client = self._portal.run(make)
         self._portal.close_at_exit(self._client)
-        forks.tell(self, _Blocking._forked)
+        process.register_after_fork(self, _Blocking._forked)
 
     def replace(declared: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
         return functools.update_wrapper(init, cast("type[Client]", client_type).__init__)
@@ -75,12 +75,12 @@ def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
     return call
 
 
-def _waits_unless_left_behind(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
+def _waits_unless_from_parent(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
     """`_waits`, but nothing happens when the client is still the parent process's."""
     wait = _waits(method)
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if not self._client.is_left_behind:
+        if not self._client.is_from_parent:
             wait(self, *args, **kwargs)
 
     return functools.update_wrapper(call, method)
@@ -128,13 +128,13 @@ def run(*clients: _Blocking) -> None:
     if not clients:
         raise ClientError("run() has no clients: give it at least one")
     asked = threading.Event()
-    with told_by_signals(asked.set):
+    with calling_on_signals(asked.set):
         try:
             for client in clients:
                 if client.is_new and not asked.is_set():
                     client.start()
             # With a time, as a wait without one keeps signals away on Windows.
-            while not asked.wait(_LOOK_SECONDS) and not all(client.is_closed for client in clients):
+            while not asked.wait(_POLL_SECONDS) and not all(client.is_closed for client in clients):
                 pass
         finally:
             for together in filter(None, closing_order(clients)):
@@ -160,14 +160,14 @@ class _Blocking:
     _portal: Portal
     _client: Client
     _make: Callable[[], Awaitable[Client]]
-    _anew: threading.Lock
+    _move_lock: threading.Lock
 
     _goes_on_after_fork = False
 
     start = _waits(Client.start)
     wait_closed = _waits(Client.wait_closed)
     run = _runs(Client.run)
-    close = _waits_unless_left_behind(Client.close)
+    close = _waits_unless_from_parent(Client.close)
 
     @property
     def closes_last(self) -> bool:
@@ -185,21 +185,21 @@ class _Blocking:
         return self._client.is_closed
 
     def _forked(self) -> bool:
-        self._anew = threading.Lock()  # the thread that held the lock is not here
+        self._move_lock = threading.Lock()  # the thread that held the lock is not here
         return False
 
     def _here(self) -> Portal:
         """The portal of this process, with the client on it.
         Raises ClientError: the client is a consumer that was started before a fork."""
-        if self._portal.is_left_behind:
-            with self._anew:
-                if self._portal.is_left_behind:
-                    self._come_here()
+        if self._portal.is_from_parent:
+            with self._move_lock:
+                if self._portal.is_from_parent:
+                    self._move_to_this_process()
         return self._portal
 
-    def _come_here(self) -> None:
+    def _move_to_this_process(self) -> None:
         own, client = portal(), self._client
-        if client.is_left_behind:
+        if client.is_from_parent:
             if self._goes_on_after_fork:
                 client = own.run(self._make)
             own.run(client.start)
@@ -216,7 +216,7 @@ class _Blocking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._client.is_left_behind:
+        if not self._client.is_from_parent:
             self._here().run(lambda: self._client.__aexit__(kind, error, trace))
 
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from rmqkit.client.runtime import process as forks
+from rmqkit.client.runtime import process
 
 T = TypeVar("T")
 
@@ -28,10 +28,10 @@ class _Closable(Protocol):
 
 class Portal:
     """A loop thread of one process; every method may be called from any other thread.
-    ``is_left_behind`` says that the thread is in the parent of this process."""
+    ``is_from_parent`` says that the thread is in the parent of this process."""
 
     def __init__(self) -> None:
-        self.is_left_behind = False
+        self.is_from_parent = False
         self._loop = _new_loop()
         self._clients: weakref.WeakSet[_Closable] = weakref.WeakSet()
         self._thread = threading.Thread(target=self._run, name="rmqkit portal", daemon=True)
@@ -61,7 +61,7 @@ class Portal:
         self._loop.close()
 
     def _exit(self) -> None:
-        if self.is_left_behind or not self._thread.is_alive():
+        if self.is_from_parent or not self._thread.is_alive():
             return
         closing = asyncio.run_coroutine_threadsafe(self._close_clients(), self._loop)
         with contextlib.suppress(concurrent.futures.TimeoutError):
@@ -87,18 +87,18 @@ class _Own:
     def __init__(self) -> None:
         self.portal: Portal | None = None
         self.lock = threading.Lock()
-        self._left_behind: list[Portal] = []
+        self._from_parent: list[Portal] = []
 
     def forked(self) -> bool:
         if self.portal is not None:
-            self.portal.is_left_behind = True
-            self._left_behind.append(self.portal)
+            self.portal.is_from_parent = True
+            self._from_parent.append(self.portal)
         self.portal, self.lock = None, threading.Lock()  # the thread that held the lock is not here
         return True
 
 
 _own = _Own()
-forks.tell(_own, _Own.forked)
+process.register_after_fork(_own, _Own.forked)
 
 
 async def _awaited(work: Callable[[], Awaitable[T]]) -> T:

@@ -99,9 +99,9 @@ class SinkProducer:
         return producer
 
     @property
-    def is_left_behind(self) -> bool:
+    def is_from_parent(self) -> bool:
         """Whether it is that of the process that this one was forked from."""
-        return self._portal.is_left_behind
+        return self._portal.is_from_parent
 
     @property
     def now_ms(self) -> float:

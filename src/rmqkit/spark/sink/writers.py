@@ -169,14 +169,14 @@ _sinks: dict[SinkOptions, ExactlyOnce] = {}
 def exactly_once(options: SinkOptions) -> ExactlyOnce:
     """The transactional sink of this process with some options, made when it is first asked for."""
     known = _sinks.get(options)
-    if known is None or known.producer.is_left_behind:
+    if known is None or known.producer.is_from_parent:
         known = _sinks[options] = ExactlyOnce(options)
     return known
 
 
 def _producer(options: SinkOptions) -> SinkProducer:
     known = _producers.get(options)
-    if known is None or known.is_left_behind:
+    if known is None or known.is_from_parent:
         known = _producers[options] = SinkProducer(options, _unknown)
         known.start()
     return known
