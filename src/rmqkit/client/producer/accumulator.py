@@ -27,6 +27,7 @@ costs no more memory than that, apart from the results. Loop only. Source: behav
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
@@ -43,22 +44,18 @@ from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.tasks import Tasks
 
+BATCHES_MAX = 32
+"""Requests of one `Producer.send_many` under way at a time."""
+
 K = TypeVar("K", bound=Hashable)
 P = TypeVar("P")
-
-_Place = asyncio.Future[SendResult]
-
-BATCHES_MAX = 32
-
-_Send = Callable[[EncodedMessage, MessageQueue | None], Awaitable[SendResult]]
-_Choose = Callable[[Message], Awaitable[MessageQueue | None]]
-_Key = MessageQueue | tuple[str, bool]
+Send = Callable[[EncodedMessage, MessageQueue | None], Awaitable[SendResult]]
+Choose = Callable[[Message], Awaitable[MessageQueue | None]]
 
 
 class Batch(Struct, Generic[P]):
-    """Messages that go out together; ``places`` are where the result of each is wanted."""
+    """Messages that share one request; ``places`` say where the result of each is wanted."""
 
-    first: Message
     queue: MessageQueue | None
     places: list[P] = field(default_factory=list)
     unique_keys: list[str] = field(default_factory=list)
@@ -69,13 +66,14 @@ class Batch(Struct, Generic[P]):
     on_end: Callable[[SendOutcome], None] | None = None
 
 
-class OpenBatches(Generic[K, P]):
-    """The open batches of one owner, by key.
+class OpenBatches(ABC, Generic[K, P]):
+    """Collects messages into one open batch per key, and hands each batch over once.
 
     Args:
-        hooks: are told of every batch.
-        next_key: gives out unique keys.
-        closed: takes a batch that is closed, and what it is as a request.
+        send: sends what is prepared, to a queue if one is chosen.
+        next_key: makes unique keys.
+        hooks: see every batch.
+        linger_ms: how long a batch stays open for further messages; 0 leaves that to the owner.
     """
 
     def __init__(
@@ -83,35 +81,45 @@ class OpenBatches(Generic[K, P]):
         group: str,
         settings: ProducerSettings,
         *,
-        hooks: Hooks,
+        send: Send,
         next_key: Callable[[], str],
-        closed: Callable[[Batch[P], EncodedMessage | RmqError], None],
+        hooks: Hooks,
         linger_ms: float = 0.0,
     ) -> None:
         self._group = group
         self._settings = settings
-        self._hooks = hooks
+        self._send = send
         self._next_key = next_key
-        self._closed = closed
-        self._open: dict[K, Batch[P]] = {}
+        self._hooks = hooks
+        self._linger_ms = linger_ms
+        self._open: dict[K, tuple[Message, Batch[P]]] = {}
         self._bytes_max = min(settings.batch_bytes, settings.message_bytes_max)
-        self.linger_ms = linger_ms
 
-    def add(self, key: K, message: Message, queue: MessageQueue | None, place: P) -> int:
+    @abstractmethod
+    def _start_send(self, batch: Batch[P], prepared: EncodedMessage) -> None:
+        """Begin to send a batch that was closed."""
+
+    @abstractmethod
+    def _fail(self, batch: Batch[P], error: Exception) -> None:
+        """Give every message of a batch the same error."""
+
+    def _add_to_batch(self, key: K, message: Message, queue: MessageQueue | None, place: P) -> int:
         """Put a message into the open batch of a key; returns its bytes there.
         Raises MessageIllegal: it breaks a rule, or a batch cannot hold it."""
         unique_key = message.msg_id or self._next_key()
+        # Checked before any batch is touched: a message that is refused must not close or begin one.
         entry = batch_entry(message, unique_key, self._settings)
         size = BATCH_ENTRY_BYTES_MIN + len(entry.body) + len(entry.properties)
-        batch = self._open.get(key)
-        if batch is not None and (batch.size + size > self._bytes_max or batch.first.wait_store != message.wait_store):
-            self.close(key)
+        first, batch = self._open.get(key, (message, None))
+        if batch is not None and (batch.size + size > self._bytes_max or first.wait_store != message.wait_store):
+            self._close_batch(key)
             batch = None
         if batch is None:
-            batch = self._open[key] = self._begin(key, message, queue)
+            batch = self._begin_batch(key, message, queue)
         if batch.sending is not None:
             if batch.entries:
                 batch.sending.messages.append(message)
+            # Hooks may have added properties when the batch began: each of its messages carries them.
             entry = batch_entry(message, unique_key, self._settings, batch.sending.properties)
         batch.places.append(place)
         batch.unique_keys.append(unique_key)
@@ -119,42 +127,42 @@ class OpenBatches(Generic[K, P]):
         batch.size += size
         return size
 
-    def _begin(self, key: K, message: Message, queue: MessageQueue | None) -> Batch[P]:
-        batch: Batch[P] = Batch(message, queue)
+    def _begin_batch(self, key: K, message: Message, queue: MessageQueue | None) -> Batch[P]:
+        assert key not in self._open, "a key has one open batch"
+        batch: Batch[P] = Batch(queue)
+        self._open[key] = message, batch
         if self._hooks:
             batch.sending = Sending(self._group, [message], is_batch=True)
             batch.on_end = self._hooks.sending(batch.sending)
-        if self.linger_ms:
-            batch.timer = asyncio.get_running_loop().call_later(self.linger_ms / 1000, self.close, key)
+        if self._linger_ms:
+            batch.timer = asyncio.get_running_loop().call_later(self._linger_ms / 1000, self._close_batch, key)
         return batch
 
-    def close(self, key: K) -> None:
+    def _close_batch(self, key: K) -> None:
         """Hand over the open batch of a key, if there is one."""
-        batch = self._open.pop(key, None)
-        if batch is None:
+        first, batch = self._open.pop(key, (None, None))
+        if first is None or batch is None:
             return
+        assert batch.entries and len(batch.places) == len(batch.unique_keys) == len(batch.entries), "one of each"
         if batch.timer is not None:
             batch.timer.cancel()
-        prepared: EncodedMessage | RmqError
         try:
-            keys = batch.unique_keys
-            prepared = encode_entries(batch.first, batch.entries, keys, self._next_key(), self._settings)
+            prepared = encode_entries(first, batch.entries, batch.unique_keys, self._next_key(), self._settings)
         except RmqError as error:
             if batch.on_end is not None:
                 batch.on_end(SendOutcome(error=error))
-            prepared = error
+            self._fail(batch, error)
         else:
             prepared.on_end = batch.on_end
-        self._closed(batch, prepared)
+            self._start_send(batch, prepared)
 
-    def close_all(self) -> None:
-        """Hand over every batch."""
+    def _close_all(self) -> None:
         for key in list(self._open):
-            self.close(key)
+            self._close_batch(key)
 
-    def discard_all(self) -> None:
-        """Drop what is open; nobody waits for it any more."""
-        for batch in self._open.values():
+    def _discard_all(self) -> None:
+        """Drop the open batches: nobody waits for them any more."""
+        for _, batch in self._open.values():
             if batch.timer is not None:
                 batch.timer.cancel()
         self._open.clear()
@@ -166,7 +174,7 @@ def is_large(body: object, settings: ProducerSettings) -> bool:
 
 
 def shares(result: SendResult, unique_keys: list[str]) -> list[SendResult]:
-    """Each message's share of the result of its batch."""
+    """Split the result of a batch into one result per message."""
     if len(unique_keys) == 1:
         return [result]
     ids = result.offset_msg_id.split(",")
@@ -177,28 +185,13 @@ def shares(result: SendResult, unique_keys: list[str]) -> list[SendResult]:
     ]
 
 
-class Accumulator:
-    """What the single sends of one producer wait in.
-
-    Args:
-        send: sends what is prepared, to a queue if one is chosen.
-        next_key, hooks: as of `OpenBatches`.
-    """
+class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None], "asyncio.Future[SendResult]"]):
+    """Where the single sends of one producer wait for each other; a place is the future that its caller awaits."""
 
     def __init__(
-        self,
-        group: str,
-        settings: ProducerSettings,
-        *,
-        send: Callable[[EncodedMessage, MessageQueue | None], Awaitable[SendResult]],
-        next_key: Callable[[], str],
-        hooks: Hooks,
+        self, group: str, settings: ProducerSettings, *, send: Send, next_key: Callable[[], str], hooks: Hooks
     ) -> None:
-        self._settings = settings
-        self._send = send
-        self._open: OpenBatches[tuple[str, MessageQueue | None, bool, str | None], _Place] = OpenBatches(
-            group, settings, hooks=hooks, next_key=next_key, closed=self._closed, linger_ms=settings.batch_delay_ms
-        )
+        super().__init__(group, settings, send=send, next_key=next_key, hooks=hooks, linger_ms=settings.batch_delay_ms)
         self._bytes = 0
         self._tasks = Tasks()
 
@@ -213,43 +206,45 @@ class Accumulator:
 
     async def send(self, message: Message, queue: MessageQueue | None) -> SendResult:
         """Send a message together with others. Raises as `Producer.send`."""
-        place: _Place = asyncio.get_running_loop().create_future()
+        place: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         key = (message.topic, queue, message.wait_store, message.tags)
-        size = self._open.add(key, message, queue, place)  # which may close, and take off, another batch
+        # Two statements: adding may close another batch, whose failure takes its bytes off `_bytes` meanwhile.
+        size = self._add_to_batch(key, message, queue, place)
         self._bytes += size
         return await place
 
     async def close(self) -> None:
-        """Send what is open, and wait until everybody has a result or an error."""
-        self._open.close_all()
+        """Send what is open, and wait until every caller has a result or an error."""
+        self._close_all()
         await self._tasks.finish()
 
-    def _closed(self, batch: Batch[_Place], prepared: EncodedMessage | RmqError) -> None:
-        if isinstance(prepared, RmqError):
-            self._fail(batch, prepared)
-        else:
-            self._tasks.start(self._run(batch, prepared), "accumulated batch")
+    def _start_send(self, batch: Batch[asyncio.Future[SendResult]], prepared: EncodedMessage) -> None:
+        self._tasks.start(self._send_batch(batch, prepared), "accumulated batch")
 
-    async def _run(self, batch: Batch[_Place], prepared: EncodedMessage) -> None:
+    async def _send_batch(self, batch: Batch[asyncio.Future[SendResult]], prepared: EncodedMessage) -> None:
         try:
             result = await self._send(prepared, batch.queue)
         except asyncio.CancelledError:  # the loop ends
             for place in batch.places:
                 place.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - the task's outer edge: whoever waits is told what it was
+        except Exception as error:  # noqa: BLE001 - the task's outer edge: whoever waits gets it
             self._fail(batch, error)
         else:
-            self._bytes -= batch.size
+            self._take_off(batch)
             for place, share in zip(batch.places, shares(result, batch.unique_keys), strict=True):
-                if not place.done():
+                if not place.done():  # a caller that was cancelled has left; its message is stored all the same
                     place.set_result(share)
 
-    def _fail(self, batch: Batch[_Place], error: Exception) -> None:
-        self._bytes -= batch.size
+    def _fail(self, batch: Batch[asyncio.Future[SendResult]], error: Exception) -> None:
+        self._take_off(batch)
         for place in batch.places:
             if not place.done():
                 place.set_exception(error)
+
+    def _take_off(self, batch: Batch[asyncio.Future[SendResult]]) -> None:
+        self._bytes -= batch.size
+        assert self._bytes >= 0, "a batch gives back what its messages took"
 
 
 class SendManyFailed(ClientError):
@@ -262,35 +257,22 @@ class SendManyFailed(ClientError):
         self.results = results
 
 
-class Batching:
-    """One call of `Producer.send_many`.
-
-    Args:
-        send: sends what is prepared, to a queue if one is chosen.
-        choose: the queue of a message; None leaves it to the sender.
-        next_key: gives out unique keys.
-        hooks: are told of every batch.
-    """
+class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
+    """One call of `Producer.send_many`; a place is the index of a message among the results.
+    ``choose`` gives the queue of a message; None leaves it to the sender."""
 
     def __init__(
         self,
         group: str,
         settings: ProducerSettings,
         *,
-        send: _Send,
-        choose: _Choose | None,
+        send: Send,
+        choose: Choose | None,
         next_key: Callable[[], str],
         hooks: Hooks,
     ) -> None:
-        self._group = group
-        self._settings = settings
-        self._hooks = hooks
-        self._send = send
+        super().__init__(group, settings, send=send, next_key=next_key, hooks=hooks)
         self._choose = choose
-        self._next_key = next_key
-        self._open: OpenBatches[_Key, int] = OpenBatches(
-            group, settings, hooks=hooks, next_key=next_key, closed=self._closed
-        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[MessageQueue, asyncio.Lock] = {}
         self._broken: dict[MessageQueue, RmqError] = {}
@@ -301,7 +283,8 @@ class Batching:
         """Send them; the results are in their order. Raises SendManyFailed: some could not be sent."""
         try:
             if isinstance(messages, AsyncIterable):
-                self._open.linger_ms = self._settings.batch_delay_ms
+                # Only a source that is awaited can keep a batch waiting; any other fills it or ends.
+                self._linger_ms = self._settings.batch_delay_ms
                 async for message in messages:
                     if not await self._add(message):
                         break
@@ -309,10 +292,12 @@ class Batching:
                 for message in messages:
                     if not await self._add(message):
                         break
-            self._open.close_all()
+            self._close_all()
             await asyncio.gather(*self._tasks)
         finally:
-            self._stop()
+            self._discard_all()
+            for task in self._tasks:
+                task.cancel()
         assert None not in self._results, "every batch fills its places"
         stored = [result for result in self._results if isinstance(result, SendResult)]
         if len(stored) < len(self._results):
@@ -322,7 +307,7 @@ class Batching:
     async def close(self, refusal: RmqError) -> None:
         """Send what was taken, and wait for it; the next message is refused, and none taken after it."""
         self._refusal = refusal
-        self._open.close_all()
+        self._close_all()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -341,44 +326,36 @@ class Batching:
                     Sending(self._group, [message]), lambda own: encode_message(message, unique_key, settings, own)
                 )
                 if queue is not None:
-                    self._open.close(queue)
-                self._start([place], [unique_key], prepared, queue)
+                    self._close_batch(queue)  # what came before it in the queue goes before it
+                self._start_send(Batch(queue, [place], [unique_key]), prepared)
             else:
-                self._open.add(queue or (message.topic, message.wait_store), message, queue, place)
+                self._add_to_batch(queue or (message.topic, message.wait_store), message, queue, place)
         except RmqError as error:
             self._results[place] = error
         while len(self._tasks) >= BATCHES_MAX:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         return self._results[place] is None or self._results[place] is not self._refusal
 
-    def _closed(self, batch: Batch[int], prepared: EncodedMessage | RmqError) -> None:
-        if isinstance(prepared, RmqError):
-            self._fill(batch.places, [prepared] * len(batch.places))
-        else:
-            self._start(batch.places, batch.unique_keys, prepared, batch.queue)
-
-    def _start(
-        self, places: list[int], unique_keys: list[str], prepared: EncodedMessage, queue: MessageQueue | None
-    ) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(places, unique_keys, prepared, queue))
+    def _start_send(self, batch: Batch[int], prepared: EncodedMessage) -> None:
+        task = asyncio.get_running_loop().create_task(self._send_batch(batch, prepared))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(
-        self, places: list[int], unique_keys: list[str], prepared: EncodedMessage, queue: MessageQueue | None
-    ) -> None:
+    async def _send_batch(self, batch: Batch[int], prepared: EncodedMessage) -> None:
         try:
-            if queue is None:
+            if batch.queue is None:
                 result = await self._send(prepared, None)
             else:
-                async with self._turns.setdefault(queue, asyncio.Lock()):
-                    result = await self._send_in_turn(prepared, queue)
+                async with self._turns.setdefault(batch.queue, asyncio.Lock()):
+                    result = await self._send_in_turn(prepared, batch.queue)
         except RmqError as error:
-            if prepared.on_end is not None:  # one before it in its queue was not sent
+            if prepared.on_end is not None:  # the sender never saw it: one before it in its queue failed
                 prepared.on_end(SendOutcome(error=error))
-            self._fill(places, [error] * len(places))
+            self._fail(batch, error)
         else:
-            self._fill(places, shares(result, unique_keys))
+            for place, share in zip(batch.places, shares(result, batch.unique_keys), strict=True):
+                assert self._results[place] is None, "a message has one result"
+                self._results[place] = share
 
     async def _send_in_turn(self, prepared: EncodedMessage, queue: MessageQueue) -> SendResult:
         if queue in self._broken:
@@ -389,11 +366,7 @@ class Batching:
             self._broken[queue] = error
             raise
 
-    def _fill(self, places: Iterable[int], results: Iterable[SendResult | RmqError]) -> None:
-        for place, result in zip(places, results, strict=True):
-            self._results[place] = result
-
-    def _stop(self) -> None:
-        self._open.discard_all()
-        for task in self._tasks:
-            task.cancel()
+    def _fail(self, batch: Batch[int], error: Exception) -> None:
+        assert isinstance(error, RmqError), "what is no error of ours ends the call"
+        for place in batch.places:
+            self._results[place] = error

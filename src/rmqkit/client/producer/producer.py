@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sequence, Sized
 
 from rmqkit.client.observe.hooks import NO_HOOKS, BackgroundHook, Hook, Recall, Sending, SendResult
 from rmqkit.client.observe.status import ProducerStatus
-from rmqkit.client.producer.accumulator import Accumulator, Batching
+from rmqkit.client.producer.accumulator import Accumulator, SendMany
 from rmqkit.client.producer.encode import (
     EncodedMessage,
     check_topic,
@@ -70,7 +70,7 @@ class Producer(Client):
         self._clock = self._runtime.clock
         self._sender = Sender(self._runtime, group, self.settings)
         self._announced: set[str] = set()
-        self._batchings: set[Batching] = set()  # of messages that may go on for ever
+        self._endless: set[SendMany] = set()  # of messages that may go on for ever
         self._accumulator: Accumulator | None = None
         if self.settings.auto_batch:
             self._accumulator = Accumulator(
@@ -172,16 +172,16 @@ class Producer(Client):
             return await self._chosen(message, None, selector)
 
         chosen = None if selector is None else choose
-        batching = Batching(
+        sending = SendMany(
             self.group, self.settings, send=send, choose=chosen, next_key=self._next_key, hooks=self._hooks
         )
         if isinstance(messages, Sized):
-            return await self._send_whole(batching, messages)
-        self._batchings.add(batching)
+            return await self._send_whole(sending, messages)
+        self._endless.add(sending)
         try:
-            return await batching.send_all(messages)
+            return await sending.send_all(messages)
         finally:
-            self._batchings.discard(batching)
+            self._endless.discard(sending)
 
     @keeps_open
     async def request(
@@ -282,7 +282,7 @@ class Producer(Client):
 
     async def _finish(self) -> None:
         refusal = ClientError(f"{self._described} was closed: its messages so far were sent")
-        await asyncio.gather(*(batching.close(refusal) for batching in self._batchings))
+        await asyncio.gather(*(sending.close(refusal) for sending in self._endless))
         if self._accumulator is not None:
             await self._accumulator.close()
         await self._calls_ended()
@@ -290,9 +290,9 @@ class Producer(Client):
 
     @keeps_open
     async def _send_whole(
-        self, batching: Batching, messages: Iterable[Message] | AsyncIterable[Message]
+        self, sending: SendMany, messages: Iterable[Message] | AsyncIterable[Message]
     ) -> list[SendResult]:
-        return await batching.send_all(messages)
+        return await sending.send_all(messages)
 
     async def _send_prepared(self, prepared: EncodedMessage, queue: MessageQueue | None) -> SendResult:
         return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
