@@ -130,11 +130,11 @@ async def test_late_doubled_and_unreadable_replies_harm_nobody():
     pending = PendingReplies(SYSTEM_CLOCK)
     with pending.expect("me", 1000) as (properties, reply):
         own = properties["CORRELATION_ID"]
-        assert pending.take(None, pushed("another", b"x")).code == ResponseCode.SUCCESS
-        unreadable = pending.take(None, pushed(own, b"no zlib", 0x301))
+        assert pending.accept_reply(None, pushed("another", b"x")).code == ResponseCode.SUCCESS
+        unreadable = pending.accept_reply(None, pushed(own, b"no zlib", 0x301))
         assert (unreadable.code, unreadable.remark) == (ResponseCode.SYSTEM_ERROR, "process reply message fail")
         assert not reply.done()
-        assert pending.take(None, pushed(own, compress(b"first", Compression.ZLIB, 5), 0x301)).code == 0
-        assert pending.take(None, pushed(own, b"second")).code == 0
+        assert pending.accept_reply(None, pushed(own, compress(b"first", Compression.ZLIB, 5), 0x301)).code == 0
+        assert pending.accept_reply(None, pushed(own, b"second")).code == 0
         assert (await reply).body == b"first"
-    assert pending.take(None, pushed(own, b"late")).code == 0
+    assert pending.accept_reply(None, pushed(own, b"late")).code == 0

@@ -68,7 +68,7 @@ class Watched:
             group="CG",
             runtime=SimpleNamespace(clock=self.clock),
             settings=PushConsumerSettings(),
-            sink=SimpleNamespace(waits_for=lambda message: "its turn"),
+            consume_service=SimpleNamespace(waits_for=lambda message: "its turn"),
             locks=locks,
         )
         self.watch = QueueWatch(member, self.held, lambda: set(wanted))

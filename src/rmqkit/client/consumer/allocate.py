@@ -26,7 +26,8 @@ Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQu
 
 
 def configured(own_queues: Collection[MessageQueue]) -> Allocate:
-    """These queues, whoever else is there (CONFIG); the operator sees to it that every queue has one client."""
+    """Gives a client fixed queues, whoever else is there (CONFIG); operators see to it that every queue has one
+    client."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         return [queue for queue in queues if queue in own_queues]
@@ -35,8 +36,8 @@ def configured(own_queues: Collection[MessageQueue]) -> Allocate:
 
 
 def machine_room(rooms: Collection[str]) -> Allocate:
-    """Only queues of brokers named ``room@broker`` with one of these rooms: equal blocks, then the rest one by one
-    (MACHINE_ROOM)."""
+    """Gives out only queues of brokers named ``room@broker`` with one of these rooms: equal blocks, then the rest one
+    by one (MACHINE_ROOM)."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         if own_id not in client_ids:
@@ -44,6 +45,7 @@ def machine_room(rooms: Collection[str]) -> Allocate:
         parted = [(queue, queue.broker_name.split("@")) for queue in queues]
         eligible = [queue for queue, parts in parted if len(parts) == 2 and parts[0] in rooms]
         index, each = client_ids.index(own_id), len(eligible) // len(client_ids)
+        # The reference gives what is left over to the first clients, one queue each.
         rest = eligible[each * len(client_ids) :]
         return eligible[index * each : (index + 1) * each] + rest[index : index + 1]
 
@@ -53,7 +55,7 @@ def machine_room(rooms: Collection[str]) -> Allocate:
 def machine_room_nearby(
     inner: Allocate, *, room_of_broker: Callable[[str], str], room_of_client: Callable[[str], str]
 ) -> Allocate:
-    """A room's queues among the room's clients, those of rooms without clients among all (MACHINE_ROOM_NEARBY)."""
+    """Shares a room's queues among its clients, and those of rooms without clients among all (MACHINE_ROOM_NEARBY)."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         if own_id not in client_ids:
@@ -73,14 +75,15 @@ def machine_room_nearby(
 
 
 def consistent_hash(virtual_nodes: int = 10) -> Allocate:
-    """The client whose point on a ring follows the queue's (CONSISTENT_HASH): few queues move when clients come or go.
-    Every client has ``virtual_nodes`` points."""
+    """Gives a queue to the client whose point on a ring follows it (CONSISTENT_HASH): few queues move when clients come
+    or go. Every client has ``virtual_nodes`` points."""
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], own_id: str) -> list[MessageQueue]:
         points = {_ring_hash(f"{one}-{i}"): one for one in client_ids for i in range(virtual_nodes)}
         ring = sorted(points)
 
         def owner(queue: MessageQueue) -> str:
+            # Java hashes the text of its toString(): members in other languages must find the same owner.
             key = f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
             return points[ring[bisect_left(ring, _ring_hash(key)) % len(ring)]]
 

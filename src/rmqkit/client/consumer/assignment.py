@@ -47,7 +47,7 @@ _MIB = 1 << 20
 
 
 class QueueOwner(Protocol):
-    """Who acts on what a rebalance computes."""
+    """Acts on what a rebalance computes: the `GroupCoordinator`, as far as `Rebalance` needs it."""
 
     def subscribe(self, topic: str, expression: str, expression_type: str) -> None: ...
 
@@ -61,7 +61,7 @@ class QueueOwner(Protocol):
 
 
 class Rebalance:
-    """Computes who gets what; everybody gets everything in broadcasting."""
+    """Computes which queues this member gets; in broadcasting it gets all of them. It changes nothing by itself."""
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner) -> None:
         self._runtime = context.runtime
@@ -70,7 +70,7 @@ class Rebalance:
         self._owner = owner
 
     async def share_out(self, topics: Iterable[str]) -> bool:
-        """One round over all subscribed topics; whether it could be completed."""
+        """Rebalance all subscribed topics once; returns whether every topic could be shared out."""
         wanted: set[MessageQueue] = set()
         is_complete, is_shared = True, False
         held = self._owner.held_queues()
@@ -79,6 +79,7 @@ class Rebalance:
                 queues, members = await self._queues_of(topic)
             except RmqError as error:
                 _log.info("queues of topic %s for group %s stay as they are: %s", topic, self._group, error)
+                # Keep what we have: giving it up because one broker did not answer would stop consumption.
                 wanted |= {queue for queue in held if queue.topic == topic}
                 is_complete = False
             else:
@@ -91,7 +92,8 @@ class Rebalance:
         return is_complete
 
     async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
-        """Our queues of a topic and how many clients the group has; a topic that does not exist has none."""
+        """This member's queues of a topic, and how many clients the group has. A topic that does not exist has no
+        queues."""
         queues = self._runtime.routes.subscribe_queues(topic)
         if not queues or self._allocate is None:
             return set(queues), 1
@@ -101,11 +103,12 @@ class Rebalance:
             await self._runtime.heartbeat()
             client_ids = await self._client_ids(topic)
         if own_id not in client_ids:
+            # A share computed without us would leave queues to nobody: take none, and come back in a second.
             return set(), 0
         return set(self._allocate(queues, client_ids, own_id)), len(client_ids)
 
     async def _client_ids(self, topic: str) -> list[str]:
-        """The clients of the group as one of the topic's brokers knows them; none when it knows no such group."""
+        """Ask one of the topic's brokers for the clients of the group; empty when it knows no such group."""
         address = self._some_broker(topic)
         try:
             return sorted(set(await self._runtime.calls.consumer_ids(address, self._group)))
@@ -122,13 +125,14 @@ class Rebalance:
 
 
 class Pauses:
-    """Which queues a program paused: some by name, or all there are and will be but some."""
+    """The queues a program paused: some by name, or all present and future ones with exceptions."""
 
     def __init__(self) -> None:
         self._are_all_paused = False
         self._excepted: set[MessageQueue] = set()
 
     def __contains__(self, queue: object) -> bool:
+        # An exclusive or: an exception of "all paused" runs, an exception of "none paused" is paused.
         return self._are_all_paused is not (queue in self._excepted)
 
     def set(self, queues: Collection[MessageQueue], *, is_paused: bool) -> None:
@@ -143,8 +147,10 @@ class Pauses:
 
 
 class AssignedQueues:
-    """``process_queues`` are what is held, each with its pull loop; ``schedules`` says of which topics the program
-    pulls by itself. ``rebalance_soon`` is called when a queue was given up that is still ours."""
+    """The queues this member has, each with a process queue and a loop that fills it.
+
+    ``process_queues`` are the queues held, ``schedules`` the topics that the program pulls by itself.
+    ``rebalance_soon`` is called after a queue was given up that is still assigned, so that it is taken again."""
 
     def __init__(
         self, context: ConsumerContext, subscriptions: Subscriptions, rebalance_soon: Callable[[], None]
@@ -163,11 +169,13 @@ class AssignedQueues:
         self._is_stopped = False
 
     def take(self, queues: Iterable[MessageQueue], *, pause_ms: float, is_member: bool) -> None:
-        """Begin to pull queues, after a pause; ``is_member`` False has pulls carry their own subscription."""
+        """Begin to pull queues, after a pause; with ``is_member`` False each pull carries its own subscription."""
         self._context.consume_service.drop_stale()
         if self._is_stopped:
             return  # the program moved a queue while its consumer was closed
         for queue in queues:
+            # A second loop on a queue would never be stopped: nothing refers to the first one any more.
+            assert queue not in self.process_queues, f"{queue} is held already"
             process_queue = self.process_queues[queue] = self._new_process_queue(queue)
             loop = self._loop(process_queue, is_member=is_member)
             self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self._context.group}")
@@ -179,6 +187,7 @@ class AssignedQueues:
             process_queue = await self._stop_pulling(queue)
             if process_queue is None:
                 return  # its offset was illegal, or it was moved, just now
+            # Handlers first, then the offset: what they finish in this moment is not delivered a second time.
             is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
             if is_idle or self._context.locks is None:
                 await self._hand_over(process_queue)
@@ -189,8 +198,9 @@ class AssignedQueues:
             await self.give_up(queue)
 
     async def drop(self, queue: MessageQueue) -> bool:
-        """Stop at once and save nothing; whether the queue was held."""
+        """Stop a queue at once and save nothing; returns whether it was held."""
         if queue in self.process_queues:
+            # Before waiting for the turn: a handler that ends meanwhile must not commit an offset any more.
             self.process_queues[queue].release()
         async with self._turns[queue]:
             process_queue = await self._stop_pulling(queue)
@@ -200,7 +210,7 @@ class AssignedQueues:
             return process_queue is not None
 
     async def reset(self, queue: MessageQueue, offset: int) -> None:
-        """Let handlers finish and have the group go on at an offset."""
+        """Let handlers finish, then set the group's offset and give the queue up; it begins anew there."""
         async with self._turns[queue]:
             process_queue = await self._stop_pulling(queue)
             if process_queue is not None:
@@ -220,7 +230,7 @@ class AssignedQueues:
         return is_held or not is_member
 
     def pause(self, queues: Collection[MessageQueue], *, is_paused: bool) -> None:
-        """Take in nothing more of some queues, or of all there are and will be; or go on."""
+        """Pause or resume some queues, or all present and future ones."""
         self._pauses.set(queues, is_paused=is_paused)
         for queue, process_queue in self.process_queues.items():
             process_queue.is_paused = queue in self._pauses
@@ -264,6 +274,7 @@ class AssignedQueues:
         process_queue = self.process_queues.get(queue)
         if process_queue is not None:
             process_queue.drop()
+            assert queue in self._pulls, f"{queue} is held without a loop"
             pull = self._pulls[queue]
             pull.cancel()
             await asyncio.wait([pull])
@@ -274,11 +285,14 @@ class AssignedQueues:
         async with self._turns[process_queue.queue]:
             if self._context.locks is not None:
                 await process_queue.wait_for_handlers(_RESET_WAIT_MS)
+            # Frozen: handlers that still end would raise it again to an offset the broker does not have.
             self._context.offsets.freeze(process_queue.queue, offset)
             await self._hand_over(process_queue)
         self._rebalance_soon()
 
     async def _hand_over(self, process_queue: ProcessQueue) -> None:
+        assert process_queue.is_dropped, "no handler may start in a queue that is handed over"
+        # This order hands a queue over: no offset changes any more, it is saved, only then another member may lock it.
         process_queue.release()
         await self._context.offsets.save(process_queue.queue)
         if self._context.locks is not None:

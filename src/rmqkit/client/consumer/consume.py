@@ -1,4 +1,4 @@
-"""Running handlers on pulled messages, and what becomes of messages after (``ConsumeMessageConcurrentlyService``).
+"""The consume service runs handlers on pulled messages, in any order (``ConsumeMessageConcurrentlyService``).
 
 ==========================  ==================================================================================
 a handler …                 then
@@ -56,7 +56,7 @@ BatchHandler = Callable[[list[ReceivedMessage]], Awaitable[object] | object]
 
 
 class Listener(Struct):
-    """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max``."""
+    """A handler as workers call it, on the loop: with one message, or with a list of at most ``batch_max`` messages."""
 
     call: Callable[[Any], Awaitable[object]]
     batch_max: int | None = None
@@ -64,7 +64,7 @@ class Listener(Struct):
 
 
 ListenerOf = Callable[[str], Listener | None]
-"""Who listens to a topic; None when messages of it are taken by `ConcurrentConsumeService.next`."""
+"""Finds the listener of a topic; None when the program iterates over its messages (`ConcurrentConsumeService.next`)."""
 
 _TO_DEAD_LETTERS = -1
 _EXPIRED_LEVEL = 3
@@ -98,7 +98,8 @@ class ConsumeLater(Exception):
 
 
 class ConcurrentConsumeService:
-    """The workers of one push consumer; ``locks`` in ordered consumption, unless nothing is shared."""
+    """Runs the handlers of one push consumer in ``handlers_max`` workers; ``locks`` are for ordered consumption
+    only."""
 
     _is_ordered = False
     _retries_unless_set = 16
@@ -136,7 +137,7 @@ class ConcurrentConsumeService:
             self._tasks.start(self._work(), f"handler {number} of group {self._group}")
 
     async def close(self) -> None:
-        """Stop; handlers that still run are cancelled, threads finish by themselves."""
+        """Stop the workers. Handlers that still run are cancelled; those in threads finish by themselves."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -146,11 +147,12 @@ class ConcurrentConsumeService:
 
     @property
     def is_at_work_here(self) -> bool:
-        """Whether this is called by one of the handlers, directly or through what it started."""
+        """Whether one of this service's handlers is calling, directly or through a task it started."""
         return _at_work.get() is self
 
     def on_loop(self, handler: Handler | BatchHandler | None, batch_max: int | None = None) -> Listener | None:
-        """A handler as the workers call it: a coroutine function as it is, any other callable in a thread."""
+        """Wrap a handler for the workers: a coroutine function is called on the loop, any other callable in a
+        thread."""
         if handler is None:
             return None
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
@@ -158,7 +160,7 @@ class ConcurrentConsumeService:
         return Listener(functools.partial(self._in_thread, handler), batch_max, is_threaded=True)
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Have messages handled that the process queue holds."""
+        """Queue messages, which the process queue holds, for the workers."""
         for message in messages:
             if names.RETRY_TOPIC in message.properties:
                 restore_topic(message, self._runtime.namespace)
@@ -175,30 +177,33 @@ class ConcurrentConsumeService:
                     self._ready.put_nowait((process_queue, batch))
 
     def drop_stale(self) -> None:
-        """Forget what waits, for a handler or the program, of queues that were dropped: those may come and go often."""
+        """Discard buffered messages of queues this member no longer owns; rebalances may come often."""
         queues: tuple[asyncio.Queue[Any], ...] = (self._ready, self._unhandled)
         for queue in queues:
+            # Taken out and put back as a whole, which keeps the order; no await, so nobody sees the queue empty.
             for item in [queue.get_nowait() for _ in range(queue.qsize())]:
                 if item is None or not item[0].is_dropped:
                     queue.put_nowait(item)
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Nothing is under way and nothing before an offset is wanted."""
+        """Raise the offset of a queue of which nothing is under way."""
         self._offsets.raise_to(process_queue.queue, offset)
 
     async def unreadable(self, message: ReceivedMessage) -> None:
-        """A body cannot be unpacked: to the dead letters. Raises RemotingError, PeerRefused: it is not there."""
+        """Send a message whose body cannot be unpacked to the dead letters.
+        Raises RemotingError, PeerRefused: it is not there, try again."""
         if not self._settings.is_broadcasting:
             await self._send_back(message, _TO_DEAD_LETTERS)
 
     def waits_for(self, message: ReceivedMessage) -> str:
-        """Whose turn it is with a message that no handler has begun with."""
+        """Say what a message waits for that no handler has begun with, as text for operators."""
         if self._listener_of(message.topic) is None:
             return "the program to iterate further"
         return f"a free handler: all {self._settings.handlers_max} are at work (consumeThreadMax)"
 
     async def next(self) -> _Item | None:
-        """The next message of a topic without handler, for `consumed`; None when this is closed."""
+        """Wait for the next message of a topic without handler; the caller reports it to `consumed`. None: this is
+        closed."""
         while True:
             item = await self._unhandled.get()
             if item is None:
@@ -208,15 +213,16 @@ class ConcurrentConsumeService:
                 return item
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
-        """Messages are done with: let the offset advance."""
+        """Remove consumed messages and raise the queue's offset to the lowest one left."""
         offset = NOTHING_HELD
         for message in messages:
             offset = process_queue.remove(message)
+        # A released queue may have a new owner, whose offset an old commit must not touch.
         if offset != NOTHING_HELD and not process_queue.is_released:
             self._offsets.raise_to(process_queue.queue, offset)
 
     async def send_back(self, message: ReceivedMessage, delay_level: int) -> bool:
-        """Have a message delivered again later; whether broker or retry topic took it."""
+        """Have a message delivered again later; returns whether the broker or the retry topic took it."""
         try:
             await self._send_back(message, delay_level)
         except RmqError as error:
@@ -234,18 +240,19 @@ class ConcurrentConsumeService:
             if not started_ms or started_ms > oldest_ms:
                 return
             _log.warning("message %s of %s is handled since %d: sent back", message.msg_id, message.topic, started_ms)
+            # Sent back first, removed second: a crash in between delivers it twice, the other order not at all.
             if not await self.send_back(message, _EXPIRED_LEVEL):
                 return
             self.consumed(process_queue, message)
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """Run the handler once, at an operator's wish (code 309); nothing is saved or sent back.
+        """Run the handler once because an operator asked for it (code 309); nothing is saved or sent back.
         Raises ClientError: the topic has no handler."""
         restore_topic(message, self._runtime.namespace)
         listener = self._listener_of(message.topic)
         if listener is None:
             raise ClientError(f"topic {message.topic} has no handler: its messages are iterated")
-        begun = time.perf_counter()
+        begun = time.perf_counter()  # not the client's clock: operators want what it took really
         error = await self._outcome(listener, [message])
         result = "CR_SUCCESS"
         if error is not None:
@@ -262,7 +269,8 @@ class ConcurrentConsumeService:
         while True:
             process_queue, messages = await self._ready.get()
             if process_queue.is_dropped:
-                continue
+                continue  # somebody else gets these messages
+            # No await between the check and this: a queue that is given up waits for every handler that was counted.
             process_queue.handler_starts()
             try:
                 await self._handle(process_queue, messages)
@@ -284,10 +292,11 @@ class ConcurrentConsumeService:
             await self._failed(process_queue, messages, error)
 
     async def _call(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> BaseException | None:
-        """Call the handler and count that; what it raised, None when it returned."""
+        """Call the handler and count the call; returns what it raised, None when it returned."""
         listener = self._listener_of(messages[0].topic)
         assert listener is not None, f"messages of topic {messages[0].topic} are taken by hand"
         process_queue.consumed_ms = begun_ms = self._now_ms()
+        # One text for all messages of a millisecond, instead of one for each.
         if begun_ms != self._begun_ms:
             self._begun_ms, self._begun_text = begun_ms, str(begun_ms)
         for message in messages:
@@ -303,12 +312,13 @@ class ConcurrentConsumeService:
         return error
 
     async def _outcome(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
-        """What the handler raised, None when it returned."""
+        """Call the handler; returns what it raised, None when it returned."""
         try:
             await listener.call(messages[0] if listener.batch_max is None else messages)
         except _ThreadsClosed:
             raise
         except asyncio.CancelledError as error:
+            # The worker is cancelled, or only something that the handler waited for: then it has failed like any other.
             if is_cancelled():
                 raise
             return error
@@ -317,7 +327,7 @@ class ConcurrentConsumeService:
         return None
 
     async def _outcome_with_hooks(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
-        """As `_outcome`, where hooks are told of it."""
+        """Call the handler between the hooks' begin and end."""
         clock, outcome = self._runtime.clock, ConsumeOutcome()
         begun_ms = clock.monotonic_ms()
         on_end = self._hooks.consuming(Consumption(self._group, messages))
@@ -337,6 +347,7 @@ class ConcurrentConsumeService:
         return outcome.error
 
     async def _in_thread(self, handler: Handler | BatchHandler, argument: Any) -> None:
+        # With the context, so that `is_at_work_here` holds in the thread, and the spans of OpenTelemetry.
         context = contextvars.copy_context()
         try:
             running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, handler, argument)
@@ -364,6 +375,7 @@ class ConcurrentConsumeService:
             self.consumed(process_queue, message)
         else:
             message.reconsume_times += 1
+            # Kept for the watchdog, which names it while the message holds the offset back.
             process_queue.failure = Failure(message, error)
             self._call_later(self._settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
 
@@ -385,6 +397,7 @@ class ConcurrentConsumeService:
             unit_mode=False,
             max_reconsume_times=self._retries_max,
         )
+        # The address in the record is the last resort: it is where the broker was when it stored the message.
         address = self._runtime.routes.address(message.broker_name or "") or message.store_host
         await self._runtime.calls.send_back(address, header)
 
@@ -401,7 +414,7 @@ class ConcurrentConsumeService:
 def _split(
     messages: list[ReceivedMessage], error: BaseException
 ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-    """Those of a batch that are consumed, and those that come again."""
+    """Split a batch into the messages that are consumed and those that come again."""
     if not isinstance(error, ConsumeLater) or error.messages is None:
         return [], messages
     again = {id(message) for message in error.messages}
@@ -428,11 +441,11 @@ def log_failure(failed: list[ReceivedMessage], error: BaseException) -> None:
 
 
 def restore_topic(message: ReceivedMessage, namespace: str) -> None:
-    """A message that comes again has its own topic for handlers."""
+    """Give a message that comes through the retry topic the topic it was sent to, as handlers expect."""
     original = message.properties.get(names.RETRY_TOPIC)
     if original is not None and message.topic.startswith(RETRY_PREFIX):
         message.topic = without_namespace(namespace, original)
 
 
 class _ThreadsClosed(Exception):
-    """No thread takes a handler any more."""
+    """The thread pool is shut down and takes no handler."""

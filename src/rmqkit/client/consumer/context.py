@@ -1,4 +1,4 @@
-"""A member of a group as its parts see it: who it is, what it works with, and where its messages go."""
+"""The consumer context: what the parts of a consumer share, its subscriptions, and where pulled messages go."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, Subscr
 
 
 class ConsumeService(Protocol):
-    """Where pulled messages go."""
+    """Consumes pulled messages: in handlers (`consume`, `ordered`, `pop.service`), or by giving them out (`poll`)."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Messages that the process queue holds now are to be consumed."""
+        """Begin to consume messages, which the process queue holds now."""
         ...
 
     def drop_stale(self) -> None:
-        """What waits of queues that were dropped is not wanted any more."""
+        """Discard buffered messages of queues this member no longer owns."""
         ...
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Nothing is under way and nothing before an offset is wanted."""
+        """Raise the offset of a queue of which nothing is under way: nothing before it matches the subscription."""
         ...
 
     async def unreadable(self, message: ReceivedMessage) -> None:
-        """A body cannot be unpacked. Raises RemotingError, PeerRefused: it could not be put elsewhere, try again."""
+        """Dispose of a message whose body cannot be unpacked. Raises RemotingError, PeerRefused: try again."""
         ...
 
     def waits_for(self, message: ReceivedMessage) -> str:
-        """Whose turn it is with a message that is held and that no handler has begun with."""
+        """Say what a held message waits for that no handler has begun with."""
         ...
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
@@ -51,7 +51,7 @@ class ConsumeService(Protocol):
 
 @dataclass(slots=True)
 class ConsumerContext:
-    """``locks`` in ordered consumption, unless nothing is shared."""
+    """What the parts of one consumer share. ``locks`` is set in ordered consumption, unless nothing is shared."""
 
     runtime: ClientRuntime
     group: str
@@ -89,17 +89,17 @@ class Subscriptions(dict[str, SubscriptionData]):
             raise SettingsError(f"subscription to topic {topic}: {error}") from None
 
     def renew_versions(self, topics: Iterable[str]) -> None:
-        """Have brokers take these subscriptions for newer than what other members told them."""
+        """Raise the versions, so that brokers take these subscriptions for newer than those of other members."""
         for topic in self.keys() & topics:
             self[topic] = replace(self[topic], sub_version=self._version(topic))
 
     def _version(self, topic: str) -> int:
-        """The time, and more than before also when the clock was set back: brokers keep the highest version."""
+        """The time, or one more than before if the clock was set back: brokers keep the highest version."""
         before = self[topic].sub_version if topic in self else 0
         return max(self._runtime.clock.now_ms(), before + 1)
 
     async def check(self) -> None:
-        """Have a broker say whether it can filter by the expressions that are not tags.
+        """Ask a broker whether it can filter by the expressions that are not tags.
         Raises PeerRefused: it cannot. Raises RemotingError: it did not answer."""
         for topic, data in list(self.items()):
             brokers = self._runtime.routes.brokers_of(topic)

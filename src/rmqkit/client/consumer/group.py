@@ -48,7 +48,7 @@ from rmqkit.settings import to_properties
 
 _log = logging.getLogger(__name__)
 QueueListener = Callable[[set[MessageQueue], set[MessageQueue]], object]
-"""Is published all queues of a topic and those of them that are held here (``MessageQueueListener``); on the loop."""
+"""Called on the loop with all queues of a topic and those of them that are held here (``MessageQueueListener``)."""
 
 _INCOMPLETE_PAUSE_MS = 1000.0
 _LOCK_PAUSE_MS = 500.0
@@ -57,14 +57,17 @@ _SECRETS = frozenset(("accessKey", "secretKey", "securityToken"))
 
 
 def offsets_of(runtime: ClientRuntime, group: str, settings: ConsumerSettings) -> OffsetStore:
-    """Where a group's offsets are kept: at the brokers, or for broadcasting in a file."""
+    """Make the offset store of a group: at the brokers, or for broadcasting in a file."""
     if settings.is_broadcasting:
         return LocalOffsetStore(settings.offsets_dir, runtime.client_id, with_namespace(runtime.namespace, group))
     return RemoteOffsetStore(runtime, group)
 
 
 class GroupCoordinator:
-    """What a member subscribes to, and the queues it has: ``held``."""
+    """Coordinates one member of a group: decides when queues are shared out, and tells the brokers.
+
+    ``subscriptions`` is what it subscribes to, ``assigned`` the queues it has, ``process_queues`` what is held of
+    them."""
 
     def __init__(self, context: ConsumerContext) -> None:
         self._context = context
@@ -117,7 +120,7 @@ class GroupCoordinator:
         self.assigned.schedules[topic] = schedule
 
     def listen(self, topic: str, listener: QueueListener) -> None:
-        """Tell a listener about the queues of a topic, now and when they change."""
+        """Call a listener with the queues of a topic, now and when they change."""
         self._listeners[topic] = (listener, (set(), set()))
         self.rebalance_soon()
 
@@ -137,8 +140,8 @@ class GroupCoordinator:
     # -- from start to end
 
     async def open(self, *, is_late: bool = False) -> None:
-        """Say hello to the brokers and begin to share queues. What this raises is only logged when the program is long
-        past its start: it goes on when somebody answers.
+        """Join the group at the brokers and begin to rebalance. With ``is_late`` an error is only logged, because the
+        program is past its start: consumption begins when somebody answers.
         Raises NoRoute: no name server answered.
         Raises PeerRefused: a broker cannot filter by an expression."""
         self._is_open = True
@@ -163,6 +166,8 @@ class GroupCoordinator:
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
         """Save offsets, give back locks except of queues that a handler is busy with, leave the group."""
+        assert not self._is_open, "a member stops before it leaves"
+        # Offsets, then locks, then the group: the next owner of a queue reads an offset that nobody moves any more.
         await self._context.offsets.save_all()
         if self._context.locks is not None:
             for queue in still_handled:
@@ -203,6 +208,7 @@ class GroupCoordinator:
         await asyncio.gather(*(self.assigned.give_up(queue) for queue in given_up))
         self.subscriptions.renew_versions({queue.topic for queue in (*taken, *given_up)})
         if not self.is_manual:
+            # Before the first pull: a broker refuses one whose subscription it has not heard of.
             await self._runtime.heartbeat()
         if self._context.locks is not None and taken:
             await self._context.locks.lock(taken)
@@ -215,7 +221,8 @@ class GroupCoordinator:
         self.assigned.take(taken, pause_ms=pause_ms, is_member=not self.is_manual)
 
     async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None:
-        """Go on elsewhere, as an operator wishes: handlers may finish, then queues begin anew at these offsets."""
+        """Move the group because an operator asked for it: handlers may finish, then queues begin anew at these
+        offsets."""
         held = [(queue, offset) for queue, offset in offsets.items() if queue in self.process_queues]
         await asyncio.gather(*(self.assigned.reset(queue, offset) for queue, offset in held))
         self.rebalance_soon()
@@ -271,8 +278,9 @@ class GroupCoordinator:
         return await self._context.consume_service.consume_directly(message)
 
     async def renew_locks(self) -> None:
-        """Renew all locks but those that are being given back; a queue that somebody else has begins anew."""
+        """Renew all locks but those that are being given back; a queue whose lock another member has begins anew."""
         if self._context.locks is not None:
+            # Asking for the lock of a queue that is being given up would take it from its next owner.
             kept = [queue for queue, process_queue in self.process_queues.items() if not process_queue.is_released]
             for queue in await self._context.locks.lock(kept):
                 if await self.assigned.drop(queue):
@@ -343,7 +351,7 @@ class GroupCoordinator:
 
 
 class Consumer(Client):
-    """A member of a group that gets messages."""
+    """What push, pull and pop consumers have in common."""
 
     _reserved_group = "DEFAULT_CONSUMER"
     _coordinator: GroupCoordinator
@@ -385,7 +393,7 @@ class Consumer(Client):
         return stream
 
     def _abandon(self) -> None:
-        """What was given last is not consumed."""
+        """Leave the messages unconsumed that streams gave out last; they are delivered again."""
         for stream in self._streams:
             stream.abandon()
 

@@ -1,4 +1,4 @@
-"""The queues that brokers keep for one client of a group: what ordered consumption stands on (LOCK_BATCH_MQ).
+"""Queue locks: brokers keep a queue for one client of a group, so that it is consumed in order (LOCK_BATCH_MQ).
 
 A broker's lock lives 60 s after it was last asked for; here it counts for 30 s, and the consumer renews it every 20 s.
 A queue is given to its next owner in this order: handler ended, offset saved, lock given back.
@@ -18,7 +18,7 @@ from rmqkit.errors import ConnectFailed, RmqError
 from rmqkit.protocol.schemas.clients import MessageQueue
 
 LOCAL_LOCK_MS = 30_000
-"""How long a lock counts here after the broker last granted it; the broker keeps it twice as long."""
+"""ms that a lock counts here after the broker last granted it; the broker keeps it twice as long."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ class ClientQueueLocks:
         self.errors: dict[str, RmqError] = {}
 
     def is_held(self, queue: MessageQueue) -> bool:
-        """Whether nobody else consumes a queue now."""
+        """Whether the lock is certain: the broker granted it, and so recently that it cannot have run out."""
         granted_ms = self._granted_ms.get(queue)
         return granted_ms is not None and self._runtime.clock.monotonic_ms() - granted_ms < LOCAL_LOCK_MS
 
     def error_of(self, queue: MessageQueue) -> RmqError | None:
-        """Why the broker of a queue did not answer when last asked, if so."""
+        """The error of the last request to the broker of a queue, None when it answered."""
         return self.errors.get(self._runtime.routes.broker_of(queue))
 
     def granted_at_ms(self, queue: MessageQueue) -> int:
@@ -61,6 +61,7 @@ class ClientQueueLocks:
 
     async def _lock(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         address = self._runtime.routes.address(broker_name)
+        # When it was asked, not when it answered: the broker's 60 s began in between.
         asked_ms = self._runtime.clock.monotonic_ms()
         try:
             if address is None:
@@ -81,6 +82,7 @@ class ClientQueueLocks:
         return refused
 
     async def _unlock(self, broker_name: str, queues: list[MessageQueue]) -> None:
+        # Given up here before it is at the broker: no handler of ours may begin once another member can have it.
         for queue in queues:
             self._granted_ms.pop(queue, None)
         self.asked.difference_update(queues)

@@ -68,7 +68,7 @@ _FINISH_SECONDS = 30.0
 
 
 class PullLoop:
-    """Keeps one process queue filled; ``on_illegal`` gives it up, told the offset that the broker wants instead.
+    """Keeps one process queue filled; ``on_illegal`` gives it up at the offset that the broker names instead.
     ``is_member`` False has each pull carry its own subscription."""
 
     def __init__(
@@ -105,7 +105,7 @@ class PullLoop:
                 pause_ms = self._pause_after(error)
 
     async def _step(self) -> float:
-        """One pull; ms to pause after it."""
+        """Pull once; returns the ms to pause after it."""
         process_queue = self._process_queue
         subscription = self._subscription_of(self._queue.topic)
         if subscription is None:
@@ -117,7 +117,11 @@ class PullLoop:
                 self._context.consume_service.advance_to(process_queue, process_queue.next_offset)
         await process_queue.wait_for_room()
         if not process_queue.is_dropped:
-            pulled = await self._pull(subscription, process_queue.next_offset)
+            asked_offset = process_queue.next_offset
+            pulled = await self._pull(subscription, asked_offset)
+            # A seek drops this process queue and makes another: nothing but this loop moves where it pulls.
+            assert process_queue.next_offset == asked_offset, "one loop per queue"
+            # Not before the pull alone: one that the broker held for 15 s must not bring messages of a paused queue.
             await process_queue.wait_until_resumed()
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
                 _log.warning("offset %d of %s is illegal: %s", process_queue.next_offset, self._queue, pulled)
@@ -127,8 +131,8 @@ class PullLoop:
         return 0.0
 
     def _is_current(self, asked: SubscriptionData) -> bool:
-        """False: it was replaced during the pull, so that the broker may have left out what is wanted now; the same
-        offset is asked for again."""
+        """Whether the subscription is still the one that was asked for. If it was replaced during the pull, the broker
+        may have left out what is wanted now: the same offset is pulled again."""
         now = self._subscription_of(self._queue.topic)
         return now is not None and (now.sub_string, now.expression_type) == (asked.sub_string, asked.expression_type)
 
@@ -174,7 +178,7 @@ class PullLoop:
         return pulled
 
     def _broker(self, broker_id: int) -> tuple[int, str]:
-        """Id and address of the wanted broker, or of one in its place. Raises ConnectFailed: no route has any."""
+        """Find the wanted broker, or one in its place: id and address. Raises ConnectFailed: no route has any."""
         found = self._runtime.routes.any_address(self._runtime.routes.broker_of(self._queue), broker_id)
         if found is None:
             raise ConnectFailed(self._queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
@@ -187,6 +191,7 @@ class PullLoop:
                 await self._context.consume_service.unreadable(message)
             self._process_queue.stats.pulled += len(messages)
             self._context.consume_service.put(self._process_queue, self._process_queue.put(messages))
+        # After the messages are held: an error above has the same offset pulled again, and none of them is skipped.
         self._process_queue.next_offset = pulled.next_begin_offset
         if not len(self._process_queue):
             self._context.consume_service.advance_to(self._process_queue, pulled.next_begin_offset)
@@ -194,12 +199,14 @@ class PullLoop:
     def _unpack(
         self, subscription: SubscriptionData, pulled: Pulled
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-        """The messages that match the subscription, and those whose bodies cannot be read, as they are stored."""
+        """Decode a pull's records: the messages that match the subscription, and those whose bodies cannot be read."""
+        # A broker compares only hashes of tags, so their texts are compared again here (behaviour.md §8.6).
         messages, unreadable = unpack(pulled.body, self._queue.broker_name)
         place_in(self._queue, (*messages, *unreadable), pulled.offset_delta)
         unreadable = [message for message in unreadable if matches_tags(subscription, message.tags)]
         matching = [message for message in messages if matches_tags(subscription, message.tags)]
         remove_namespace(self._runtime.namespace, (*matching, *unreadable))
+        # Made once for all messages of an answer.
         min_offset, max_offset = str(pulled.min_offset), str(pulled.max_offset)
         for message in matching:
             message.properties[names.MIN_OFFSET] = min_offset
@@ -208,7 +215,7 @@ class PullLoop:
         return matching, unreadable
 
     async def _start_offset(self) -> int:
-        """Where to begin: what the broker has saved, else as the settings say (behaviour.md §8.9).
+        """Find where to begin: the offset the broker has saved, else as the settings say (behaviour.md §8.9).
         Raises RemotingError, PeerRefused: the broker did not say."""
         start_from = self._context.settings.start_from
         saved = await self._context.offsets.fetch(self._queue)
@@ -244,7 +251,7 @@ class PullLoop:
             return error.address
 
     def _pause_after(self, error: RmqError) -> float:
-        """The ms to pause after a pull without messages or with a refusal."""
+        """Log a failed pull and say how many ms to pause after it."""
         code = error.code if isinstance(error, PeerRefused) else None
         if code == ResponseCode.FLOW_CONTROL:
             return _FLOW_CONTROL_PAUSE_MS
@@ -263,7 +270,7 @@ class PullLoop:
 
 
 def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_delta: int) -> None:
-    """Number messages of a static topic's queue as they are in the topic, not as the broker has stored them."""
+    """Give messages of a static topic the queue id and offset they have in the topic, not those at the broker."""
     if queue.broker_name.startswith(LOGICAL_BROKER_PREFIX):
         for message in messages:
             message.queue_id = queue.queue_id
@@ -271,7 +278,7 @@ def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_de
 
 
 def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-    """The messages of an answer, and those whose bodies cannot be read, as they are stored.
+    """Decode the records of an answer: the messages, and those whose bodies cannot be read, as they are stored.
     Raises BodyError: not all of it is records; what lies behind must not be passed over."""
     messages: list[ReceivedMessage] = []
     unreadable: list[ReceivedMessage] = []
@@ -281,20 +288,21 @@ def unpack(body: bytes, broker_name: str) -> tuple[list[ReceivedMessage], list[R
         except BodyError as error:
             place = f"offset {record.queue_offset} in queue {record.queue_id} of {record.topic} at {broker_name}"
             _log.error("%s cannot be unpacked: %s", place, error)
+            # Without these flags the same record decodes, body as stored: the dead letters show what is there.
             record.sys_flag &= ~(COMPRESSED | NEED_UNWRAP)
             unreadable += messages_of_record(record, broker_name)
     return messages, unreadable
 
 
 class PullSchedule(Struct):
-    """What a topic's queues are to be called with, and the usual pause between two calls."""
+    """The task that pulls a topic's queues, and the usual pause between two of its calls in ms."""
 
     task: PullTask
     pause_ms: float
 
 
 class ScheduledPull:
-    """The calls for one queue."""
+    """Calls the program's task for one queue, over and over."""
 
     def __init__(self, schedule: PullSchedule, process_queue: ProcessQueue, error_pause_ms: float) -> None:
         self._schedule = schedule
@@ -313,6 +321,7 @@ class ScheduledPull:
             try:
                 pause_ms = await asyncio.shield(call)
             except asyncio.CancelledError:
+                # It may be between its pull and its commit: cut off there, the same messages come again.
                 await asyncio.wait([call], timeout=_FINISH_SECONDS)
                 call.cancel()
                 raise

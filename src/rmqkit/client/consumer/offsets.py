@@ -49,7 +49,7 @@ _Sent = tuple[int, Connection | None]
 
 
 class OffsetStore(ABC):
-    """The offsets of one group in the queues this client holds; an offset is the next message to consume."""
+    """Keeps the offsets of one group in the queues this client holds; an offset is the next message to consume."""
 
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, int] = {}
@@ -59,28 +59,30 @@ class OffsetStore(ABC):
         return self._offsets.get(queue)
 
     def raise_to(self, queue: MessageQueue, offset: int) -> None:
-        """Everything before ``offset`` is consumed; a smaller offset than the known one changes nothing."""
-        if offset > self._offsets.get(queue, -1):
+        """Raise an offset: everything before it is consumed. A smaller offset than the known one changes nothing."""
+        known = self._offsets.get(queue, -1)
+        if offset > known:
             self.set_to(queue, offset)
+        assert self._offsets.get(queue, -1) >= known, "consumption never takes an offset back"
 
     def set_to(self, queue: MessageQueue, offset: int) -> None:
-        """The next message is the one at ``offset``, also when that is further back."""
+        """Move an offset, also back, because a program or an operator said so."""
         if queue not in self._frozen:
             self._offsets[queue] = offset
 
     def freeze(self, queue: MessageQueue, offset: int) -> None:
-        """Set an offset that nothing changes until `remove_offset`."""
+        """Set an offset that handlers still at work cannot change; `remove_offset` ends that."""
         self._offsets[queue] = offset
         self._frozen.add(queue)
 
     def remove_offset(self, queue: MessageQueue) -> None:
-        """The queue is not ours any more."""
+        """Stop keeping the offset of a queue that is given up."""
         self._offsets.pop(queue, None)
         self._frozen.discard(queue)
 
     @abstractmethod
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """The saved offset, remembered here; None when there is none.
+        """Read the saved offset and keep it here; None when there is none.
         Raises RemotingError, PeerRefused: the broker did not say."""
 
     @abstractmethod
@@ -97,7 +99,7 @@ class OffsetStore(ABC):
 
 
 class RemoteOffsetStore(OffsetStore):
-    """Offsets that the brokers keep for the group."""
+    """Keeps offsets that the brokers save for the group (``RemoteBrokerOffsetStore``)."""
 
     def __init__(self, runtime: ClientRuntime, group: str) -> None:
         super().__init__()
@@ -112,7 +114,7 @@ class RemoteOffsetStore(OffsetStore):
         self._confirmed.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """The offset saved at the broker, remembered here; None when there is none.
+        """Read the offset saved at the broker and keep it here; None when there is none.
         Raises RemotingError, PeerRefused: the broker did not say."""
         offset = await self._runtime.calls.committed_offset(self._address(queue), self._group, queue)
         if offset is not None:
@@ -153,7 +155,7 @@ class RemoteOffsetStore(OffsetStore):
         )
 
     async def _send(self, queue: MessageQueue) -> bool:
-        """Save an offset one-way, unless the broker was told it: then it is at rest."""
+        """Save an offset one-way; returns True when it was sent before already, so that it came to rest."""
         offset = self._offsets.get(queue)
         if offset is None:
             return False  # given up during this round: its next owner may be further
@@ -162,6 +164,7 @@ class RemoteOffsetStore(OffsetStore):
             if self._sent.get(queue) == self._over_connection(address, offset):
                 return True
             await self._runtime.calls.commit_offset_one_way(address, self._group, queue, offset)
+            # After the write: a failed one has to be repeated by the next round.
             self._sent[queue] = self._over_connection(address, offset)
         except RmqError as error:
             self._not_saved(queue, offset, error)
@@ -190,8 +193,7 @@ class _OffsetFile(Struct, rename="camel"):
 
 
 class LocalOffsetStore(OffsetStore):
-    """The offsets of one group in the queues this client holds, saved in a file; see
-    `rmqkit.client.consumer.offsets`."""
+    """Keeps offsets in a file of the client's own (``LocalFileOffsetStore``)."""
 
     def __init__(self, offsets_dir: str, client_id: str, group: str) -> None:
         super().__init__()
@@ -201,12 +203,12 @@ class LocalOffsetStore(OffsetStore):
         self._saving = asyncio.Lock()
 
     def remove_offset(self, queue: MessageQueue) -> None:
-        """The queue is not ours any more; the file keeps what was saved."""
+        """Stop keeping an offset here; the file keeps what was saved."""
         super().remove_offset(queue)
         self._saved.pop(queue, None)
 
     async def fetch(self, queue: MessageQueue) -> int | None:
-        """The offset in the file, remembered here; None when there is none.
+        """Read the offset in the file and keep it here; None when there is none.
         Raises ClientError: the system does not let it be read just now."""
         try:
             offset = (await asyncio.to_thread(self._read)).get(queue)
@@ -241,7 +243,7 @@ class LocalOffsetStore(OffsetStore):
                 _log.warning("offsets in %s are not saved: %s", self.path, error)
 
     def _read(self) -> dict[MessageQueue, int]:
-        """What is saved. Raises OSError: a file is there and cannot be read."""
+        """Read the file, or its backup. Raises OSError: a file is there and cannot be read."""
         for path in (self.path, self.path.with_name("offsets.json.bak")):
             try:
                 return fastjson.decode_as(path.read_bytes(), _OffsetFile).offset_table
@@ -257,8 +259,10 @@ class LocalOffsetStore(OffsetStore):
         fresh = self.path.with_name("offsets.json.tmp")
         with fresh.open("wb") as file:
             file.write(fastjson.dumps(_OffsetFile(merged)))
+            # Durable before it replaces the old one; a rename alone may reach the disk before the bytes do.
             file.flush()
             os.fsync(file.fileno())
+        # Backup first: at every moment one of the two files is whole, and `_read` takes either.
         if self.path.exists():
             self.path.replace(self.path.with_name("offsets.json.bak"))
         fresh.replace(self.path)

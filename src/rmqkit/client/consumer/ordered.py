@@ -1,4 +1,4 @@
-"""Handlers in the order of the queue (``ConsumeMessageOrderlyService``): one of a queue after the other.
+"""The orderly consume service runs the handlers of a queue one after the other (``ConsumeMessageOrderlyService``).
 
 ==========================  ==================================================================================
 a handler …                 then
@@ -29,7 +29,7 @@ _TO_DEAD_LETTERS = -1
 
 
 class OrderlyConsumeService(ConcurrentConsumeService):
-    """The workers of an ordered push consumer."""
+    """Runs handlers in the order of each queue."""
 
     _is_ordered = True
     _retries_unless_set = -1
@@ -44,6 +44,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         """An ordered queue waits for its handler, however long it takes."""
 
     def _schedule(self, process_queue: ProcessQueue) -> None:
+        # Set by whoever schedules, so that `put` never hands a queue to a second worker.
         process_queue.is_scheduled = len(process_queue) > 0
         if process_queue.is_scheduled:
             self._ready.put_nowait((process_queue, []))
@@ -56,11 +57,12 @@ class OrderlyConsumeService(ConcurrentConsumeService):
             self._schedule(process_queue)
 
     async def _step(self, process_queue: ProcessQueue) -> float:
-        """Handle the queue's next messages; ms that it stands still after."""
+        """Handle the queue's next messages; returns the ms that the queue stands still after."""
         if self._locks is not None and not self._locks.is_held(process_queue.queue):
             await self._locks.lock([process_queue.queue])
             if not self._locks.is_held(process_queue.queue):
                 return _LOCK_PAUSE_MS
+        # Taken only now: while the lock was asked for, the queue may have been dropped or begun anew.
         messages = self._next(process_queue)
         if process_queue.is_dropped or not messages:  # the lock may be that of the queue's next time here
             return 0.0
@@ -71,7 +73,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return 0.0 if await self._is_given_up(process_queue, messages, error) else self._settings.suspend_queue_ms
 
     def _next(self, process_queue: ProcessQueue) -> list[ReceivedMessage]:
-        """The lowest messages as far as one call of a handler takes them."""
+        """Take the lowest messages, as many as one call of the handler takes."""
         messages = process_queue.lowest(1)
         if not messages:
             return []
@@ -85,10 +87,11 @@ class OrderlyConsumeService(ConcurrentConsumeService):
     async def _is_given_up(
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage], error: BaseException
     ) -> bool:
-        """Count a failure; whether the queue moves on, because no message of it is to be tried again here."""
+        """Count a failure; returns whether the queue moves on, because no message is to be tried again here."""
         later = error if isinstance(error, ConsumeLater) else ConsumeLater()
         named = messages if later.messages is None else later.messages
         first = next((i for i, message in enumerate(messages) if any(message is one for one in named)), len(messages))
+        # What follows the first one that failed fails with it: consuming it now would break the order.
         self.consumed(process_queue, *messages[:first])
         failed = messages[first:]
         if failed:
@@ -104,7 +107,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return True
 
     async def _is_dead_lettered(self, message: ReceivedMessage) -> bool:
-        """Whether the dead letters have it; in broadcasting there are none, it is only logged."""
+        """Send a message to the dead letters; returns whether it is there. In broadcasting it is only logged."""
         if self._settings.is_broadcasting:
             return True
         try:

@@ -1,4 +1,4 @@
-"""Messages of held queues that wait until a program asks for them (lite pull: ``DefaultLitePullConsumer.poll``).
+"""The poll buffer: pulled messages that wait until the program asks for them (``DefaultLitePullConsumer.poll``).
 
 What was given out counts as consumed when the program asks for more, commits or closes, not when it is given; so a
 program that fails in between gets it again. Loop only. Source: behaviour.md §8.14.
@@ -22,7 +22,7 @@ _Item = tuple[ProcessQueue, ReceivedMessage]
 
 
 class PollBuffer:
-    """What was pulled and not yet asked for, and where the program is in each queue.
+    """Buffers what was pulled and not yet asked for, and keeps where the program is in each queue.
     ``auto_commit`` has positions saved as they come, otherwise `positions` waits for somebody to save them."""
 
     def __init__(self, offsets: OffsetStore, *, auto_commit: bool) -> None:
@@ -36,7 +36,8 @@ class PollBuffer:
         self._is_closed = False
 
     async def poll(self, timeout_ms: float | None, count_max: int | None) -> list[ReceivedMessage]:
-        """The next messages, all of one queue; those given before are consumed. None within the time: an empty list."""
+        """Give out the next messages, all of one queue; those given out before are consumed. An empty list: none in
+        time."""
         self.settle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000.0):
@@ -44,12 +45,12 @@ class PollBuffer:
                     if (given := self._next(count_max)) is not None:
                         self._given.append(given)
                         return list(given[1])
-                    self._arrived.clear()
+                    self._arrived.clear()  # no await since the look at what is ready: nothing arrives unseen
                     await self._arrived.wait()
         return []
 
     async def next(self) -> _Item | None:
-        """One message, for `consumed`; None when this is closed."""
+        """Wait for one message; the caller reports it to `consumed`. None: this is closed."""
         while not self._is_closed:
             if (given := self._next(1)) is not None:
                 return given[0], given[1][0]
@@ -58,7 +59,7 @@ class PollBuffer:
         return None
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
-        """Messages are done with: let the position advance."""
+        """Remove consumed messages and advance the position of their queue."""
         offset = NOTHING_HELD
         for message in messages:
             offset = process_queue.remove(message)
@@ -66,17 +67,18 @@ class PollBuffer:
             self.advance_to(process_queue, offset)
 
     def settle(self) -> None:
-        """What was given is consumed."""
+        """Count what was given out as consumed."""
         given, self._given = self._given, []
         for process_queue, messages in given:
             self.consumed(process_queue, *messages)
 
     def abandon(self) -> None:
-        """What was given is not consumed."""
+        """Leave unconsumed what was given out: it is delivered again."""
         self._given.clear()
 
     def seek(self, queue: MessageQueue, process_queue: ProcessQueue | None, offset: int) -> None:
-        """The program is elsewhere in a queue, which begins anew, or is not held yet."""
+        """Move the position of a queue, which begins anew there, or is not held yet."""
+        # Messages given out before the seek must not move the position when the next poll settles them.
         self._given = [one for one in self._given if one[0].queue != queue]
         if process_queue is None:
             self._sought[queue] = offset
@@ -87,12 +89,12 @@ class PollBuffer:
             self._offsets.set_to(queue, offset)
 
     def positions(self) -> dict[MessageQueue, int]:
-        """Where the program is in the queues that are held and of which it had something, or where it sought."""
+        """The positions in the queues held of which something was given out, and those that were sought."""
         self._positions = {one: offset for one, offset in self._positions.items() if not one.is_released}
         return self._sought | {one.queue: offset for one, offset in self._positions.items()}
 
     def close(self) -> None:
-        """Give out nothing more; who waits gets nothing."""
+        """Give out nothing more, and wake up whoever waits."""
         self._is_closed = True
         self._arrived.set()
 
@@ -108,19 +110,21 @@ class PollBuffer:
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
         if not process_queue.is_released:
+            # By process queue, not by queue: after a seek there is a new one, which the old one's rest must not move.
+            assert offset >= self._positions.get(process_queue, offset), "a position only rises, a seek begins anew"
             self._positions[process_queue] = offset
             self._sought.pop(process_queue.queue, None)
             if self._auto_commit:
                 self._offsets.set_to(process_queue.queue, offset)
 
     async def unreadable(self, message: ReceivedMessage) -> None:
-        """A body cannot be unpacked: the pull loop logged it, and it is left out."""
+        """Leave out a message whose body cannot be unpacked; the pull loop logged it."""
 
     def waits_for(self, message: ReceivedMessage) -> str:
         return "the program to poll or iterate further"
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
-        """There is no handler. Raises ClientError: always."""
+        """Raises ClientError: always, there is no handler."""
         raise ClientError(f"message {message.msg_id} has no handler: this consumer polls")
 
     def _next(self, count_max: int | None) -> tuple[ProcessQueue, list[ReceivedMessage]] | None:
@@ -136,14 +140,14 @@ class PollBuffer:
 
 
 class StreamSource(Protocol):
-    """Where the messages of a `MessageStream` come from."""
+    """Gives a `MessageStream` its messages."""
 
     async def next(self) -> _Item | None:
-        """The next one; None when there will be none."""
+        """Wait for the next message; None when there will be none."""
         ...
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
-        """Messages are done with."""
+        """Count messages as consumed."""
         ...
 
 
@@ -167,11 +171,11 @@ class MessageStream:
         return self._given[1]
 
     def settle(self) -> None:
-        """The message given last is consumed."""
+        """Count the message given out last as consumed."""
         given, self._given = self._given, None
         if given is not None:
             self._source.consumed(*given)
 
     def abandon(self) -> None:
-        """The message given last is not consumed."""
+        """Leave the message given out last unconsumed."""
         self._given = None

@@ -1,4 +1,4 @@
-"""The messages of one queue that are pulled but not yet consumed, and the offset that follows (``ProcessQueue``).
+"""The process queue holds messages of one queue that are pulled and not yet consumed (``ProcessQueue``).
 
 The offset of a queue may advance to the lowest message that is still here, never beyond: what is not consumed is
 delivered again to whoever gets the queue next. A message that is stuck therefore holds the offset back, and after
@@ -34,7 +34,7 @@ NOTHING_HELD = -1
 
 
 class Failure(Struct):
-    """A handler failed on a message that is tried again here."""
+    """The last failure of a handler on a message that is tried again here."""
 
     message: ReceivedMessage
     error: BaseException
@@ -90,6 +90,7 @@ class ProcessQueue:
         return len(self._messages)
 
     def __contains__(self, message: ReceivedMessage) -> bool:
+        # By identity: the same offset may be pulled again, and an old copy's handler must not remove the new one.
         return self._messages.get(message.queue_offset) is message
 
     @property
@@ -102,7 +103,7 @@ class ProcessQueue:
 
     @property
     def full(self) -> str | None:
-        """The limits that leave no room, or None."""
+        """The limits that leave no room, as text; None when there is room."""
         held, span = len(self._messages), self._last_offset - self._offsets[0] if self._offsets else 0
         limits = (
             (held, self.messages_max, "messages held"),
@@ -113,11 +114,11 @@ class ProcessQueue:
 
     @property
     def position(self) -> int | None:
-        """The first offset that is not done with here; None before it is known where to begin."""
+        """The first offset that is not consumed here; None before it is known where to begin."""
         return self._offsets[0] if self._messages else self.next_offset
 
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Take pulled messages; those that were not here already come back, to be consumed."""
+        """Hold pulled messages; returns those that were not held already, which are to be consumed."""
         new = []
         for message in messages:
             offset = message.queue_offset
@@ -130,31 +131,32 @@ class ProcessQueue:
         return new
 
     def remove(self, message: ReceivedMessage) -> int:
-        """A message is done with: the queue's new offset, or `NOTHING_HELD`."""
+        """Remove a consumed message; returns the queue's new offset, or `NOTHING_HELD`."""
         if not self._messages:
             return NOTHING_HELD
         if message in self:
             del self._messages[message.queue_offset]
             self.body_bytes -= len(message.body)
+            # Lazily: taking an offset out of the middle of a heap would cost O(n) for each message.
             while self._offsets and self._offsets[0] not in self._messages:
                 heapq.heappop(self._offsets)
             self._changed.set()
         return self._offsets[0] if self._offsets else self._last_offset + 1
 
     def lowest(self, count: int) -> list[ReceivedMessage]:
-        """The messages that hold the offset back, at most ``count``."""
+        """The messages with the lowest offsets, which hold the offset back, at most ``count``."""
         if count == 1:
             return [self._messages[self._offsets[0]]] if self._messages else []
         return [self._messages[offset] for offset in heapq.nsmallest(count, self._messages)]
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The lowest offset that is here and the highest that ever was; 0 without any."""
+        """The lowest offset held and the highest that ever was; zeros when nothing is held."""
         return (self._offsets[0], self._last_offset) if self._messages else (0, 0)
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is to be pulled or taken in for now."""
+        """Whether the program paused the queue: nothing is pulled or taken in."""
         return self._is_paused
 
     @is_paused.setter
@@ -163,37 +165,38 @@ class ProcessQueue:
         self._changed.set()
 
     def drop(self) -> None:
-        """Start no handler any more."""
+        """Give the queue up: no handler starts any more, those that run may finish and count."""
         self.is_dropped = True
         self._changed.set()
 
     def release(self) -> None:
-        """Let nothing count any more."""
+        """Let nothing count any more that finishes from now on."""
         self.is_dropped = self.is_released = True
         self._changed.set()
 
     def handler_starts(self) -> None:
-        """A handler works on one of the messages until `handler_ends`."""
+        """Count a handler that works on one of the messages until `handler_ends`."""
         self._handlers += 1
 
     def handler_ends(self) -> None:
         self._handlers -= 1
+        assert self._handlers >= 0, "a handler ends once"
         self._changed.set()
 
     async def wait_for_room(self) -> None:
-        """Until more may be pulled or the queue is dropped."""
+        """Wait until more may be pulled or the queue is dropped."""
         while (self._is_paused or not self.has_room) and not self.is_dropped:
             self._changed.clear()
             await self._changed.wait()
 
     async def wait_until_resumed(self) -> None:
-        """Until the queue is not paused, or dropped."""
+        """Wait until the queue is resumed or dropped."""
         while self._is_paused and not self.is_dropped:
             self._changed.clear()
             await self._changed.wait()
 
     async def wait_for_handlers(self, timeout_ms: float) -> bool:
-        """Until no handler works on a message of this queue; False when the time is over first."""
+        """Wait until no handler works on a message of this queue; False when the time is over first."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000.0):
                 while self._handlers:

@@ -47,7 +47,7 @@ _FOREVER_MS = (1 << 63) - 1
 
 
 class PullResult(Struct):
-    """What a pull found: the messages that match the expression, and where to pull next, whatever the status.
+    """The answer to a pull: the messages that match the expression, and where to pull next, whatever the status.
     ``min_offset`` and ``max_offset`` are the queue's; the maximum is one past the last message."""
 
     status: PullStatus
@@ -166,6 +166,7 @@ class PullConsumer(Consumer):
                 f"Seek offset illegal, seek offset = {offset}, min offset = {low}, max offset = {high} in {queue}: "
                 "seek between them"
             )
+        # First the queue begins anew, then the position moves: the other way round the old queue could move it again.
         await self._coordinator.start_at(queue, offset)
         self._poll_buffer.seek(queue, self._coordinator.process_queues.get(queue), offset)
 
@@ -309,7 +310,7 @@ class PullConsumer(Consumer):
             raise ClientError(f"{self._described} has no queues to poll: subscribe to a topic or assign queues")
 
     def _open_later(self, *, is_late: bool = True) -> None:
-        """Begin to pull in the background when this is started, once there is something to pull."""
+        """Begin to pull in the background, once this is started and there is something to pull."""
         if self._is_started and self._opening is None:
             if not self._coordinator.is_manual:
                 self._runtime.register_consumer(self.group, self._coordinator)
@@ -324,6 +325,7 @@ class PullConsumer(Consumer):
 
     async def _finish(self) -> None:
         if self._opening is not None:
+            # Stopped before messages are settled: what is pulled meanwhile would never be given out.
             self._opening.cancel()
             await asyncio.wait([self._opening])
             await self._coordinator.stop()
@@ -355,7 +357,7 @@ class PullConsumer(Consumer):
 
 
 async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> ReceivedMessage | None:
-    """A message by its offset message id, asked of the broker it names, or else by its unique key.
+    """Look a message up by its offset message id, at the broker it names, or else by its unique key.
     Raises NoRoute: the topic does not exist."""
     brokers = await _brokers(runtime, topic)
     try:
@@ -373,7 +375,7 @@ async def view_message(runtime: ClientRuntime, topic: str, msg_id: str) -> Recei
 async def query_messages(
     runtime: ClientRuntime, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int | None
 ) -> list[ReceivedMessage]:
-    """Messages with a key, in the order they were stored, from every broker of the topic.
+    """Look up the messages with a key at every broker of the topic, in the order they were stored.
     Raises NoRoute: the topic does not exist."""
     end_ms = _FOREVER_MS if end_ms is None else end_ms
     found = await _query(
@@ -385,7 +387,7 @@ async def query_messages(
 
 
 async def _brokers(runtime: ClientRuntime, topic: str) -> list[tuple[str, str]]:
-    """Name and address of one broker of each name, masters first."""
+    """Find one broker of each name, its master if there is one: name and address."""
     if not runtime.routes.brokers_of(topic):
         await runtime.routes.refresh(topic)
     found = [(name, runtime.routes.any_address(name)) for name in runtime.routes.brokers_of(topic)]
@@ -418,7 +420,7 @@ async def _query(
     *,
     is_unique_key: bool | None,
 ) -> list[ReceivedMessage]:
-    """What all brokers find together; brokers compare hashes, so that the key has still to be compared.
+    """Ask all brokers for a key. They compare hashes only, so that the caller has still to compare the key.
     Raises RemotingError, PeerRefused: nothing was found and a broker did not answer, or refused."""
     header = QueryMessageRequest(
         topic=topic,

@@ -180,6 +180,7 @@ class PushConsumer(Consumer):
         self._runtime.register_consumer(self.group, self._coordinator)
 
     async def _open(self) -> None:
+        # Handlers begin when the member has joined; only from then on can one of them block the loop.
         await self._coordinator.open()
         self._service.start()
         watchdog.watch_loop()
@@ -193,6 +194,8 @@ class PushConsumer(Consumer):
             self._tasks.start(self._renew_locks(), f"locks of group {self.group}")
 
     async def _finish(self) -> None:
+        # Pulling stops, handlers finish, acks go out, and only then offsets are saved and the group is left: a member
+        # that takes a queue over must find the offset of the last handler.
         await self._tasks.close()
         if self._is_watched:
             self._is_watched = False
@@ -214,7 +217,7 @@ class PushConsumer(Consumer):
         await self._coordinator.leave(still_handled)
 
     def _is_in_thread(self, process_queue: ProcessQueue) -> bool:
-        """Whether the handler at work cannot be cancelled."""
+        """Whether the handler at work runs in a thread, so that nothing can cancel it."""
         return any((self._listener_of(one.topic) or _NOT_SUBSCRIBED).is_threaded for one in process_queue.lowest(1))
 
     @property
@@ -225,7 +228,7 @@ class PushConsumer(Consumer):
         return self._listeners.get(topic, _NOT_SUBSCRIBED)
 
     async def _warn_without_reader(self) -> None:
-        """Tell of a start that nobody gets messages from. Subscriptions and iterations may come a moment after it."""
+        """Warn when nobody can get messages, a moment after the start: programs may subscribe or iterate after it."""
         await asyncio.sleep(_READER_SECONDS)
         topics = [topic for topic in self._coordinator.subscriptions if not topic.startswith(RETRY_PREFIX)]
         if not topics:
@@ -248,7 +251,8 @@ class PushConsumer(Consumer):
 
 
 async def _not_subscribed(message: ReceivedMessage) -> None:
-    """The handler of messages that come again after their topic was given up: a member that has it may get them."""
+    """Handle messages that come again after their topic was given up: failing lets a member have them that still has
+    it."""
     raise ClientError(f"topic {message.topic} is not subscribed any more")
 
 

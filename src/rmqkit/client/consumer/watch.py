@@ -70,7 +70,7 @@ _watchdogs: dict[asyncio.AbstractEventLoop, LoopWatchdog] = {}
 
 
 class _Seen(Struct):
-    """What was last seen of a queue; times are monotonic."""
+    """The last look at a queue; times are monotonic."""
 
     position: int | None
     moved_ms: float
@@ -80,7 +80,7 @@ class _Seen(Struct):
 
 
 class QueueWatch:
-    """Looks at the queues of one member; ``unlocked`` are those that it wants and has no lock of."""
+    """Watches the queues of one member; ``unlocked`` are those that are assigned to it and that it has no lock of."""
 
     def __init__(
         self, context: ConsumerContext, held: AssignedQueues, unlocked: Callable[[], set[MessageQueue]]
@@ -123,7 +123,7 @@ class QueueWatch:
                 )
 
     def statuses(self) -> list[QueueStatus]:
-        """What every queue is doing now, sorted."""
+        """The state of every queue now, sorted by queue."""
         missing = self._unlocked() - self._held.process_queues.keys()
         found = [self._status(queue, one) for queue, one in self._held.process_queues.items()]
         found += [self._status(queue, None) for queue in missing]
@@ -144,6 +144,7 @@ class QueueWatch:
             seen.position, seen.moved_ms = status.consumed_offset, now_ms
         blocked = self._blocked(queue, process_queue)
         if blocked is None and seen.state in _BLOCKED:
+            # It may only just go on: the time it was kept from moving does not count as standing still.
             seen.moved_ms = now_ms
         is_slow = now_ms - seen.moved_ms >= self._stall_after_ms
         status.state, status.reason = blocked or self._judged(status, process_queue, is_slow=is_slow)
@@ -157,7 +158,7 @@ class QueueWatch:
         return status
 
     def _blocked(self, queue: MessageQueue, one: ProcessQueue | None) -> tuple[QueueState, str] | None:
-        """Why nothing may be pulled or handled of a queue, whatever is held of it."""
+        """The reason why nothing may be pulled or handled of a queue, whatever is held of it; None without one."""
         locks = self._context.locks
         if locks is not None and not locks.is_held(queue):
             error = locks.error_of(queue)
@@ -177,7 +178,7 @@ class QueueWatch:
         return None
 
     def _judged(self, status: QueueStatus, one: ProcessQueue | None, *, is_slow: bool) -> tuple[QueueState, str]:
-        """What a queue is doing that nothing blocks."""
+        """The state of a queue that nothing blocks."""
         assert one is not None, "a queue that is not held is blocked"
         if not len(one):
             return QueueState.MOVING if status.backlog else QueueState.CAUGHT_UP, ""
@@ -200,7 +201,7 @@ class QueueWatch:
 
 
 class LoopWatchdog:
-    """Watches the running loop until `stop`; ``users`` are those who want that."""
+    """Watches the running loop until `stop`; ``users`` counts the consumers that want it."""
 
     def __init__(self, still_seconds: float = STILL_SECONDS) -> None:
         self.users = 0
@@ -233,13 +234,14 @@ class LoopWatchdog:
                 continue
             frame = sys._current_frames().get(self._loop_thread)
             places = list(_places(frame))
+            # Looked at again: the stack may have been taken just after the loop went on.
             if beaten == self._beaten and places:
                 reported = beaten
                 _log.warning(_SAID, looked - beaten, ", now ".join(places))
 
 
 def watch_loop() -> None:
-    """QueueWatch the running loop, as somebody starts on it."""
+    """Watch the running loop from now on; `unwatch_loop` ends it, called as often."""
     loop = asyncio.get_running_loop()
     if loop not in _watchdogs:
         for ended in [one for one in _watchdogs if one.is_closed()]:
@@ -249,18 +251,19 @@ def watch_loop() -> None:
 
 
 def unwatch_loop() -> None:
-    """Somebody who called `watch_loop` ends."""
+    """End what one call of `watch_loop` began."""
     loop = asyncio.get_running_loop()
     watchdog = _watchdogs.get(loop)
     if watchdog is None:
         return
     watchdog.users -= 1
+    assert watchdog.users >= 0, "a watchdog without users has stopped"
     if not watchdog.users:
         _watchdogs.pop(loop).stop()
 
 
 def _places(frame: FrameType | None) -> Iterator[str]:
-    """Where the program called what the loop waits for, and where that is now; nothing while the loop is idle."""
+    """The place in the program that called what the loop waits for, and the innermost place; none while it is idle."""
     innermost = frame
     while frame is not None and not _is_called_by_library(frame):
         frame = frame.f_back
@@ -271,7 +274,7 @@ def _places(frame: FrameType | None) -> Iterator[str]:
 
 
 def _is_called_by_library(frame: FrameType) -> bool:
-    """Whether a frame is the program's, and its caller asyncio or a client."""
+    """Whether a frame is the program's, and its caller asyncio or rmqkit."""
     caller = frame.f_back
     if caller is None or frame.f_code.co_filename.startswith(_LIBRARY):
         return False

@@ -1,9 +1,9 @@
-"""What a client does, told as it does it (``SendMessageHook``, ``ConsumeMessageHook``, ``EndTransactionHook``).
+"""Hooks are called when a client sends, consumes or ends a transaction (``SendMessageHook``, ``ConsumeMessageHook``).
 
-A `Hook` is told what begins and may return a function that is told how it ended. Hooks are called in their order, ends
-in the opposite one, on the loop and within the task whose work it is; so they must not block. What a hook raises is
-logged and changes nothing. The trace topic (`tracing`) and OpenTelemetry (`telemetry`) are hooks; a client without any
-does not come by here. Loop only. Source: behaviour.md §7.6, §7.11.
+A `Hook` is called when something begins and may return a function, which is called with the outcome. Begins are called
+in the order of the hooks, ends in the opposite one, on the loop and within the task whose work it is; so they must not
+block. What a hook raises is logged and changes nothing. The trace topic (`producer.trace`) and OpenTelemetry (`otel`)
+are hooks; a client without hooks skips all of this. Loop only. Source: behaviour.md §7.6, §7.9, §7.11.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sending(Struct):
 
 
 class SendStatus(enum.Enum):
-    """How safely a message is stored; all of them count as sent."""
+    """How safely a broker stored a message; every status counts as sent."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -108,7 +108,7 @@ class ConsumeOutcome(Struct):
 
 
 class TransactionEnd(Struct):
-    """How a transaction ended, as the broker at ``address`` is told; ``is_checked`` when it had asked.
+    """How a transaction ended, as reported to the broker at ``address``; ``is_checked`` when the broker had asked.
     ``state`` is the reference's name, ``message`` the one that was sent, or what came with the broker's question."""
 
     group: str
@@ -121,7 +121,7 @@ class TransactionEnd(Struct):
 
 
 class Recall(Struct):
-    """A message was called back, or ``error`` says why not."""
+    """A message that was called back, unless ``error`` says why not."""
 
     group: str
     topic: str
@@ -130,7 +130,7 @@ class Recall(Struct):
 
 
 class Hook:
-    """What a program wants to know: give an object of a class of your own to a client, as one of its ``hooks``::
+    """Base class of hooks: give an object of a class of your own to a client, as one of its ``hooks``::
 
     class SlowSends(Hook):
         def sending(self, sending: Sending) -> Callable[[SendOutcome], None]:
@@ -139,16 +139,16 @@ class Hook:
     """
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None] | None:
-        """A message or batch is about to be prepared."""
+        """Called before a message or batch is prepared."""
 
     def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None] | None:
-        """A handler is about to be called."""
+        """Called before a handler is called."""
 
     def transaction_ended(self, end: TransactionEnd) -> None:
-        """The broker is about to be told how a transaction ended."""
+        """Called before the end of a transaction is sent to its broker."""
 
     def recalled(self, recall: Recall) -> None:
-        """A broker answered, or did not answer, a recall."""
+        """Called after a broker answered, or did not answer, a recall."""
 
 
 class BackgroundHook(Hook):
@@ -173,8 +173,8 @@ class Hooks(tuple[Hook, ...]):
     __slots__ = ()
 
     def prepare(self, sending: Sending, prepare: Callable[[dict[str, str]], M]) -> M:
-        """What ``prepare`` makes, told the properties to add; whoever sends it has to tell how that ended.
-        Raises what ``prepare`` raises; that is told here."""
+        """Call ``prepare`` with the properties that hooks add. Whoever sends the result calls its ``on_end`` once.
+        Raises what ``prepare`` raises, after the hooks have seen it."""
         if not self:
             return prepare({})
         on_end = self.sending(sending)
@@ -187,15 +187,15 @@ class Hooks(tuple[Hook, ...]):
         return prepared
 
     def sending(self, sending: Sending) -> Callable[[SendOutcome], None]:
-        """As `Hook.sending`, of all; the end is to be told once."""
+        """Call `Hook.sending` of all; the caller calls the result once, with the outcome."""
         return _begin([hook.sending for hook in self], sending)
 
     def consuming(self, consumption: Consumption) -> Callable[[ConsumeOutcome], None]:
-        """As `Hook.consuming`, of all; the end is to be told once."""
+        """Call `Hook.consuming` of all; the caller calls the result once, with the outcome."""
         return _begin([hook.consuming for hook in self], consumption)
 
     def polled(self, group: str, messages: list[ReceivedMessage]) -> None:
-        """Messages go to the program, which counts as consuming them."""
+        """Report messages that go to the program, which counts as consuming them."""
         if self and messages:
             self.consuming(Consumption(group, messages, is_polled=True))(ConsumeOutcome())
 
@@ -212,6 +212,7 @@ NO_HOOKS = Hooks(())
 
 
 def _begin(starts: list[Callable[[A], Callable[[Any], None] | None]], about: A) -> Callable[[Any], None]:
+    # In the opposite order at the end, as with nested blocks: the span of the first hook encloses all others.
     ends = [end for start in starts if (end := _call(start, about)) is not None]
 
     def end_all(outcome: Any) -> None:

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry for what a client does; needs the extra ``rmqkit[otel]``.
+"""OpenTelemetry spans of sends and handlers; needs the extra ``rmqkit[otel]``.
 
 =====================  ========  ==================================================================================
 span                   kind      parent
@@ -79,10 +79,12 @@ class Telemetry(Hook):
         if len(messages) == 1 and not is_polled:
             parent = propagate.extract(first.properties, context.get_current())
         else:
+            # A span has one parent: a batch links to the spans of its messages instead.
             links = [link for message in messages if (link := _link(message)) is not None]
         span = self._tracer.start_span(
             f"{operation} {first.topic}", context=parent, kind=SpanKind.CONSUMER, attributes=attributes, links=links
         )
+        # Attached in the handler's task, so that spans of the program become children; `end` runs in the same task.
         token = context.attach(trace.set_span_in_context(span, parent))
 
         def end(outcome: ConsumeOutcome) -> None:

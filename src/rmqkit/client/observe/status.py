@@ -18,11 +18,12 @@ from rmqkit.protocol.schemas.clients import ConsumeStatus, MessageQueue
 
 SAMPLE_INTERVAL_MS = 10_000
 _MINUTE_MS = 60_000
+# One hour, and the sample that the first difference is to.
 _SAMPLES_MAX = 361
 
 
 class QueueState(enum.Enum):
-    """What a queue is doing (`watch` says when)."""
+    """The state of a queue; `rmqkit.client.consumer.watch` says when it is in which."""
 
     MOVING = "moving"
     CAUGHT_UP = "caught up"
@@ -63,7 +64,7 @@ class QueueStatus(Struct, kw_only=True):
 
     @property
     def backlog(self) -> int | None:
-        """Messages that are stored and not consumed, as far as it is known."""
+        """Messages that are stored and not consumed; None while that is not known."""
         if self.max_offset is None or self.consumed_offset is None:
             return None
         return max(0, self.max_offset - self.consumed_offset)
@@ -85,7 +86,7 @@ class MemberStatus(Struct, kw_only=True):
 
     @property
     def stalled(self) -> list[QueueStatus]:
-        """The queues that stand still."""
+        """The queues that stand still, with a backlog."""
         return [one for one in self.queues if one.is_stalled]
 
     def __str__(self) -> str:
@@ -134,7 +135,7 @@ class ProducerStatus(Struct, kw_only=True):
 
 
 def _table(titles: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iterator[str]:
-    """Lines of columns; the last one is as wide as it likes."""
+    """Lay rows out in columns; the last column is as wide as it likes."""
     texts = [titles, *(tuple("-" if cell is None else str(cell) for cell in row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)][:-1]
     for text in texts:
@@ -149,7 +150,7 @@ def _row(one: QueueStatus) -> tuple[object, ...]:
 
 
 def utc(at_ms: int) -> str:
-    """A time as people read it."""
+    """Write a time in ms since the epoch as people read it."""
     return datetime.fromtimestamp(at_ms / 1000.0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -158,8 +159,10 @@ def _connection(one: BrokerStatus) -> str:
 
 
 class ConsumerStats:
-    """One topic's counters since ``at_ms`` (monotonic): answers with messages and the ms they took, messages in them;
-    calls of handlers and the ms they took, messages that were consumed and that failed in them."""
+    """Counts one topic's pulls and handler calls since ``at_ms`` (monotonic), and what they took.
+
+    ``pulls`` and ``pull_ms`` are of answers with messages, ``pulled`` the messages in them; ``calls`` and ``call_ms``
+    of handlers, ``consumed`` and ``failed`` the messages given to them."""
 
     __slots__ = ("_samples", "call_ms", "calls", "consumed", "failed", "pull_ms", "pulled", "pulls")
 
@@ -169,12 +172,13 @@ class ConsumerStats:
         self._samples = deque([(at_ms, *self._counters())], _SAMPLES_MAX)
 
     def sample(self, at_ms: float) -> None:
-        """Write the counters down if the last time is long enough ago."""
+        """Keep a sample of the counters if the last one is old enough."""
         if at_ms - self._samples[-1][0] >= SAMPLE_INTERVAL_MS:
             self._samples.append((at_ms, *self._counters()))
 
     def status(self, at_ms: float) -> ConsumeStatus:
         """Means and rates of the last minute, failures of the last hour."""
+        # The oldest sample within the last minute; an older one only when nothing was sampled since.
         then = next((one for one in self._samples if at_ms - one[0] <= _MINUTE_MS), self._samples[-1])
         seconds = max(at_ms - then[0], 1.0) / 1000.0
         pulls, pull_ms, pulled, calls, call_ms, consumed, failed = (

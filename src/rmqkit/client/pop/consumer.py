@@ -1,4 +1,4 @@
-"""The pop consumer: brokers keep who has which message, not which queue, so any number of members share every queue.
+"""The pop consumer: brokers track who has which message, not which queue, so every member may read every queue.
 
 =====================  =========================================================================================
 a program calls        and the consumer
@@ -94,6 +94,7 @@ class PopConsumer(PushConsumer):
                     poll_ms=poll_ms if is_last else 0,
                 )
             except RemotingError:
+                # One broker that is away must not keep the others' messages from the program.
                 if is_last:
                     raise
                 continue
@@ -133,7 +134,7 @@ class PopConsumer(PushConsumer):
         return self._session
 
     async def _next_brokers(self, topic: str) -> list[MessageQueue]:
-        """All queues of each broker, or in order each queue, another one first each time."""
+        """The queues to pop: all of each broker together, or in order each by itself; another one first each time."""
         queues = await self._runtime.routes.readable_queues(topic)
         if not self._is_ordered:
             queues = [MessageQueue(topic, name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in queues})]

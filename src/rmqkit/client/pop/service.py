@@ -75,7 +75,7 @@ _POP = "POP"
 
 
 class PopConsumeService(ConcurrentConsumeService):
-    """The workers of a consumer that has queues to pop; others may be pulled."""
+    """Runs handlers on popped messages (``ConsumeMessagePopConcurrentlyService``); other queues may be pulled."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         prefix = pop_retry_topic(self._group, "")  # pulled by a group that popped before
@@ -85,16 +85,17 @@ class PopConsumeService(ConcurrentConsumeService):
         super().put(process_queue, messages)
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
-        """Messages are done with: acknowledge them, or let the offset advance."""
+        """Acknowledge consumed messages, or raise the offset of a queue that is pulled."""
         if not isinstance(process_queue, PopProcessQueue):
             super().consumed(process_queue, *messages)
             return
         for message in messages:
+            # Not one that lapsed: it comes again, and whoever gets it then acknowledges it.
             if process_queue.remove(message) != NOTHING_HELD:
                 process_queue.session.ack_soon(message)
 
     async def expire(self, process_queue: ProcessQueue) -> None:
-        """What was popped lapses by itself."""
+        """Send back pulled messages whose handlers take too long; the time of popped ones ends by itself."""
         if not isinstance(process_queue, PopProcessQueue):
             await super().expire(process_queue)
 
@@ -116,7 +117,9 @@ class PopConsumeService(ConcurrentConsumeService):
         elif level == _TO_DEAD_LETTERS or message.reconsume_times >= self._retries_max:
             await self._give_up(process_queue, message)
         else:
+            # Removed before it is given back: the session must not renew the time that is being set.
             process_queue.remove(message)
+            # The broker counts deliveries, so that another member goes on at the next step.
             step = min(level or message.reconsume_times, len(BACK_OFF_SECONDS) - 1)
             chosen_ms = error.invisible_ms if isinstance(error, ConsumeLater) else None
             invisible_ms = BACK_OFF_SECONDS[step] * 1000 if chosen_ms is None else chosen_ms
@@ -128,7 +131,8 @@ class PopConsumeService(ConcurrentConsumeService):
                 )
 
     async def _give_up(self, process_queue: PopProcessQueue, message: ReceivedMessage) -> None:
-        """To the dead letters, and only then acknowledged; else it comes again when its time is over."""
+        """Send a message to the dead letters, and acknowledge it only then; else it comes again when its time is
+        over."""
         if await self._is_dead_letter(message):
             self.consumed(process_queue, message)
         else:
@@ -144,14 +148,14 @@ class PopConsumeService(ConcurrentConsumeService):
 
 
 class OrderlyPopConsumeService(PopConsumeService, OrderlyConsumeService):
-    """The workers of a consumer that pops in order."""
+    """Runs handlers on popped messages in the order of each queue."""
 
     async def _is_dead_lettered(self, message: ReceivedMessage) -> bool:
         return await self._is_dead_letter(message)
 
 
 class PopLoop(PullLoop):
-    """Keeps the process queue of a queue to pop filled."""
+    """Keeps the process queue of a popped queue filled."""
 
     _attempt_id: str | None = None
 
@@ -160,7 +164,7 @@ class PopLoop(PullLoop):
         await super().run(0.0)
 
     async def _step(self) -> float:
-        """One pop; ms to pause after it."""
+        """Pop once; returns the ms to pause after it."""
         process_queue, clock, settings = self._process_queue, self._runtime.clock, self._context.settings
         assert isinstance(process_queue, PopProcessQueue), "a queue to pop has a process queue of that kind"
         subscription, session = self._subscription_of(self._queue.topic), process_queue.session
@@ -168,6 +172,8 @@ class PopLoop(PullLoop):
             return settings.error_pause_ms
         await process_queue.wait_for_room()
         if session.is_ordered:
+            # In order a broker gives nothing while acks are missing. By the attempt id it knows a pop whose answer got
+            # lost, and gives the same messages again.
             await session.flush()
             self._attempt_id = self._attempt_id or uuid.uuid4().hex
         if process_queue.is_dropped:
@@ -201,7 +207,7 @@ class PopLoop(PullLoop):
 
 
 class BrokerRebalance(Rebalance):
-    """Asks brokers for our queues, and tells ``pops`` which of them are popped."""
+    """Asks brokers for this member's queues, and which of them are popped (``QUERY_ASSIGNMENT``)."""
 
     def __init__(self, context: ConsumerContext, owner: QueueOwner, session: PopSession, *, only_pops: bool) -> None:
         super().__init__(context, owner)
@@ -228,6 +234,7 @@ class BrokerRebalance(Rebalance):
         pulled = {one.message_queue for one in assigned} - popped
         retry = pop_retry_topic(self._group, with_namespace(self._runtime.namespace, topic))
         if pulled and not popped and topic not in self._retried and not topic.startswith(RETRY_PREFIX):
+            # What this group popped before comes again through its retry topic, which only pops read by themselves.
             self._retried.add(topic)
             self._owner.subscribe(retry, "*", TAG)
         elif popped and topic in self._retried:
@@ -238,7 +245,7 @@ class BrokerRebalance(Rebalance):
         return self._with_modes(topic, pulled, popped)
 
     async def _ask(self, topic: str) -> list[Assignment] | None:
-        """Our queues; None when the broker does not share out."""
+        """Ask a broker for this member's queues; None when it does not share out."""
         if self._strategy is None:
             return None
         asked = QueryAssignmentBody(
@@ -261,6 +268,7 @@ class BrokerRebalance(Rebalance):
     ) -> tuple[set[MessageQueue], int]:
         """The queues to hold without those that change their mode, and what that means: 0 that some do, 2 that others
         may have held them."""
+        assert not pulled & popped, "a queue is pulled or popped"
         before = {queue for queue in self._session.queues if queue.topic == topic}
         self._session.queues.difference_update(before)
         self._session.queues.update(popped)
@@ -269,7 +277,7 @@ class BrokerRebalance(Rebalance):
 
 
 class PopAssignedQueues(AssignedQueues):
-    """The queues one member holds, popped where brokers say so and else pulled."""
+    """The queues this member has, popped where brokers say so and else pulled."""
 
     def __init__(
         self,
@@ -293,7 +301,7 @@ class PopAssignedQueues(AssignedQueues):
 
 
 class PopGroupCoordinator(GroupCoordinator):
-    """A member whose queues brokers share out; ``only_pops`` has all of them popped."""
+    """Coordinates a member whose queues brokers share out; with ``only_pops`` all of them are popped."""
 
     def __init__(self, context: ConsumerContext, session: PopSession, *, only_pops: bool) -> None:
         self._session = session

@@ -94,14 +94,14 @@ class PopResult(Struct):
 
 
 class _Lease(Struct):
-    """How long a message is ours, on the monotonic scale, and until when that is prolonged."""
+    """Until when a message is invisible to others, and until when that is renewed, both monotonic."""
 
     expires_ms: float
     limit_ms: float
 
 
 class PopProcessQueue(ProcessQueue):
-    """Messages that were popped from a queue, or from all of a broker's, and that are held.
+    """Holds messages that were popped from a queue, or from all queues of a broker.
     There is no offset to keep: `position` counts what is done with, and `max_offset` goes on from there."""
 
     is_popped = True
@@ -118,21 +118,21 @@ class PopProcessQueue(ProcessQueue):
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be popped; in order only when everything is done with that was."""
+        """Whether more may be popped; in order only when everything popped before is consumed."""
         return not self._messages if self.session.is_ordered else super().has_room
 
     @property
     def position(self) -> int:
-        """How many messages are done with here."""
+        """How many messages were consumed, or lapsed."""
         return self._done_count
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Offsets of different queues say nothing."""
+        """Zeros: messages of different queues have no common offsets."""
         return 0, 0
 
     def put(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Hold popped messages, from now on for the invisible time."""
+        """Hold popped messages, for the invisible time from now on."""
         new, now_ms, settings = list(messages), self.session.clock.monotonic_ms(), self.session.settings
         limit_ms = _FOREVER if self.session.is_ordered else now_ms + settings.consume_timeout_minutes * 60_000
         for message in new:
@@ -146,6 +146,7 @@ class PopProcessQueue(ProcessQueue):
             return NOTHING_HELD
         del self.leases[id(message)]
         self._done_count += 1
+        assert len(self.leases) == len(self._messages), "every message held has a lease"
         self.body_bytes -= len(message.body)
         self._changed.set()
         return self._done_count
@@ -155,11 +156,12 @@ class PopProcessQueue(ProcessQueue):
         return list(islice(self._messages.values(), count))
 
     def not_begun(self) -> list[ReceivedMessage]:
-        """The messages that no handler has begun with."""
+        """Messages that no handler has begun with."""
         return [one for one in self._messages.values() if names.CONSUME_START_TIME not in one.properties]
 
     def due(self, now_ms: float) -> list[ReceivedMessage]:
-        """The messages whose time has to be renewed. Those whose time is over leave, in order with all behind them."""
+        """The messages whose invisible time has to be renewed. Remove those whose time is over; in order, all behind
+        them, too."""
         due: list[ReceivedMessage] = []
         for message in self.lowest(len(self)):
             lease = self.leases.get(id(message))
@@ -199,12 +201,14 @@ class PopSession:
 
     async def close(self) -> None:
         """Send the acks under way, and have what is still held delivered soon to somebody else."""
+        # Given back before the acks are waited for: others may have them while this still closes.
         await self._release([message for one in self._held for message in one.lowest(len(one))])
         await self.flush()
         await self._tasks.close()
 
     def process_queue(self, queue: MessageQueue, *, bytes_max: int, stats: ConsumerStats) -> PopProcessQueue:
-        """A new one, whose messages are kept ours."""
+        """Make a process queue whose messages stay invisible to others while they are held."""
+        # A dropped queue stays until nothing is held of it: the time of its messages has still to be renewed.
         self._held = {one for one in self._held if len(one) or not one.is_dropped}
         process_queue = PopProcessQueue(queue, self, bytes_max=bytes_max, stats=stats)
         self._held.add(process_queue)
@@ -239,6 +243,7 @@ class PopSession:
             attempt_id=attempt_id,
         )
         address = await self._runtime.routes.find_address(queue.broker_name, queue.topic)
+        # A task of its own: the broker hides the messages from everybody even if nobody here waits for them any more.
         asked = asyncio.create_task(self._runtime.calls.pop(address, header, poll_ms + _ANSWER_MS))
         try:
             popped = await asyncio.shield(asked)
@@ -251,7 +256,7 @@ class PopSession:
         return PopResult(popped.status, popped.header.rest_num, messages, unwanted, unreadable)
 
     async def ack(self, messages: Collection[ReceivedMessage]) -> None:
-        """Messages are consumed. Raises RemotingError, PeerRefused.
+        """Acknowledge messages and wait for the brokers. Raises RemotingError, PeerRefused.
         Raises ClientError: one of them was not popped."""
         by_broker: defaultdict[str, list[Receipt]] = defaultdict(list)
         for message in messages:
@@ -261,11 +266,11 @@ class PopSession:
         await asyncio.gather(*(self._ack(broker_name, receipts) for broker_name, receipts in by_broker.items()))
 
     def ack_soon(self, message: ReceivedMessage) -> None:
-        """A message is consumed; the broker is told together with others. An ack that fails is logged."""
+        """Acknowledge a message together with others, in the background. An ack that fails is logged."""
         self._ack_soon(receipt_of(message))
 
     async def flush(self) -> None:
-        """Until every ack so far is answered, or given up."""
+        """Wait until every ack so far is answered, or given up."""
         while self._ackers:
             await asyncio.wait(list(self._ackers.values()))
 
@@ -274,6 +279,7 @@ class PopSession:
         Raises RemotingError, PeerRefused. Raises ClientError: it was not popped."""
         receipt = receipt_of(message)
         handle = await self._ask_invisible_time(receipt, invisible_ms)
+        # In order a change makes no second delivery: there the newest handle is the only one.
         if not self.is_ordered and (renewed := receipt_of(message)) != receipt:
             self._ack_soon(renewed)  # meanwhile: each change is a delivery of its own
         message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
@@ -292,6 +298,7 @@ class PopSession:
         return await self._runtime.routes.find_address(receipt.handle.broker_name, receipt.topic)
 
     async def _ack(self, broker_name: str, receipts: list[Receipt]) -> None:
+        assert all(one.handle.broker_name == broker_name for one in receipts), "acks go to the broker that was popped"
         address, calls = await self._address(receipts[0]), self._runtime.calls
         if len(receipts) > 1:
             body = BatchAckBody(broker_name=broker_name, acks=batch_acks(self._group, receipts))
@@ -353,6 +360,7 @@ class PopSession:
 
     async def _renew(self) -> None:
         while True:
+            # A sixth of the invisible time: what is due at half of it gets two more tries if a renewal fails.
             await asyncio.sleep(self.settings.pop_invisible_ms / 6000.0)
             now_ms, held = self.clock.monotonic_ms(), list(self._held)
             await asyncio.gather(*(self._renew_one(one, message) for one in held for message in one.due(now_ms)))
@@ -367,6 +375,7 @@ class PopSession:
             handle = await self._ask_invisible_time(receipt, invisible_ms)
             lease = process_queue.leases.get(id(message))
             if lease is not None and receipt_of(message) == receipt:
+                # From when it was asked: the broker counts from a moment after that.
                 lease.expires_ms = asked_ms + invisible_ms
                 message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
             elif not self.is_ordered:
@@ -398,14 +407,14 @@ class PopSession:
 
 
 class Receipt(Struct, frozen=True):
-    """A popped message as acks and changes name it, whatever becomes of the message: its own topic and its handle."""
+    """What an ack or a change names a popped message by: its own topic and its handle, whatever becomes of it."""
 
     topic: str
     handle: PopHandle
 
     @property
     def queue_offset(self) -> int:
-        """Of the message in the queue that it was popped from."""
+        """The offset in the queue that it was popped from."""
         assert self.handle.queue_offset is not None, "`receipt_of` completes handles"
         return self.handle.queue_offset
 
@@ -418,7 +427,8 @@ class Receipt(Struct, frozen=True):
 
 
 def receipt_of(message: ReceivedMessage) -> Receipt:
-    """What acks name a message by. Raises ClientError: it was not popped. Raises HeaderError: its handle is damaged."""
+    """Read the handle of a popped message. Raises ClientError: it was not popped. Raises HeaderError: its handle is
+    damaged."""
     text = message.properties.get(names.POP_CHECK_POINT)
     if text is None:
         raise ClientError(f"message {message.msg_id} has no property {names.POP_CHECK_POINT}: it was not popped")
@@ -449,6 +459,7 @@ def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, qu
             message.properties[names.POP_CHECK_POINT] = encode_pop_handle(handle)
         else:
             receipt_of(message)  # the broker's own: an answer with others is refused as a whole
+        # In order the broker counts deliveries itself; the record says how often it came through the retry topic.
         count = counts.get(OrderKey(retry, queue_id, offset)) or counts.get(OrderKey(retry, queue_id)) or 0
         message.reconsume_times = count or message.reconsume_times
         message.properties.setdefault(names.FIRST_POP_TIME, str(header.pop_time))
@@ -457,9 +468,10 @@ def give_handles(messages: list[ReceivedMessage], header: PopMessageResponse, qu
 
 
 def batch_acks(group: str, receipts: Iterable[Receipt]) -> list[BatchAck]:
-    """Acks of one broker, those of one pop and queue in one entry."""
+    """Group acks for one broker: one entry for those of one pop and queue."""
     offsets: defaultdict[Receipt, list[int]] = defaultdict(list)
     for one in receipts:
+        # Acks of one pop and queue differ in the offset alone, which is a bit in the entry.
         offsets[replace(one, handle=replace(one.handle, queue_offset=None))].append(one.queue_offset)
     return [
         BatchAck(

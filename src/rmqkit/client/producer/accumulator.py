@@ -143,7 +143,7 @@ class OpenBatches(ABC, Generic[K, P]):
         first, batch = self._open.pop(key, (None, None))
         if first is None or batch is None:
             return
-        assert batch.entries and len(batch.places) == len(batch.unique_keys) == len(batch.entries), "one of each"
+        assert len(batch.places) == len(batch.unique_keys) == len(batch.entries) > 0, "one of each, for every message"
         if batch.timer is not None:
             batch.timer.cancel()
         try:

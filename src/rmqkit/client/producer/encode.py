@@ -1,4 +1,4 @@
-"""Messages on their way out: checked, given a unique key, compressed, and put into the form requests carry.
+"""Encoding checks messages, gives them unique keys, compresses them and puts them into the form requests carry.
 
 =================  ==============================================================================================
 check              rule
@@ -33,6 +33,7 @@ from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
 from rmqkit.protocol.record import COMPRESSED
 
 _ZLIB_LEVEL_MAX = 9
+# Programs send to few topics: looking at every character for each message costs more than the rest.
 _topic_fault = functools.lru_cache(maxsize=1024)(topic_fault)
 _FIRST_RETRY_LEVEL = 3
 _REPLY = "reply"
@@ -72,6 +73,7 @@ def encode_message(
     body = _checked_body(message, settings.message_bytes_max)
     properties = _properties(message, unique_key, own)
     sys_flag = 0
+    # After the check of its size: brokers bound the body as it is stored, clients the one that handlers get.
     if len(body) >= settings.compress_body_bytes:
         body, sys_flag = _compressed(body, settings)
     return EncodedMessage(message.topic, body, properties.decode(), unique_key, message.flag, sys_flag)
@@ -102,7 +104,7 @@ def encode_messages(
 def batch_entry(
     message: Message, unique_key: str, settings: ProducerSettings, own: Mapping[str, str] | None = None
 ) -> BatchEntry:
-    """Prepare one message of a batch. Raises MessageIllegal: as `outgoing`, or a batch cannot hold it."""
+    """Prepare one message of a batch. Raises MessageIllegal: as `encode_message`, or a batch cannot hold it."""
     check_topic(message.topic)
     if message.topic.startswith(RETRY_PREFIX):
         raise MessageIllegal(f"a batch cannot be sent to retry topic {message.topic}: send its messages one by one")
@@ -122,6 +124,7 @@ def encode_entries(
 ) -> EncodedMessage:
     """Prepare the batch of some entries, which go where their first message goes.
     Raises MessageIllegal: they are too large together."""
+    assert len(entries) == len(unique_keys), "one key for each message"
     body = encode_batch(entries)
     if len(body) > settings.message_bytes_max:
         over = len(body) - settings.message_bytes_max
@@ -129,16 +132,18 @@ def encode_entries(
             f"batch of {len(entries)} messages for topic {first.topic} has {len(body)} bytes, {over} more than the "
             f"limit of {settings.message_bytes_max}: split it"
         )
+    # Written also when true: the batch has these two properties of its own, whatever its entries have.
     wait = "true" if first.wait_store else "false"
     properties = encode_properties({names.UNIQ_KEY: batch_key, names.WAIT: wait}).decode()
     return EncodedMessage(first.topic, body, properties, ",".join(unique_keys), is_batch=True)
 
 
 def encode_retry(message: ReceivedMessage, group: str, retries_max: int, namespace: str = "") -> EncodedMessage:
-    """A received message as a client sends it to its group's retry topic itself, when the broker could not do it."""
+    """Prepare a received message for its group's retry topic, because the broker could not send it back."""
     properties = dict(message.properties)
     for name in (names.MIN_OFFSET, names.MAX_OFFSET, names.CONSUME_START_TIME, names.TRANSACTION_PREPARED):
         properties.pop(name, None)
+    # Only where the broker that stored it did not: a message that comes again once more keeps what it was at first.
     properties.setdefault(names.RETRY_TOPIC, with_namespace(namespace, message.topic))
     properties.setdefault(names.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     properties[names.DELAY] = str(_FIRST_RETRY_LEVEL + message.reconsume_times)
@@ -155,7 +160,7 @@ def encode_retry(message: ReceivedMessage, group: str, retries_max: int, namespa
 
 @contextlib.contextmanager
 def reporting_failure(message: EncodedMessage) -> Iterator[None]:
-    """Tell what goes wrong before the message is with a `Sender`."""
+    """Report to the hooks what goes wrong before the message is with a `Sender`."""
     try:
         yield
     except BaseException as error:
@@ -165,7 +170,7 @@ def reporting_failure(message: EncodedMessage) -> Iterator[None]:
 
 
 def check_topic(topic: str) -> None:
-    """Whether a topic may be sent to. Raises MessageIllegal: it may not."""
+    """Raises MessageIllegal: the topic may not be sent to."""
     fault = _topic_fault(topic)
     if fault is not None:
         raise MessageIllegal(fault)
@@ -196,7 +201,7 @@ def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None
         merged = message.wire_properties()
         if own is not None:
             merged.update(own)
-        merged[names.UNIQ_KEY] = unique_key
+        merged[names.UNIQ_KEY] = unique_key  # the last one: no property of the program may replace it
         encoded = encode_properties(merged)
     except ValueError as error:
         raise MessageIllegal(f"message for topic {message.topic}: {error}") from None
@@ -210,15 +215,16 @@ def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None
 
 
 def _compressed(body: bytes, settings: ProducerSettings) -> tuple[bytes, int]:
-    """The body and sysFlag; a body that would not get smaller stays as it is."""
+    """Compress a body; returns it with its sysFlag. A body that would not get smaller stays as it is."""
     compression = Compression[settings.compression.name]
     level = settings.compression_level
+    # One setting for all kinds: ZSTD has levels beyond the 9 of ZLIB.
     smaller = compress(body, compression, min(level, _ZLIB_LEVEL_MAX) if compression is Compression.ZLIB else level)
     return (smaller, COMPRESSED | compression) if len(smaller) < len(body) else (body, 0)
 
 
 def reply_address(request: ReceivedMessage) -> tuple[str, dict[str, str]]:
-    """The topic a reply goes to, and the properties that lead it to who asked.
+    """Find the topic of a reply, and the properties that lead it to the client that asked.
     Raises NotARequest: the message is none."""
     for name in (names.CLUSTER, names.CORRELATION_ID, names.REPLY_TO_CLIENT):
         if not request.properties.get(name):

@@ -22,7 +22,7 @@ _FAILED_LATENCY_MS = 10_000
 
 
 class FaultTable:
-    """Which brokers were slow or failed."""
+    """Keeps which brokers were slow or failed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class FaultTable:
     def note(
         self, broker_name: str, latency_ms: float, *, is_isolated: bool = False, is_reachable: bool = True
     ) -> None:
-        """Write down how a send went; ``is_isolated`` when it failed."""
+        """Note how a send went; ``is_isolated`` when it failed."""
         if is_isolated:
             latency_ms = _FAILED_LATENCY_MS
         avoided_ms = next((avoided_ms for least_ms, avoided_ms in _AVOIDED_MS if latency_ms >= least_ms), 0)
@@ -48,11 +48,11 @@ class FaultTable:
         return max(0.0, self._avoided_until_ms.get(broker_name, 0.0) - self._clock.monotonic_ms())
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Whether the last send did not show the contrary."""
+        """Whether the last send to a broker succeeded; True for one that nothing was sent to."""
         return broker_name not in self._unreachable
 
     def pick(self, queues: PublishQueues, last_broker: str | None) -> MessageQueue:
-        """The next queue that is not on a broker to avoid, nor on the one just tried, where there is one."""
+        """Pick the next queue that is neither on a broker to avoid nor on the one just tried, where there is one."""
         now_ms = self._clock.monotonic_ms()
 
         def is_available(queue: MessageQueue) -> bool:

@@ -103,6 +103,7 @@ class Producer(Client):
         """
         if self._accumulator is not None and timeout_ms is None and self._accumulator.accepts(message):
             queue, selector = await self._chosen(message, queue, selector), None
+            # Asked again: it may have been closed while the queue was chosen, and its last batches are out.
             if self._is_started:
                 return await self._accumulator.send(message, queue)
         prepared = self._prepare(message)
@@ -175,6 +176,7 @@ class Producer(Client):
         sending = SendMany(
             self.group, self.settings, send=send, choose=chosen, next_key=self._next_key, hooks=self._hooks
         )
+        # What has a length ends by itself, so closing waits for it; any other source may be endless and is stopped.
         if isinstance(messages, Sized):
             return await self._send_whole(sending, messages)
         self._endless.add(sending)
@@ -199,6 +201,7 @@ class Producer(Client):
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: as `send`."""
         timeout_ms = self._time(timeout_ms)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        # One time for sending and waiting; a reply can come before the answer to the send.
         with self._runtime.replies.expect(self._runtime.client_id, timeout_ms) as (own, reply):
             prepared = self._prepare(message, own)
             with reporting_failure(prepared):
@@ -236,6 +239,7 @@ class Producer(Client):
         Raises NoRoute: the broker that has the message is not known.
         Raises PeerRefused: it refused; it must have ``recallMessageEnable=true``.
         Raises RemotingError: it did not answer."""
+        # Results of messages for at once have None here: programs pass it on without looking.
         given: object = recall_handle
         if not isinstance(given, str):
             why = "pass the recall_handle of the SendResult of a message with a time of delivery"
@@ -244,6 +248,7 @@ class Producer(Client):
             handle = decode_recall_handle(recall_handle)
         except HeaderError as error:
             raise MessageIllegal(f"{error}: pass the recall_handle of a SendResult") from None
+        # The route is what names the address of the broker in the handle.
         await self._sender.queues(handle.topic)
         address = self._runtime.routes.address(handle.broker_name)
         if address is None:
@@ -281,6 +286,7 @@ class Producer(Client):
         self._runtime.register_producer(self.group)
 
     async def _finish(self) -> None:
+        # Endless sends first, then what waits for company, then the calls under way: each waits for the next one.
         refusal = ClientError(f"{self._described} was closed: its messages so far were sent")
         await asyncio.gather(*(sending.close(refusal) for sending in self._endless))
         if self._accumulator is not None:
@@ -298,7 +304,7 @@ class Producer(Client):
         return await self._sender.send(prepared, timeout_ms=self.settings.send_timeout_ms, queue=queue)
 
     def _time(self, timeout_ms: float | None) -> float:
-        """What a send may take. Raises ClientError: that is no time."""
+        """The time a send may take in ms. Raises ClientError: that is no time."""
         if timeout_ms is not None and not timeout_ms >= 0:
             raise ClientError(f"timeout_ms is {timeout_ms}: give a positive number of ms, or None for the setting")
         return timeout_ms or self.settings.send_timeout_ms
@@ -316,7 +322,7 @@ class Producer(Client):
         )
 
     async def _announce(self, topic: str) -> None:
-        """Have the brokers of a topic know this client before they have to find it to push a reply."""
+        """Send heartbeats to a topic's brokers, so that they can find this client when they have to push a reply."""
         if topic not in self._announced:
             await self._sender.queues(topic)
             await self._runtime.heartbeat()

@@ -23,24 +23,24 @@ class PlacedMessage(Message, kw_only=True):
 
     @property
     def is_placed(self) -> bool:
-        """Whether its queue follows from itself."""
+        """Whether it says itself which queue it goes to."""
         return self.queue_id is not None or self.sharding_key is not None
 
 
 def by_hash(key: str) -> Selector:
-    """Messages with equal keys go to the same queue, the one Java's ``SelectMessageQueueByHash`` chooses."""
+    """Sends messages with equal keys to the same queue, the one Java's ``SelectMessageQueueByHash`` chooses."""
     return lambda queues, message: _by_text(queues, key)
 
 
 def by_sharding_key(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
-    """As `by_hash`, by the message's own sharding key."""
+    """Chooses as `by_hash`, by the message's own sharding key."""
     if message.sharding_key is None:
         raise ValueError(f"message for topic {message.topic} has no sharding_key to choose a queue by: set one")
     return _by_text(queues, message.sharding_key)
 
 
 def by_place(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
-    """The queue of a placed message. Raises MessageIllegal: its topic has no such queue."""
+    """Chooses the queue that a placed message asks for. Raises MessageIllegal: its topic has no such queue."""
     queue_id = message.queue_id if isinstance(message, PlacedMessage) else None
     if not isinstance(message, PlacedMessage) or queue_id is None:
         return by_sharding_key(queues, message)
@@ -55,7 +55,7 @@ def by_place(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
 
 
 def at_random(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
-    """Any queue."""
+    """Chooses any queue."""
     return random.choice(queues)
 
 

@@ -91,7 +91,7 @@ _STATUS: dict[int, SendStatus] = {
 
 
 class Sender:
-    """Sends prepared messages for one group."""
+    """Sends encoded messages for one group (``sendDefaultImpl``)."""
 
     def __init__(self, runtime: ClientRuntime, group: str, settings: ProducerSettings) -> None:
         self._runtime = runtime
@@ -104,7 +104,7 @@ class Sender:
         self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
 
     async def queues(self, topic: str, timeout_ms: float | None = None) -> PublishQueues:
-        """The queues of a topic, known within the time, else of ``send_timeout_ms``.
+        """Get the queues of a topic within the time, or within ``send_timeout_ms``.
         Raises NoRoute: there are none, or no name server answered."""
         known = self._runtime.routes.known_publish_queues(topic)
         if known is not None:
@@ -158,9 +158,11 @@ class Sender:
         if message.on_end is not None:
             return await self._send_with_hooks(message, self.send(message, timeout_ms=timeout_ms, queue=queue))
         body_bytes = len(message.body)
+        # Without an await where nothing waits: most sends never see the line.
         if not self._permits.take_now(body_bytes):
             await self._wait_in_line(message.topic, body_bytes)
         try:
+            # The time begins here, after the line: a queue of sends is no reason for any of them to fail.
             return await self._send(message, self._clock.monotonic_ms() + timeout_ms, queue)
         finally:
             self._permits.give_back(body_bytes)
@@ -184,8 +186,10 @@ class Sender:
             if result is not None:
                 return result
             is_known = self._runtime.routes.has_known(self._runtime.routes.broker_of(queue))
+            # A broker that no route ever named is a mistake of the program: more tries would find it no better.
             if not is_known or not tries.may_go_on or self._left_ms(deadline_ms) <= 0:
                 return tries.outcome(message.topic)
+            # From here on every send to the queue goes through this, until none is left: order is kept.
             retries = self._queue_retries.setdefault(queue, _QueueRetries())
         retries.users += 1
         try:
@@ -205,6 +209,7 @@ class Sender:
                 retries.turn.release()
         finally:
             retries.users -= 1
+            assert retries.users >= 0, "a send leaves the line once"
             if not retries.users and self._queue_retries.get(queue) is retries:
                 del self._queue_retries[queue]
 
@@ -221,6 +226,7 @@ class Sender:
             if queues is None:
                 queues = await self._found_queues(message.topic, deadline_ms)
             chosen = self._pick(queues, tries.brokers[-1] if tries.brokers else None)
+            # Other brokers at once, the same one only after a pause: it may be just restarting.
             if chosen.broker_name in tried_since_pause:
                 await self._pause(tries.backoff.next_ms(), deadline_ms)
                 tried_since_pause.clear()
@@ -231,7 +237,7 @@ class Sender:
         return tries.outcome(message.topic)
 
     async def _found_queues(self, topic: str, deadline_ms: float) -> PublishQueues:
-        """The queues of a topic; the master of one that has none just now is waited for.
+        """Get the queues of a topic, and wait for the master of one that has none just now.
         Raises NoRoute: as `queues`."""
         backoff = Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
         while True:
@@ -243,6 +249,7 @@ class Sender:
                 self._runtime.refresh_routes_soon()
                 await self._pause(backoff.next_ms(), deadline_ms)
                 if self._left_ms(deadline_ms) <= 0:
+                    # The time is over: what the name servers said last is the reason, not that it took so long.
                     raise error from None
 
     async def _has_turn(self, retries: _QueueRetries, deadline_ms: float) -> bool:
@@ -262,7 +269,7 @@ class Sender:
     async def _try_noted(
         self, message: EncodedMessage, queue: MessageQueue, deadline_ms: float, tries: _Tries
     ) -> SendResult | None:
-        """Try once and write down in ``tries`` how it went; None when there is nothing to return yet.
+        """Try once and note in ``tries`` how it went; None when there is nothing to return yet.
         Raises PeerRefused: in a way that no other broker would change."""
         started_ms = self._clock.monotonic_ms()
         timeout_ms = tries.timeout_ms(deadline_ms - started_ms, self._settings.try_timeout_ms)
@@ -278,6 +285,7 @@ class Sender:
             self._note(queue, started_ms, is_isolated=True, is_reachable=error.code not in RETRYABLE)
             if error.code not in RETRYABLE:
                 raise
+            # A refused reply is not tried for long: who waits for it may be gone.
             tries.failed(error, is_passing=error.code in PASSING and not message.is_reply)
             return None
         self._note(queue, started_ms)
@@ -289,13 +297,14 @@ class Sender:
     async def send_one_way(
         self, message: EncodedMessage, *, timeout_ms: float, queue: MessageQueue | None = None
     ) -> None:
-        """Write the message to a connection; nobody tells whether it was stored.
+        """Write the message to a connection; no answer says whether it was stored.
         Raises NoRoute: the topic has no queues.
         Raises ConnectFailed: the broker cannot be reached."""
         if message.on_end is not None:
             return await self._send_with_hooks(message, self.send_one_way(message, timeout_ms=timeout_ms, queue=queue))
         chosen = queue or self._pick(await self.queues(message.topic, timeout_ms))
         command = self._command(message, chosen, one_way=True)
+        # A slave takes no messages; without a master it is an error at once, as nobody would see it later.
         address = self._master_address(chosen)
         if message.outcome is not None:
             message.outcome.address, message.outcome.tried_ms = address, self._clock.now_ms()
@@ -303,7 +312,7 @@ class Sender:
         return None
 
     async def _send_with_hooks(self, message: EncodedMessage, sending: Coroutine[Any, Any, R]) -> R:
-        """Send where hooks are told of it."""
+        """Send between the hooks' begin and end."""
         on_end, message.on_end = message.on_end, None
         assert on_end is not None, "hooks prepared the message"
         message.outcome = outcome = SendOutcome(body_bytes=len(message.body))
@@ -331,6 +340,7 @@ class Sender:
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
         stored = decode_header(answer, SendMessageResponse)
+        # The answer counts: in the end it is the broker that chooses the queue.
         if stored.queue_id != queue.queue_id:
             queue = MessageQueue(queue.topic, queue.broker_name, stored.queue_id)
         found = stored.queue_offset, stored.transaction_id, stored.recall_handle
@@ -376,7 +386,7 @@ class Sender:
 
 
 class _Tries:
-    """How the tries of one message went.
+    """The tries of one message so far.
 
     Attributes:
         brokers: names, in the order they were tried.
@@ -399,13 +409,15 @@ class _Tries:
         return self._lasting <= _LASTING_RETRIES and (not self._most or len(self.brokers) < self._most)
 
     def timeout_ms(self, left_ms: float, limit_ms: int) -> float:
-        """What the next try may take; the last one, if that is known, all that is left."""
+        """ms that the next try may take; the last one, if that is known, gets all that is left."""
         is_last = self._most and len(self.brokers) == self._most - 1
         if limit_ms > 0 and not is_last:
+            # Twice as long after each silence: a broker that is only slow gets to answer in the end.
             left_ms = min(left_ms, limit_ms << self._unanswered)
         return max(1.0, left_ms)
 
     def begins(self, broker_name: str) -> None:
+        assert self.may_go_on, "a try begins only while there may be one"
         self.brokers.append(broker_name)
 
     def failed(self, error: RmqError, *, is_passing: bool) -> None:
@@ -426,7 +438,7 @@ class _Tries:
 
 
 class _QueueRetries:
-    """The sends to one queue since one of them failed: one at a time, until none is left."""
+    """Puts the sends to one queue in line after one of them failed: one at a time, until none is left."""
 
     __slots__ = ("turn", "users")
 

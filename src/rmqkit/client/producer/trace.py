@@ -1,4 +1,4 @@
-"""The trace topic: what this client did with messages, for ``mqadmin queryMsgTraceById`` (``AsyncTraceDispatcher``).
+"""The message trace writes what this client did with messages to the trace topic (``AsyncTraceDispatcher``).
 
 ========================  =====================================================================================
 record                    written when
@@ -70,14 +70,14 @@ _log = logging.getLogger(__name__)
 
 
 class _Act(Struct):
-    """What is told of one send or one call of a handler: a record and its keys for each message."""
+    """The records of one send or one call of a handler, one for each message, with their keys (``TraceContext``)."""
 
     topic: str
     records: list[tuple[Trace, str]]
 
 
 class MessageTrace(BackgroundHook):
-    """The trace of one client; ``dropped`` is the number of acts that nobody will read about."""
+    """Traces one client; ``dropped`` counts the acts that are not in the trace topic."""
 
     def __init__(self, runtime: ClientRuntime, group: str, kind: str, settings: ClientSettings) -> None:
         self.dropped = 0
@@ -222,6 +222,7 @@ class MessageTrace(BackgroundHook):
         self._add(messages[0].topic, records)
 
     def _add(self, topic: str, records: list[tuple[Trace, str]]) -> None:
+        # Dropped, not waited for: tracing must never slow down or stop what it traces.
         if len(self._acts) >= _ACTS_MAX:
             self._drop(1, f"{_ACTS_MAX} wait already")
             return
@@ -256,6 +257,7 @@ class MessageTrace(BackgroundHook):
         message = Message(topic=self._topic, body=body, keys=keys)
         try:
             prepared = encode_message(message, self._runtime.keys.next(self._clock.now_ms()), self._own)
+            # To a broker that has the traced topic, as the reference does.
             brokers = set(self._runtime.routes.brokers_of(topic))
             queue = (await self._sender.queues(self._topic)).first(lambda one: one.broker_name in brokers)
             await self._sender.send(prepared, timeout_ms=_SEND_TIMEOUT_MS, queue=queue)
@@ -264,7 +266,7 @@ class MessageTrace(BackgroundHook):
 
 
 def _packed(records: list[tuple[Trace, str]]) -> Iterator[tuple[bytes, list[str]]]:
-    """Bodies within the limits, with their keys; a record that the format cannot carry is left out."""
+    """Pack records into bodies within the limits, with their keys; leave out what the format cannot carry."""
     lines: list[bytes] = []
     keys: dict[str, None] = {}
     body_bytes = keys_characters = 0

@@ -148,6 +148,7 @@ class TransactionProducer(Producer):
             transaction_id=sent.transaction_id,
             bname=self._runtime.routes.broker_of(sent.queue),
         )
+        # Anything less safe is rolled back without running it: the half message may be lost with its broker.
         if sent.status is SendStatus.SEND_OK:
             named = replace(message, msg_id=sent.msg_id)
             result.state, result.error = await self._outcome(sent.msg_id, self._execute, named, argument)
@@ -184,6 +185,7 @@ class TransactionProducer(Producer):
             self._tasks.start(self._answer_questions(), f"transaction checks {number} of group {self.group}")
 
     async def _finish(self) -> None:
+        # Checks end before the last transactions: brokers ask another producer of the group.
         await self._tasks.close()
         await super()._finish()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -202,6 +204,7 @@ class TransactionProducer(Producer):
 
     def _asked(self, address: str, header: CheckTransactionRequest, message: ReceivedMessage) -> None:
         try:
+            # Answered later, by tasks: while a local transaction is looked up the connection has to be read on.
             self._questions.put_nowait((address, header, message))
         except asyncio.QueueFull:
             _log.warning(
@@ -233,6 +236,7 @@ class TransactionProducer(Producer):
             if inspect.iscoroutinefunction(function):
                 outcome = await function(*arguments)
             else:
+                # With the context, so that `close` inside `execute` knows where it is called.
                 run = contextvars.copy_context().run
                 outcome = await asyncio.get_running_loop().run_in_executor(self._threads, run, function, *arguments)
                 if inspect.isawaitable(outcome):
@@ -241,7 +245,7 @@ class TransactionProducer(Producer):
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            return TransactionState.UNKNOWN, error  # what it waited for was
+            return TransactionState.UNKNOWN, error  # only what it waited for was cancelled
         except Exception as error:  # noqa: BLE001 - the outer edge of the program's part: the broker will ask again
             _log.warning("state of transaction %s is not known", msg_id, exc_info=error)
             return TransactionState.UNKNOWN, error

@@ -72,15 +72,15 @@ _REPLY = "reply"
 
 
 class GroupConsumer(Protocol):
-    """What a client has to know of a consumer."""
+    """A consumer, as far as its client instance and the handlers here need it."""
 
     def consumer_data(self) -> ConsumerData | None:
-        """Its group and subscriptions, as heartbeats say them; None without a subscription, of which brokers would
-        conclude that the group has none."""
+        """Its group and subscriptions for heartbeats. None without a subscription: brokers would conclude from an empty
+        list that the group has none."""
         ...
 
     def rebalance_soon(self) -> None:
-        """Its queues have to be shared out again: members, routes or subscriptions changed."""
+        """Rebalance soon: members, routes or subscriptions changed."""
         ...
 
     async def reset_offsets(self, offsets: dict[MessageQueue, int]) -> None: ...
@@ -95,7 +95,7 @@ class GroupConsumer(Protocol):
 
 
 class ClientRequestHandlers:
-    """Answers for the consumers by their groups."""
+    """Answers brokers' requests in the name of the consumers, by group."""
 
     def __init__(self, consumers: Mapping[str, GroupConsumer], namespace: str = "") -> None:
         self._consumers = consumers
@@ -109,7 +109,7 @@ class ClientRequestHandlers:
         dispatch.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
 
     def ids_changed(self, connection: Connection, command: Command) -> None:
-        """Members of a group came or went."""
+        """Rebalance a group whose members came or went."""
         consumer = self._consumers.get(self._bare(decode_header(command, ConsumerGroupRequest).consumer_group))
         if consumer is not None:
             consumer.rebalance_soon()
@@ -121,7 +121,7 @@ class ClientRequestHandlers:
             await consumer.reset_offsets(rename_topics(offsets, self._bare))
 
     def status(self, connection: Connection, command: Command) -> Command:
-        """Where a group is in a topic."""
+        """Answer with a group's offsets in a topic."""
         header = decode_header(command, ConsumerStatusRequest)
         consumer = self._consumers.get(self._bare(header.group))
         offsets = {} if consumer is None else consumer.offsets_of(self._bare(header.topic))
@@ -132,6 +132,7 @@ class ClientRequestHandlers:
         info = self._consumer(header.consumer_group).running_info()
         if header.jstack_enable:
             info.jstack = _stacks()
+        # Inside the client names have no namespace; the operator who asks sees them as brokers do.
         info.subscription_set = [replace(one, topic=self._full(one.topic)) for one in info.subscription_set]
         info.mq_table = rename_topics(info.mq_table, self._full)
         info.mq_pop_table = rename_topics(info.mq_pop_table, self._full)
@@ -140,7 +141,7 @@ class ClientRequestHandlers:
         return reply(command, body=fastjson.dumps(info))
 
     async def consume_directly(self, connection: Connection, command: Command) -> Command:
-        """Handle the message in the request once."""
+        """Run the handler once for the message in the request."""
         header = decode_header(command, ConsumeDirectlyRequest)
         consumer = self._consumer(header.consumer_group)
         (message,) = read_messages(command.payload, header.broker_name)[:1] or (None,)
@@ -164,12 +165,13 @@ class ClientRequestHandlers:
 
 
 def _stacks() -> str:
-    """Where every thread of this process stands, and every task of its loop (``jstack``), outermost call first."""
+    """List the stacks of this process's threads and of its loop's tasks (``jstack``), outermost call first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = [
         (f"thread {names.get(ident, ident)}", [*traceback.walk_stack(frame)][::-1])
         for ident, frame in sys._current_frames().items()
     ]
+    # Tasks that wait have no thread: a coroutine that hangs is seen only here.
     found += [(f"task {task.get_name()}", [*_awaits(task.get_coro())]) for task in asyncio.all_tasks()]
     lines = []
     for name, stack in sorted(found, key=lambda one: one[0]):
@@ -203,7 +205,7 @@ class Reply(Struct):
 
 
 class PendingReplies:
-    """The requests of one client instance that wait for their replies."""
+    """Keeps the requests of one client instance that wait for their replies (``RequestFutureHolder``)."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -211,13 +213,15 @@ class PendingReplies:
 
     @contextlib.contextmanager
     def expect(self, client_id: str, timeout_ms: float) -> Iterator[tuple[dict[str, str], asyncio.Future[Reply]]]:
-        """The properties that make a message a request, and the reply to come; forgotten at the end."""
+        """Wait for a reply inside the ``with`` block: gives the properties that make a message a request, and its
+        future."""
         correlation_id = str(uuid.uuid4())
         properties = {
             names.CORRELATION_ID: correlation_id,
             names.REPLY_TO_CLIENT: client_id,
             names.TIME_TO_LIVE: str(int(timeout_ms)),
         }
+        # Registered before the request is sent: the reply may be here before the send returns.
         future = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         try:
@@ -226,7 +230,7 @@ class PendingReplies:
             del self._waiting[correlation_id]
 
     def accept_reply(self, connection: Connection, command: Command) -> Command:
-        """PUSH_REPLY_MESSAGE_TO_CLIENT: hand a reply to who waits for it."""
+        """Hand a reply to the request that waits for it (PUSH_REPLY_MESSAGE_TO_CLIENT)."""
         header = decode_header(command, PushReplyRequest)
         properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
         properties[names.ARRIVE_TIME] = str(self._clock.now_ms())
@@ -236,6 +240,7 @@ class PendingReplies:
             _log.warning("a reply from %s cannot be read: %s", header.born_host, error)
             return reply(command, ResponseCode.SYSTEM_ERROR, "process reply message fail")
         future = self._waiting.get(properties.get(names.CORRELATION_ID, ""))
+        # Success all the same: an error would have the broker push it again, and still nobody would wait for it.
         if future is None or future.done():
             _log.warning("a reply from %s came too late or twice, or was never asked for", header.born_host)
         else:

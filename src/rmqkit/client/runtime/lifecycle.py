@@ -1,4 +1,14 @@
-"""What producers and consumers have in common: they are started, used and closed, and have a runtime."""
+"""The life of a client, producer or consumer: it is started, used and closed once, and has a runtime.
+
+===========  ========================================================================================
+state        leads to
+===========  ========================================================================================
+NEW          STARTED by `start`, CLOSED by `close`
+STARTED      CLOSED by `close`, or when its start fails; FROM_PARENT in the child of a fork
+CLOSED       nothing: programs make a new one
+FROM_PARENT  nothing: its connections are the parent process's
+===========  ========================================================================================
+"""
 
 from __future__ import annotations
 
@@ -41,7 +51,7 @@ _REMEDIES = {
 def keeps_open(
     method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, T]]:
-    """A method of a started client: `Client.close` waits until its calls have ended (`Client._calls_ended`)."""
+    """Decorate a method of a started client: `Client.close` waits until its calls have ended."""
 
     @functools.wraps(method)
     async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -51,6 +61,7 @@ def keeps_open(
             return await method(self, *args, **kwargs)
         finally:
             self._calls -= 1
+            assert self._calls >= 0, "a call ends once"
             if not self._calls:
                 self._idle.set()
 
@@ -92,6 +103,7 @@ class Client:
         self._owns_runtime = runtime is None
         self._runtime = runtime or ClientRuntime(name_servers, settings=settings, clock=clock)
         self._trace = self._make_trace(settings) if settings.enable_trace else None
+        # The trace comes last, so it begins last and ends first: what other hooks take is not in its times.
         self._hooks = Hooks(hooks if self._trace is None else (*hooks, self._trace))
         self._state = _State.NEW
         self._is_registered = False
@@ -103,11 +115,11 @@ class Client:
         process.register_after_fork(self, Client._forked)
 
     def _make_trace(self, settings: ClientSettings) -> BackgroundHook | None:
-        """The hook that writes the trace topic."""
+        """Make the hook that writes the trace topic; producers and consumers have one."""
         return None
 
     async def start(self) -> None:
-        """Begin to work.
+        """Start the client: connect, join the group, begin to work.
         Raises ClientError: it was started before, or is closed meanwhile; a closed client cannot be started again."""
         if self.is_from_parent:
             self._check_started()
@@ -115,10 +127,12 @@ class Client:
             raise ClientError(f"{self._described} is {self._state.value} already: make a new one")
         self._runtime.check_process()
         self._state = _State.STARTED
+        # A task of its own, which `close` can cancel whoever waits for the start.
         self._starting = asyncio.create_task(self._start(), name=f"start of {self._described}")
         try:
             await self._starting
         except BaseException:
+            # Whatever it got to is undone here: a client that failed to start holds no connection.
             was_closed = self._closing is not None
             await self.close()
             if was_closed and not is_cancelled():
@@ -145,6 +159,7 @@ class Client:
         if self._closing is None:
             self._state = _State.CLOSED
             self._closing = asyncio.create_task(self._close(), name=f"closing of {self._described}")
+        # A handler that waited here would wait for itself; shielded, because who gives up waiting must not stop it.
         if not self._is_in_handler:
             await asyncio.shield(self._closing)
 
@@ -153,9 +168,11 @@ class Client:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         try:
+            # A start that failed before it joined the group has nothing to leave.
             if self._is_registered:
                 await self._finish()
         finally:
+            # After the client, before its connections: the trace sends what the last handlers did over them.
             if self._trace is not None:
                 await self._trace.close()
             if self._owns_runtime:
@@ -188,20 +205,20 @@ class Client:
         """Join the group in the runtime; `_finish` is called only when this succeeded."""
 
     async def _open(self) -> None:
-        """What else a kind of client does to start."""
+        """Do what else this kind of client does to start."""
 
     async def _finish(self) -> None:
-        """What a kind of client does to end."""
+        """Do what this kind of client does to end."""
 
     async def _calls_ended(self) -> None:
-        """Until no call of a method that `keeps_open` is under way."""
+        """Wait until no call of a method that `keeps_open` is under way."""
         while self._calls:
             self._idle.clear()
             await self._idle.wait()
 
     @property
     def _is_in_handler(self) -> bool:
-        """Whether a handler calls that the end of the client has to wait for."""
+        """Whether the caller is a handler that the end of the client has to wait for."""
         return False
 
     @property
@@ -210,7 +227,7 @@ class Client:
         return self._state is _State.FROM_PARENT
 
     def _forked(self) -> bool:
-        """In the child of a fork: what was started is the parent's."""
+        """Called in the child of a fork: what was started is the parent's."""
         if self._is_started or (self._closing is not None and not self._closing.done()):
             self._state = _State.FROM_PARENT
         return self.is_from_parent

@@ -1,4 +1,4 @@
-"""What every request of a client gets on its way out: its namespace, and the broker's VIP port.
+"""The namespace client adds a client's namespace to its requests, and sends some to the broker's VIP port.
 
 ================  ===============================================================================================
 setting           a request then
@@ -74,7 +74,7 @@ _Name = Callable[[str], str]
 
 
 class NamespaceClient(RemotingClient):
-    """The calling side of a client that has one of the settings above; arguments as for `RemotingClient`."""
+    """Sends requests of a client that has one of the settings above; arguments as for `RemotingClient`."""
 
     def __init__(self, settings: ClientSettings, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -82,6 +82,7 @@ class NamespaceClient(RemotingClient):
 
     async def call(self, address: str, command: Command, timeout_ms: float) -> Command:
         answer = await super().call(self._address(address, command), self._dressed(command), timeout_ms)
+        # Of all answers only these name topics; messages are renamed where they are decoded.
         if command.code in _ANSWERS and answer.code == ResponseCode.SUCCESS:
             namespace = self.settings.namespace
             answer.body = _renamed_body(answer.payload, lambda name: without_namespace(namespace, name))
@@ -91,7 +92,7 @@ class NamespaceClient(RemotingClient):
         await super().send_one_way(self._address(address, command), self._dressed(command), timeout_ms)
 
     def drop(self, address: str) -> None:
-        """As `RemotingClient.drop`, the VIP port's connection included."""
+        """Drop the connections to a broker, that to its VIP port included."""
         super().drop(address)
         super().drop(vip_address(address))
 
@@ -99,9 +100,10 @@ class NamespaceClient(RemotingClient):
         return vip_address(address) if self.settings.vip_channel and command.code in VIP_CODES else address
 
     def _dressed(self, command: Command) -> Command:
-        """The request with the names that brokers know."""
+        """Rewrite a request to the names that brokers know."""
         settings, fields = self.settings, decode_fields(command)
         if settings.namespace:
+            # Send headers have one-letter keys: a is the group, b the topic.
             for field in _SHORT_NAMED if command.code in _SENDS else _NAMED:
                 if field in fields:
                     fields[field] = self._full(fields[field])
@@ -118,8 +120,9 @@ class NamespaceClient(RemotingClient):
 
 
 def vip_address(address: str) -> str:
-    """The second port a broker listens on, for clients that are not to wait behind pulls."""
+    """The address of the second port a broker listens on, where requests do not wait behind pulls."""
     host, port = split_address(address)
+    # Clients of the reference count the same way (brokerVIPChannel).
     return join_address(host, port - 2)
 
 
@@ -131,12 +134,12 @@ def remove_namespace(namespace: str, messages: Iterable[ReceivedMessage]) -> Non
 
 
 def rename_topics(table: Mapping[MessageQueue, V], name: _Name) -> dict[MessageQueue, V]:
-    """A table of queues under other topic names."""
+    """Copy a table of queues under other topic names."""
     return {replace(queue, topic=name(queue.topic)): value for queue, value in table.items()}
 
 
 def _renamed_body(body: bytes, name: _Name) -> bytes:
-    """A JSON body under other names of topics and groups."""
+    """Rewrite a JSON body to other names of topics and groups."""
     return msgspec.json.encode(_renamed_members(loads(body), name))
 
 

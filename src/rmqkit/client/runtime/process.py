@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Runs(Protocol):
-    """A client, as far as it runs. ``closes_last`` says that the others' handlers may use it."""
+    """A client that `run` can run. ``closes_last`` says that the others' handlers may use it."""
 
     @property
     def closes_last(self) -> bool: ...
@@ -83,6 +83,7 @@ async def run(*clients: Runs) -> None:
             for task in working:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
+            # Consumers first: their last handlers may still send with the producers.
             for together in closing_order(clients):
                 await asyncio.gather(*(client.close() for client in together))
     if not working[0].cancelled():
@@ -103,7 +104,7 @@ class _HasOrder(Protocol):
 
 
 def closing_order(clients: Sequence[C]) -> list[list[C]]:
-    """Those that close first, and those that close when the first have."""
+    """Split clients into those that close first, and those that close after them."""
     first = [client for client in clients if not client.closes_last]
     return [first, [client for client in clients if client.closes_last]]
 
@@ -125,6 +126,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 
     def on_signal(number: int, frame: Any = None) -> None:
         restore()
+        # Handlers are restored already: a second signal ends the process, whatever this one waits for.
         _log.info("%s: finishing what is under way", signal.Signals(number).name)
         tell()
 
@@ -132,6 +134,7 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
         if loop is None:
             on_signal(number)
         else:
+            # Python runs this between two instructions; a loop that sleeps in select has to be woken up.
             loop.call_soon_threadsafe(on_signal, number)
 
     for number in _SIGNALS:
@@ -149,12 +152,15 @@ def calling_on_signals(tell: Callable[[], object], loop: asyncio.AbstractEventLo
 
 
 def register_after_fork(one: T, hook: Callable[[T], bool]) -> None:
-    """Call ``hook(one)`` in every child that is forked while it exists; it says whether ``one`` is left behind.
-    It may be called again, in the child's child."""
+    """Call ``hook(one)`` in every child that is forked while ``one`` exists, and again in a child's child.
+
+    The hook returns whether ``one`` is from the parent, that is at work there. Then it is kept for ever: to clean it up
+    would work on the selector that both processes share."""
     _hooks_after_fork[one] = hook
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
+        # Copied first: a hook may register others, and the dictionary must not change meanwhile.
         after_in_child=lambda: _kept.extend([one for one, hook in list(_hooks_after_fork.items()) if hook(one)])
     )

@@ -1,4 +1,4 @@
-"""What a client asks brokers, typed: one method per request code. Source: remoting.md §4.3.
+"""Typed requests to brokers, one method per request code (``MQClientAPIImpl``). Source: remoting.md §4.3.
 
 Every method raises RemotingError when the broker does not answer and PeerRefused when it answers with a code that the
 method's result cannot express; only further errors are listed.
@@ -62,7 +62,7 @@ QUERY_TIMEOUT_MS = 18_000
 
 
 class PullStatus(enum.Enum):
-    """What became of a pull (behaviour.md §4.3)."""
+    """The outcome of a pull (behaviour.md §4.3)."""
 
     FOUND = "FOUND"
     NO_NEW_MESSAGE = "NO_NEW_MSG"
@@ -70,6 +70,7 @@ class PullStatus(enum.Enum):
     OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
 
 
+# What is stored less safely than asked for is stored: a commit cannot be taken back any more.
 _COMMITTED = (ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 _PULL_STATUS: dict[int, PullStatus] = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
@@ -92,7 +93,7 @@ class Pulled(Struct):
 
 
 class PopStatus(enum.Enum):
-    """What became of a pop (behaviour.md §4.8)."""
+    """The outcome of a pop (behaviour.md §4.8)."""
 
     FOUND = "FOUND"
     NOT_FOUND = "POLLING_NOT_FOUND"
@@ -116,7 +117,7 @@ class Popped(Struct):
 
 
 class BrokerCalls:
-    """Requests to brokers by address; ``timeout_ms`` is for those about groups and queues."""
+    """Sends requests to brokers by address; ``timeout_ms`` is for those about groups and queues."""
 
     def __init__(self, remoting: RemotingClient, timeout_ms: float) -> None:
         self._remoting = remoting
@@ -163,6 +164,7 @@ class BrokerCalls:
     ) -> int | None:
         """QUERY_CONSUMER_OFFSET: where a group is in a queue; None when the broker has no offset of it. Of a young
         queue it says 0 all the same, unless only a stored offset is asked for."""
+        # None leaves the field out (setZeroIfNotFound), which brokers take for true.
         header = QueryConsumerOffsetRequest(group, queue.topic, queue.queue_id, False if is_stored else None)
         command = request(RequestCode.QUERY_CONSUMER_OFFSET, header)
         answer = await self._remoting.call(address, command, OFFSET_TIMEOUT_MS)
@@ -256,6 +258,7 @@ class BrokerCalls:
         status = _POP_STATUS.get(answer.code)
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
+        # Other answers may lack the fields of this header.
         if status is not PopStatus.FOUND:
             return Popped(status, PopMessageResponse(), b"")
         return Popped(status, decode_header(answer, PopMessageResponse), answer.payload)

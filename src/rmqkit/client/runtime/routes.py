@@ -60,7 +60,7 @@ _BYTES_MAX = 1 << 20
 
 
 class PublishQueues:
-    """The queues a topic is sent to, handed out in turn (``TopicPublishInfo``, ``sendWhichQueue``).
+    """Hands out the queues a topic is sent to, one after the other (``TopicPublishInfo``, ``sendWhichQueue``).
     ``start`` is where the turn begins: a random number spreads producers."""
 
     __slots__ = ("_next", "queues")
@@ -71,13 +71,13 @@ class PublishQueues:
         self._next = start
 
     def pick(self, avoid_broker: str | None = None) -> MessageQueue:
-        """The next queue, on another broker than ``avoid_broker`` where there is one."""
+        """Pick the next queue, on another broker than ``avoid_broker`` where there is one."""
         chosen = self.first(lambda queue: queue.broker_name != avoid_broker) or self.first(lambda _: True)
         assert chosen is not None, "there is at least one queue"
         return chosen
 
     def first(self, is_wanted: Callable[[MessageQueue], bool]) -> MessageQueue | None:
-        """The next queue that is wanted; the turn moves past those that are not."""
+        """Find the next queue that is wanted; the turn moves past those that are not."""
         for _ in self.queues:
             queue = self.queues[self._next % len(self.queues)]
             self._next += 1
@@ -87,8 +87,9 @@ class PublishQueues:
 
 
 def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """The queues a topic may be sent to; none when no broker takes writes."""
+    """List the queues a topic may be sent to; none when no broker takes writes."""
     order = route.order_topic_conf
+    # An operator who orders a topic lists brokers that are down as well: messages must not move to other queues then.
     if isinstance(order, str) and order:
         return _ordered_queues(topic, order)
     if logical := logical_queues(topic, route):
@@ -112,7 +113,7 @@ def _with_master(route: TopicRoute) -> set[str]:
 
 
 def subscribe_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """The queues a topic may be read from, sorted as rebalancing needs them."""
+    """List the queues a topic may be read from, sorted as rebalancing needs them."""
     physical = {
         MessageQueue(topic, data.broker_name, queue_id)
         for data in route.queue_datas
@@ -123,10 +124,11 @@ def subscribe_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
 
 
 def logical_queues(topic: str, route: TopicRoute) -> dict[MessageQueue, str]:
-    """The queues of a static topic and the broker that each is at; none of another topic. One that no broker claims is
-    at a broker that does not exist. Source: remoting.md §4.6.2."""
+    """Map the queues of a static topic to the brokers they are at; empty for any other topic. A queue that no broker
+    claims is at a broker that does not exist. Source: remoting.md §4.6.2."""
     queues: dict[MessageQueue, str] = {}
     infos = route.topic_queue_mapping_by_broker
+    # By epoch, so that of two brokers that claim a queue while it moves the newer claim wins.
     for info in sorted(infos.values() if isinstance(infos, dict) else (), key=lambda info: info.epoch):
         mock = LOGICAL_BROKER_PREFIX + info.scope.removeprefix("__")
         for number in range(info.total_queues):
@@ -137,7 +139,7 @@ def logical_queues(topic: str, route: TopicRoute) -> dict[MessageQueue, str]:
 
 
 def from_template(template: TopicRoute, queue_count: int) -> TopicRoute:
-    """The route an unknown topic is going to have: the template topic's, with at most ``queue_count`` queues.
+    """Make the route an unknown topic is going to have: the template topic's, with at most ``queue_count`` queues.
 
     Its read count limits it, as the broker creates the topic by the same rule (behaviour.md §3.2).
     """
@@ -177,7 +179,7 @@ class NameServers:
         self._chosen = random.getrandbits(16)
 
     async def route(self, topic: str) -> TopicRoute | None:
-        """The route of a topic; None when the name server knows no broker with it.
+        """Ask for the route of a topic; None when the name server knows no broker with it.
         Raises NoNameServer: no name server answered.
         Raises PeerRefused: one answered with something else than a route."""
         header = RouteRequest(topic, accept_standard_json_only=True)
@@ -197,6 +199,7 @@ class NameServers:
 
     async def _ask(self, command: Command) -> tuple[Command, str]:
         failures: list[RemotingError] = []
+        # A copy: discovery may replace the addresses while one of them is asked.
         first, addresses = self._chosen, tuple(self.addresses)
         for chosen in range(first, first + len(addresses)):
             address = addresses[chosen % len(addresses)]
@@ -204,22 +207,23 @@ class NameServers:
                 return await self._remoting.call(address, command, self._timeout_ms), address
             except RemotingError as error:
                 failures.append(error)
-                self._chosen = chosen + 1
+                self._chosen = chosen + 1  # kept for the next request: do not wait for the same one again
                 _log.info("name server %s: %s", address, error)
         raise NoNameServer(failures)
 
 
 async def discover(settings: ClientSettings) -> list[str]:
-    """The name servers. Raises NoRoute: the web server does not answer, or with something else."""
+    """Ask the web server for the name servers. Raises NoRoute: it does not answer, or with something else."""
     url = address_url(settings)
     try:
+        # In a thread: urllib blocks, also while it resolves the name.
         return split_addresses(await asyncio.to_thread(_get, url, settings.api_timeout_ms / 1000.0))
     except (OSError, ValueError) as error:
         raise NoRoute(f"{url} does not say where name servers are: {error}") from None
 
 
 def address_url(settings: ClientSettings) -> str:
-    """Where name servers are asked for; port 8080 unless the domain has one."""
+    """The URL to ask for name servers; port 8080 unless the domain has one."""
     domain = settings.name_server_domain
     host = domain if ":" in domain else f"{domain}:8080"
     unit = f"-{settings.unit_name}?nofix=1" if settings.unit_name else ""
@@ -235,7 +239,7 @@ def _get(url: str, timeout_seconds: float) -> str:
 
 
 class ClientRouteTable:
-    """Topics, their queues, and where brokers are; ``on_change`` is told the topic whose route is new or different.
+    """Keeps topics, their queues and where brokers are; calls ``on_change`` with a topic whose route changed.
     ``brokers`` is broker name → broker id → address, of all routes together."""
 
     def __init__(self, name_servers: NameServers, on_change: Callable[[str], None]) -> None:
@@ -252,11 +256,11 @@ class ClientRouteTable:
         self.brokers: dict[str, dict[int, str]] = {}
 
     def known_publish_queues(self, topic: str) -> PublishQueues | None:
-        """The queues to send to, when they are known already."""
+        """The queues to send to if they are known already."""
         return self._publish.get(topic)
 
     def lacks_master(self, topic: str) -> bool:
-        """Whether brokers would take messages of a topic if only they had a master, as one that restarts soon will."""
+        """Whether a broker of a topic lacks its master, so that waiting for one that restarts may help."""
         route = self._routes.get(topic)
         return route is not None and lacks_master(route)
 
@@ -269,6 +273,7 @@ class ClientRouteTable:
         Raises NoRoute: no name server answered, or neither the topic nor the template topic can be written to."""
         asking = self._asking.get(topic)
         if asking is None:  # whoever else wants to know waits for the same answer, or error
+            # Shielded below: a caller that gives up must not take the answer from the others who wait for it.
             asking = self._asking[topic] = asyncio.create_task(
                 self._ask_publish_queues(topic, template_topic, template_queue_count), name=f"route of topic {topic}"
             )
@@ -295,7 +300,7 @@ class ClientRouteTable:
         return subscribe_queues(topic, self._routes[topic]) if self._exists(topic) else []
 
     async def readable_queues(self, topic: str) -> list[MessageQueue]:
-        """The queues to read from, asked for when they are not known.
+        """Get the queues to read from, and ask for them if they are not known.
         Raises ClientError: the topic's name is not legal.
         Raises NoRoute: it does not exist, or no name server answered."""
         fault = topic_fault(topic)
@@ -329,18 +334,20 @@ class ClientRouteTable:
         return self._logical.get(queue, queue.broker_name) if self._logical else queue.broker_name
 
     def any_address(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
-        """Where the wanted broker is, else the next slave, else any of that name; with the id that was found."""
+        """Find the wanted broker, else the next slave, else any of that name: id and address."""
         addresses = self.brokers.get(broker_name)
         if not addresses:
             return None
+        # The next id first, as the reference does.
         for candidate in (broker_id, broker_id + 1):
             if candidate in addresses:
                 return candidate, addresses[candidate]
         return next(iter(sorted(addresses.items())))
 
     async def find_address(self, broker_name: str, topic: str, broker_id: int = MASTER_ID) -> str:
-        """The address as `any_address` has it, after a look at a topic's route if it has none.
+        """Find an address as `any_address`, and refresh a topic's route if there is none.
         Raises ConnectFailed: no route names a broker of that name. Raises NoRoute: no name server answered."""
+        # A route may be older than the broker; asked for once, since the caller has a time of its own.
         if self.any_address(broker_name, broker_id) is None:
             await self.refresh(topic)
         found = self.any_address(broker_name, broker_id)
@@ -366,6 +373,7 @@ class ClientRouteTable:
             try:
                 await self.refresh(topic)
             except (PeerRefused, ProtocolError) as error:
+                # One route that cannot be read must not keep the others from being refreshed.
                 _log.warning("route of topic %s stays as it is: %s", topic, error)
         return all(self._exists(topic) for topic in self._watched)
 
@@ -374,6 +382,7 @@ class ClientRouteTable:
 
     async def _fetch(self, topic: str) -> None:
         route = await self._name_servers.route(topic)
+        # A route without brokers says less than the one that is known.
         if route is not None and route.broker_datas:
             self._accept_route(topic, route)
         elif topic in self._templates:  # a broker may be elsewhere by now
@@ -398,19 +407,22 @@ class ClientRouteTable:
         _log.info("route of topic %s: %d queues", topic, len(subscribe_queues(topic, route)))
 
     def _end_question(self, topic: str, asking: asyncio.Task[PublishQueues]) -> None:
-        """Forget a question that was answered; an error may have nobody left who waits for it."""
+        """Remove a question that was answered; its error may have nobody left who waits for it."""
         del self._asking[topic]
         if not asking.cancelled():
             asking.exception()
 
     def _store_route(self, topic: str, route: TopicRoute) -> None:
+        assert route.broker_datas, "a route without brokers never replaces one that is known"
         self._routes.pop(topic, None)
         self._routes[topic] = route  # the last one: where it says brokers are is newer than what others say
         queues = publish_queues(topic, route)
         if queues:
+            # Not at the first queue: producers that start together would all send to the same broker.
             self._publish[topic] = PublishQueues(queues, random.randrange(len(queues)))
         else:
             self._publish.pop(topic, None)
+        # Queues of a static topic move between brokers: those of the old route must not stay.
         self._logical = {queue: name for queue, name in self._logical.items() if queue.topic != topic}
         self._logical |= logical_queues(topic, route)
         self.brokers = {name: ids for known in self._routes.values() for name, ids in broker_addresses(known).items()}

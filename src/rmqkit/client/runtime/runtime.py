@@ -1,4 +1,4 @@
-"""One client instance (``MQClientInstance``): its id, connections, routes and heartbeats, shared by its groups.
+"""The client runtime: id, connections, routes and heartbeats of one client instance (``MQClientInstance``).
 
 ====================  ==========================================================================================
 what it repeats       when
@@ -50,7 +50,7 @@ from rmqkit.remoting.tls import ClientTls
 
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
-"""However many sends fail, name servers are not asked more often than this."""
+"""ms between two refreshes at least, however many sends fail."""
 
 _DISCOVERY_INTERVAL_MS = 120_000.0
 _PORT_BYTES = 4
@@ -60,18 +60,21 @@ _instances = itertools.count()
 
 
 AnswerCheck = Callable[[str, CheckTransactionRequest, ReceivedMessage], None]
-"""Takes a broker's question what became of a transaction: its address, the header, the half message."""
+"""Called when a broker asks how a transaction ended: with its address, the header and the half message."""
 
 
 class Absences:
-    """The absent brokers of one client, by address, or by name where no address is known."""
+    """Logs brokers that cannot be reached: once when they go and once when they are back.
+
+    Pulls, heartbeats and saved offsets report here, so that a broker with many queues does not fill the log. Brokers
+    are known by address, or by name where no address is known."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since_ms: dict[str, float] = {}
 
     def lost(self, address: str, error: Exception, what: str) -> None:
-        """A broker could not be asked for something."""
+        """Report that a broker could not be asked for something."""
         if address in self._since_ms:
             _log.debug("%s: %s", what, error)
             return
@@ -79,7 +82,7 @@ class Absences:
         _log.warning("broker %s is away, it is asked again until it is back; %s: %s", address, what, error)
 
     def answers(self, address: str) -> None:
-        """A broker was asked, and answered."""
+        """Report that a broker answered."""
         if self._since_ms:
             since_ms = self._since_ms.pop(address, None)
             if since_ms is not None:
@@ -87,7 +90,7 @@ class Absences:
 
 
 class ClientRuntime:
-    """What producers and consumers with one client id share.
+    """Runs what producers and consumers with one client id share: connections, route refresh, heartbeats.
     Raises SettingsError: no name server is given, or an address is not ``host:port``.
 
     Attributes:
@@ -115,6 +118,7 @@ class ClientRuntime:
         self.dispatch = Dispatch()
         self.dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
         self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.accept_reply)
+        # Most clients have none of these settings: their requests must not pay for looking.
         is_plain = not (settings.namespace or settings.namespace_v2 or settings.vip_channel)
         self.remoting = (RemotingClient if is_plain else functools.partial(NamespaceClient, settings))(
             self.dispatch,
@@ -124,6 +128,7 @@ class ClientRuntime:
             credentials=_credentials(settings),
         )
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
+        # The same list object: discovery replaces its contents in place.
         name_servers_asked = NameServers(self.name_servers, self.remoting, settings.api_timeout_ms)
         self.routes = ClientRouteTable(name_servers_asked, self._route_changed)
         self._producers: dict[str, AnswerCheck | None] = {}
@@ -156,6 +161,7 @@ class ClientRuntime:
         if self._has_to_discover:
             try:
                 await self._discover()
+            # So that a program may start it again when the web server answers.
             except BaseException:
                 self._is_running = False
                 raise
@@ -187,7 +193,7 @@ class ClientRuntime:
         self.heartbeat_soon()
 
     def register_consumer(self, group: str, consumer: GroupConsumer) -> None:
-        """Announce a consumer group in heartbeats and tell it about changes.
+        """Announce a consumer group in heartbeats, and have it rebalance when members or routes change.
         Raises ClientError: the instance has a consumer of that group."""
         if group in self._consumers:
             raise ClientError(f"consumer group {group} exists in client {self.client_id}: choose another group")
@@ -213,12 +219,12 @@ class ClientRuntime:
         self._beat.set()
 
     def refresh_routes_soon(self) -> None:
-        """Look at the routes again, for example because a broker did not answer."""
+        """Refresh the routes soon, for example because a broker did not answer."""
         self._missing_pause_ms = _MISSING_TOPIC_PAUSE_MS
         self._refresh.set()
 
     async def heartbeat(self) -> None:
-        """Tell all brokers which groups are here; a broker that does not answer is logged."""
+        """Send heartbeats with the groups of this client to all brokers; log those that do not answer."""
         data = HeartbeatData(
             clientID=self.client_id,
             producerDataSet=[ProducerData(group) for group in sorted(self._producers)],
@@ -231,12 +237,12 @@ class ClientRuntime:
             beat = self._tasks.start(beating, f"one heartbeat of client {self.client_id}")
             self._beats_under_way.add(beat)
             beat.add_done_callback(self._beats_under_way.discard)
-            await asyncio.shield(beat)
+            await asyncio.shield(beat)  # whoever wants it and is cancelled must not cut it off at half of the brokers
 
     # -- inside
 
     def _forked(self) -> bool:
-        """In the child of a fork: one that was not started can be, under a name of its own."""
+        """Called in the child of a fork: what was not started yet may be, under a client id of its own."""
         self._is_from_parent = self._is_from_parent or self._is_running
         if not self._is_from_parent:
             self._name_process()
@@ -245,6 +251,7 @@ class ClientRuntime:
     def _name_process(self) -> None:
         settings = self._settings
         ip = settings.client_ip or advertised_ip("")
+        # Anew after a fork: with one client id brokers would take two processes for one member.
         self.client_id = _client_id(ip, settings, self.clock.now_ms())
         self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
 
@@ -261,18 +268,21 @@ class ClientRuntime:
     async def _refresh_routes(self) -> float:
         known = set(self._broker_addresses())
         all_exist = await self.routes.refresh_all()
+        # A connection to an address that no route names any more would never be used again.
         for address in known - set(self._broker_addresses()):
             self.remoting.drop(address)
         interval_ms = float(self._settings.route_interval_ms)
         if all_exist:
             return interval_ms
+        # Soon at first, as a topic is often created a moment after its consumer; then ever more rarely.
         pause_ms = min(self._missing_pause_ms, interval_ms)
         self._missing_pause_ms = min(pause_ms * 2, interval_ms)
         return pause_ms
 
     async def _unregister_everywhere(self, call: Callable[[str], Awaitable[None]]) -> None:
-        """Leave a group once no heartbeat is under way: handled after the farewell, it would make us a member again,
-        whose queues nobody reads until the broker misses further heartbeats, 120 s later."""
+        """Leave a group at all brokers, once no heartbeat is under way."""
+        # A heartbeat that is handled after the farewell would make us a member again, whose queues nobody reads until
+        # the broker misses further heartbeats, 120 s later.
         if self._beats_under_way:
             await asyncio.wait(self._beats_under_way)
         await self._ask_all_brokers(call, "unregistering")
@@ -291,7 +301,7 @@ class ClientRuntime:
                 self.absences.answers(address)
 
     def _broker_addresses(self) -> list[str]:
-        """Those that get heartbeats."""
+        """The addresses that get heartbeats."""
         return [
             address
             for ids in self.routes.brokers.values()
@@ -305,6 +315,7 @@ class ClientRuntime:
             consumer.rebalance_soon()
 
     def _connection_closed(self, address: str, connection: Connection) -> None:
+        # The broker forgets a client with its connection: only a heartbeat has it push and notify again.
         if self._is_running and address in self._broker_addresses():
             self.heartbeat_soon()
             self.refresh_routes_soon()
@@ -323,7 +334,7 @@ class ClientRuntime:
 
 
 def _client_id(ip: str, settings: ClientSettings, now_ms: int) -> str:
-    """Two instances of one process differ, also when they are made in the same millisecond."""
+    """Make a client id. Two of one process differ, also when they are made in the same millisecond."""
     name = settings.instance_name
     if name == "DEFAULT" and not settings.keeps_instance_name:
         name = f"{os.getpid()}#{now_ms * 1_000_000 + next(_instances)}"

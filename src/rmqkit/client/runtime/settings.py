@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Struct)
 
 
 class CompressionType(enum.Enum):
-    """How bodies are compressed."""
+    """The ways to compress bodies."""
 
     ZLIB = "ZLIB"
     LZ4 = "LZ4"
@@ -43,7 +43,7 @@ class StartFrom(enum.Enum):
 
 
 class MessageModel(enum.Enum):
-    """Who of a group gets a message."""
+    """Which members of a group get a message."""
 
     CLUSTERING = "CLUSTERING"
     """One member."""
@@ -52,7 +52,7 @@ class MessageModel(enum.Enum):
 
 
 class ClientSettings(ClientTlsSettings, kw_only=True):
-    """What every client has."""
+    """Settings that every client has."""
 
     instance_name: Annotated[
         str, Setting("instanceName", "second part of the client id; DEFAULT becomes <pid>#<nanoseconds>")
@@ -102,7 +102,7 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
 
 
 class ProducerSettings(ClientSettings, kw_only=True):
-    """How messages are sent."""
+    """Settings of producers: how messages are sent."""
 
     send_timeout_ms: Annotated[
         int, Setting("sendMsgTimeout", "ms a send may take once it is its turn, all tries and pauses together", low=1)
@@ -161,7 +161,7 @@ class ProducerSettings(ClientSettings, kw_only=True):
 
 
 class ConsumerSettings(ClientSettings, kw_only=True):
-    """How a consumer shares, reads and remembers queues."""
+    """Settings of consumers: how queues are shared, read and remembered."""
 
     message_model: Annotated[MessageModel, Setting("messageModel", "how the members of a group share messages")] = (
         MessageModel.CLUSTERING
@@ -214,7 +214,7 @@ class ConsumerSettings(ClientSettings, kw_only=True):
 
 
 class PullConsumerSettings(ConsumerSettings, kw_only=True):
-    """How a pull consumer asks."""
+    """Settings of pull consumers."""
 
     pull_count: Annotated[int, Setting("pullBatchSize", "messages one pull asks for", low=1, high=1024)] = 10
     suspend_ms: Annotated[int, Setting("brokerSuspendMaxTimeMillis", "ms an empty pull may be held", low=1)] = 20_000
@@ -225,7 +225,7 @@ class PullConsumerSettings(ConsumerSettings, kw_only=True):
 
 
 class PushConsumerSettings(ConsumerSettings, kw_only=True):
-    """How a push consumer consumes and retries."""
+    """Settings of push and pop consumers: how messages are consumed and retried."""
 
     handlers_max: Annotated[int, Setting("consumeThreadMax", "messages handled at a time", low=1, high=1000)] = 20
     retries_max: Annotated[
@@ -255,7 +255,7 @@ class PushConsumerSettings(ConsumerSettings, kw_only=True):
 
 
 def check(settings: S) -> S:
-    """The settings themselves when every number is within its bounds.
+    """Return the settings if every number is within its bounds.
     Raises SettingsError: one is not; the text names both spellings, the value and the bounds."""
     for key, (name, _, setting) in setting_table(type(settings)).items():
         value = getattr(settings, name)
@@ -273,7 +273,7 @@ def _out_of_bounds(key: str, name: str, value: object, setting: Setting) -> str:
 def name_server_list(
     name_servers: str | None, environment: Mapping[str, str] = os.environ, *, domain: str = ""
 ) -> list[str]:
-    """The name servers a client was given, else those of ``NAMESRV_ADDR``; none when they are to be asked of a domain.
+    """List the name servers a client was given, else those of ``NAMESRV_ADDR``; none when a web server is to be asked.
     Raises SettingsError: neither names any, or one is not ``host:port``."""
     text = name_servers or environment.get("NAMESRV_ADDR", "")
     if not text and domain:

@@ -45,7 +45,7 @@ _Method = Callable[Concatenate[Any, P], T]
 
 
 def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
-    """Has an ``__init__`` make the asyncio client, on the loop, from the arguments that one takes."""
+    """Decorate an ``__init__``: it makes the asyncio client, on the loop, from the arguments that one takes."""
 
     def init(self: _Blocking, /, *args: P.args, **kwargs: P.kwargs) -> None:
         async def make() -> Client:
@@ -54,6 +54,7 @@ def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]]
         self._make = make
         self._move_lock = threading.Lock()
         self._portal = portal()
+        # On the loop thread: an asyncio client takes the running loop when it is made.
         self._client = self._portal.run(make)
         self._portal.close_at_exit(self._client)
         process.register_after_fork(self, _Blocking._forked)
@@ -65,7 +66,7 @@ def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]]
 
 
 def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
-    """A method that waits for the coroutine of the same name."""
+    """Make a method that waits for the coroutine of the same name."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         outcome: T = self._here().run(lambda: method(self._client, *args, **kwargs))
@@ -76,7 +77,7 @@ def _waits(method: _Method[P, Awaitable[T]]) -> _Method[P, T]:
 
 
 def _waits_unless_from_parent(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
-    """`_waits`, but nothing happens when the client is still the parent process's."""
+    """Make a method as `_waits`, which does nothing when the client is still the parent process's."""
     wait = _waits(method)
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -87,7 +88,7 @@ def _waits_unless_from_parent(method: _Method[P, Awaitable[None]]) -> _Method[P,
 
 
 def _calls(method: _Method[P, T]) -> _Method[P, T]:
-    """A method that calls the plain one of the same name, on the loop."""
+    """Make a method that calls the plain one of the same name, on the loop."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         async def on_loop() -> T:
@@ -101,12 +102,12 @@ def _calls(method: _Method[P, T]) -> _Method[P, T]:
 
 
 def _shares(method: _Method[P, T]) -> _Method[P, T]:
-    """The same method: it uses only others of the facade."""
+    """Take over a method that uses only others of the facade."""
     return method
 
 
 def _iterates(method: _Method[P, MessageStream]) -> _Method[P, Iterator[ReceivedMessage]]:
-    """The messages of a stream, for ``for``; the class has the stream itself as ``_stream``."""
+    """Make a generator of a stream's messages, for ``for``; the class has the stream itself as ``_stream``."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ReceivedMessage]:
         stream = self._stream(*args, **kwargs)
@@ -142,7 +143,7 @@ def run(*clients: _Blocking) -> None:
 
 
 def _runs(method: _Method[P, Awaitable[None]]) -> _Method[P, None]:
-    """A method that runs the client by `run` of this module."""
+    """Make a method that runs the client by `run` of this module."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
         run(self)
@@ -189,9 +190,10 @@ class _Blocking:
         return False
 
     def _here(self) -> Portal:
-        """The portal of this process, with the client on it.
+        """Get the portal of this process, with the client on it.
         Raises ClientError: the client is a consumer that was started before a fork."""
         if self._portal.is_from_parent:
+            # Looked at twice: of several threads that come here after a fork one makes the new client.
             with self._move_lock:
                 if self._portal.is_from_parent:
                     self._move_to_this_process()

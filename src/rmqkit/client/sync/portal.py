@@ -34,6 +34,7 @@ class Portal:
         self.is_from_parent = False
         self._loop = _new_loop()
         self._clients: weakref.WeakSet[_Closable] = weakref.WeakSet()
+        # A daemon: a program that forgets to close ends all the same, and `_exit` closes for it.
         self._thread = threading.Thread(target=self._run, name="rmqkit portal", daemon=True)
         self._thread.start()
         atexit.register(self._exit)
@@ -47,6 +48,7 @@ class Portal:
         try:
             return running.result()
         except BaseException:
+            # An interrupt ends the wait only; without this the coroutine would go on with nobody to tell.
             running.cancel()
             raise
 
@@ -57,12 +59,14 @@ class Portal:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        # In this thread: generators left open may only be closed on their own loop.
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     def _exit(self) -> None:
         if self.is_from_parent or not self._thread.is_alive():
             return
+        # Bounded: a broker that does not answer must not keep the interpreter from ending.
         closing = asyncio.run_coroutine_threadsafe(self._close_clients(), self._loop)
         with contextlib.suppress(concurrent.futures.TimeoutError):
             closing.result(_EXIT_TIMEOUT_SECONDS)
@@ -82,7 +86,7 @@ def portal() -> Portal:
 
 
 class _Own:
-    """What this process has: at most one portal."""
+    """Holds the portal of this process, at most one."""
 
     def __init__(self) -> None:
         self.portal: Portal | None = None
