@@ -7,7 +7,9 @@ import inspect
 import sys
 import threading
 import time
+from pathlib import Path
 
+import rmqkit
 from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, StartFrom
 from rmqkit.client.consumer import watch as watchdog
 from rmqkit.client.consumer.watch import LoopWatchdog, _places
@@ -77,6 +79,12 @@ async def test_a_loop_has_one_watchdog_however_many_consumers_there_are():
     watchdog.unwatch_loop()
     assert not one._thread.is_alive()
     watchdog.unwatch_loop()  # of nobody
+
+
+def test_a_loop_that_rmqkit_itself_keeps_busy_is_at_no_place_of_the_program():
+    package = Path(rmqkit.__file__).parent
+    for file in ("remoting/connection.py", "protocol/record.py", "client/consumer/consume.py"):
+        assert str(package / file).startswith(watchdog._LIBRARY), file
 
 
 def test_an_idle_loop_is_at_no_place_of_the_program():

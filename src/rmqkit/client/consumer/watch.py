@@ -60,7 +60,7 @@ STILL_SECONDS = 1.0
 """How long a loop may stand still before that is told."""
 _LOOKS = 4
 """Looks in that time."""
-_LIBRARY = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}", selectors.__file__)
+_LIBRARY = (f"{Path(__file__).parents[2]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}", selectors.__file__)
 _SAID = (
     "the event loop stands still for %.1f s in %s: let a handler that blocks be a plain function, which runs in a "
     "thread, or await asyncio.to_thread(...)"
