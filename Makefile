@@ -49,6 +49,10 @@ crash-ha: $(STAMP) ## 100 SIGKILLs for master and slave with bad links between t
 loop-held: $(STAMP) ## every request at its bounds: how long each holds a server's event loop; ARGS="--codes 34,41"
 	@$(BIN)/python -m tests.loop_held $(ARGS)
 
+.PHONY: house
+house: $(STAMP) ## files, lines, comments, asserts and import circles of every room in src
+	@$(BIN)/python -m tests.tree.house $(ARGS)
+
 soak: SECONDS = 1800
 soak: $(STAMP) ## clients of every kind under load, SECONDS=1800 long: nothing lost, nothing grows
 	@$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(ARGS)
