@@ -104,13 +104,13 @@ class _Servers:
             settings, store, self._root / "store", authentication=self._authentication, dispatch=self._dispatch
         )
         await self._broker.start()
-        parts = self._broker.parts
-        parts.topics.ensure("T", 8)
-        parts.topics.ensure(_BIG, _QUEUES)
+        context = self._broker.context
+        context.topics.ensure("T", 8)
+        context.topics.ensure(_BIG, _QUEUES)
         for group in ("T", _BIG):
-            parts.groups.get(group)
+            context.groups.get(group)
         for queue_id in range(_QUEUES):
-            parts.offsets.commit(_BIG, _BIG, queue_id, 0)
+            context.offsets.commit(_BIG, _BIG, queue_id, 0)
         if self.has_users:
             await asyncio.to_thread(_let, self._broker.address)
         return self

@@ -75,8 +75,8 @@ class Brokers:
         shutil.rmtree(self.root / name)
         left.rename(self.root / name)
 
-    def parts(self, name: str):
-        return self.running[name]._parts
+    def context(self, name: str):
+        return self.running[name].context
 
     async def ask(self, name: str, code: int, body: bytes = b"", **fields) -> Command:
         command = Command(code, fields={key: str(value) for key, value in fields.items()} or None, body=body)
@@ -95,7 +95,7 @@ class Brokers:
 
     async def until_copied(self, master: str, slave: str) -> None:
         """Wait until a slave has, and can read, all that its master has."""
-        own, copy = self.parts(master).store, self.parts(slave).store
+        own, copy = self.context(master).store, self.context(slave).store
         async with asyncio.timeout(SECONDS):
             while copy.dispatched_offset < own.max_physical_offset:
                 await asyncio.sleep(0.01)

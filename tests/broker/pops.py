@@ -18,8 +18,8 @@ from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 
 
-def parts(cluster):
-    return cluster.standalone._broker._parts
+def context_of(cluster):
+    return cluster.standalone._broker.context
 
 
 def now_ms():

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from rmqkit.broker.delay.levels import Schedule
-from rmqkit.broker.operations.members import MemberHandlers
 from rmqkit.broker.pull.long_polling import Held, LongPolling
 from rmqkit.broker.replication.acting_master import ActingMaster
+from rmqkit.broker.replication.member_handlers import MemberHandlers
 from rmqkit.broker.replication.pre_online import PreOnline
 from rmqkit.broker.replication.role import SlaveSide
 from rmqkit.broker.settings import BrokerRole
@@ -309,7 +309,7 @@ def test_a_notice_makes_it_look(tmp_path, monkeypatch):
     on_group(scenario, tmp_path)
 
 
-class Parts(SimpleNamespace):
+class BrokerContext(SimpleNamespace):
     """A broker's parts, as far as a group has them."""
 
     def __getattr__(self, name):
@@ -317,11 +317,11 @@ class Parts(SimpleNamespace):
 
 
 def handlers_of(group, acting):
-    parts = Parts(**vars(group))
+    context = BrokerContext(**vars(group))
     on_master = None if acting is None else lambda *addresses: group.masters.append(addresses)
-    side = SimpleNamespace(_master_hosts=group.hosts_known, _parts=parts)
+    side = SimpleNamespace(_master_hosts=group.hosts_known, _context=context)
     return MemberHandlers(
-        parts,
+        context,
         ha_address="127.0.0.1:1002",
         acting=acting,
         on_master=on_master,

@@ -45,7 +45,7 @@ def beside(run):
 
 
 def broker_of(cluster):
-    return cluster.standalone.broker_address, cluster.standalone._broker.parts
+    return cluster.standalone.broker_address, cluster.standalone._broker.context
 
 
 def heartbeat(*groups, topics=("T",)):
@@ -72,7 +72,7 @@ def shortest(times, attempt):
 
 def test_a_new_group_costs_the_same_however_many_there_are(beside):
     def program(cluster, connect):
-        address, parts = broker_of(cluster)
+        address, context = broker_of(cluster)
 
         def cost(mark):
             with measured() as callbacks:
@@ -83,7 +83,7 @@ def test_a_new_group_costs_the_same_however_many_there_are(beside):
         few = min(cost(f"few{i}") for i in range(3))
         for mark in range(6):
             assert connect(address).ask(heartbeat(*names(f"all{mark}-", 4000), topics=()))["code"] == 0
-        assert len(parts.groups.stored.subscription_group_table) > 24_000
+        assert len(context.groups.stored.subscription_group_table) > 24_000
         assert min(cost(f"many{i}") for i in range(3)) < 4 * few, "it grew with the tables"
 
     beside(program)
@@ -104,14 +104,14 @@ def test_a_heartbeat_at_its_bounds_does_not_hold_the_loop(beside):
 
 def test_a_heartbeat_that_names_too_much_is_refused_and_told_why(beside):
     def program(cluster, connect):
-        address, parts = broker_of(cluster)
+        address, context = broker_of(cluster)
         stranger = connect(address)
         answer = stranger.ask(heartbeat(*names("a", 101)))
         assert (answer["code"], answer["remark"]) == (1, "heartbeat with 101 groups: maxGroupsPerHeartbeat is 100")
         answer = stranger.ask(heartbeat("g", topics=names("t", 201)))
         assert answer["remark"] == "heartbeat with 201 subscriptions: maxSubscriptionsPerHeartbeat is 200"
-        assert "a0" not in parts.groups
-        assert "g" not in parts.groups
+        assert "a0" not in context.groups
+        assert "g" not in context.groups
         for mark in "abb":  # naming the same groups again is no more
             assert stranger.ask(heartbeat(*names(mark, 80)))["code"] == 0
         answer = stranger.ask(heartbeat(*names("c", 80)))
@@ -126,43 +126,43 @@ def test_a_heartbeat_that_names_too_much_is_refused_and_told_why(beside):
 
 def test_only_so_many_groups_that_nobody_used_are_kept(beside):
     def program(cluster, connect):
-        address, parts = broker_of(cluster)
+        address, context = broker_of(cluster)
         stranger = connect(address)
-        before = len(parts.groups.stored.subscription_group_table)
+        before = len(context.groups.stored.subscription_group_table)
         assert stranger.ask(heartbeat(*names("a", 200)))["code"] == 0
-        assert len(parts.groups.stored.subscription_group_table) == before + 120
+        assert len(context.groups.stored.subscription_group_table) == before + 120
 
     beside(program, broker={"unused_groups_max": 120})
 
 
 def test_groups_that_appeared_and_that_nobody_used_go_away_and_others_stay(run):
     async def scenario(cluster):
-        parts = cluster.standalone._broker.parts
+        context = cluster.standalone._broker.context
         await cluster.send()
         online = cluster.new_client()
         await cluster.heartbeat("on line", ("T", "*"), group="online", client=online)
         away = cluster.new_client()
         for group in ("unused", "has-offset", "has-retry", "has-dead", "changed", "forbidden"):
             await cluster.heartbeat("away", ("T", "*"), group=group, client=away)
-        parts.offsets.commit("has-offset", "T", 0, 1)
+        context.offsets.commit("has-offset", "T", 0, 1)
         await cluster.send(topic="%RETRY%has-retry")
-        parts.topics.ensure("%DLQ%has-dead", 1)
-        table = parts.groups.stored.subscription_group_table
-        await parts.groups.put_shared(table["changed"].__copy__())
-        parts.groups.forbid_reading("forbidden", "T", is_forbidden=True)
+        context.topics.ensure("%DLQ%has-dead", 1)
+        table = context.groups.stored.subscription_group_table
+        await context.groups.put_shared(table["changed"].__copy__())
+        context.groups.forbid_reading("forbidden", "T", is_forbidden=True)
         await away.close()
-        await until(lambda: parts.clients.consumers("unused") is None)
-        assert await drop_unused_groups(parts) == 0, "they are too young"
-        parts.settings.unused_group_keep_ms = 0
-        assert await drop_unused_groups(parts) == 1
+        await until(lambda: context.clients.consumers("unused") is None)
+        assert await drop_unused_groups(context) == 0, "they are too young"
+        context.settings.unused_group_keep_ms = 0
+        assert await drop_unused_groups(context) == 1
         kept = ("online", "has-offset", "has-retry", "has-dead", "changed", "forbidden")
-        assert [group in parts.groups for group in kept] == [True] * len(kept)
-        assert "unused" not in parts.groups
-        assert parts.topics.get("%RETRY%unused") is None
-        assert all(parts.topics.get(f"%RETRY%{group}") for group in kept)
+        assert [group in context.groups for group in kept] == [True] * len(kept)
+        assert "unused" not in context.groups
+        assert context.topics.get("%RETRY%unused") is None
+        assert all(context.topics.get(f"%RETRY%{group}") for group in kept)
         await cluster.heartbeat("back", ("T", "*"), group="unused", client=online)  # as if it had always been there
-        assert "unused" in parts.groups
-        assert parts.topics.get("%RETRY%unused") is not None
+        assert "unused" in context.groups
+        assert context.topics.get("%RETRY%unused") is not None
 
     run(scenario)
 
@@ -311,7 +311,7 @@ def test_connections_are_bounded_by_address_and_in_all(beside):
 
 def test_one_message_wakes_many_held_pulls_without_holding_the_loop(beside):
     def program(cluster, connect):
-        address, parts = broker_of(cluster)
+        address, context = broker_of(cluster)
         sender, stranger = connect(address), connect(address)
         message = {"producerGroup": "p", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4"}
         message |= {"queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": ""}
@@ -322,7 +322,7 @@ def test_one_message_wakes_many_held_pulls_without_holding_the_loop(beside):
             pulls |= {"maxMsgNums": "1", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "900000"}
             pulls |= {"subscription": "*", "subVersion": "0", "expressionType": "TAG"}
             stranger.send(b"".join(frame(PULL, pulls, opaque=i) for i in range(count)))
-            wait_for(lambda: len(parts.long_polling) == count)
+            wait_for(lambda: len(context.long_polling) == count)
             with measured() as callbacks:
                 assert sender.ask(frame(SEND, message, b"m"))["code"] == 0
                 answers = [stranger.answer() for _ in range(count)]

@@ -114,7 +114,7 @@ async def test_what_is_due_goes_to_another_master_and_nothing_comes_twice_when_t
         for name in ("a-0", "a-1", "b-0"):
             await brokers.start(name)
         await create(brokers, "a-0")
-        brokers.parts("a-0").schedule.stop()  # however slow the machine is, the master delivers nothing in time
+        brokers.context("a-0").schedule.stop()  # however slow the machine is, the master delivers nothing in time
         seen, answers = Seen(), [TransactionState.UNKNOWN]
         transactions = TransactionProducer("P", brokers.name_server.address, settings=SENDING, **undecided(answers))
         namesrv = brokers.name_server.address
@@ -127,7 +127,7 @@ async def test_what_is_due_goes_to_another_master_and_nothing_comes_twice_when_t
             await create(brokers, "b-0")
             await seen.all(b"retry")
             await brokers.until_copied("a-0", "a-1")
-            await until(lambda: brokers.parts("a-1").topics.get("T"), "the topic at the slave")
+            await until(lambda: brokers.context("a-1").topics.get("T"), "the topic at the slave")
             await brokers.crash("a-0")
             await gone(brokers)
             (shown,) = [data for data in (await brokers.route("T")).queue_datas if data.broker_name == "a"]
@@ -140,7 +140,7 @@ async def test_what_is_due_goes_to_another_master_and_nothing_comes_twice_when_t
             await brokers.start("a-0")
             await back(brokers)
             assert not brokers.running["a-1"]._slave.acting.is_acting
-            ours, theirs = (brokers.parts(name).schedule.offsets().offset_table for name in ("a-0", "a-1"))
+            ours, theirs = (brokers.context(name).schedule.offsets().offset_table for name in ("a-0", "a-1"))
             assert ours == theirs and ours
             master = brokers.running["a-0"].address
             await until(lambda: producer._runtime.routes.address("a") == master, "the producer's new route")
@@ -171,22 +171,22 @@ async def test_without_escape_everything_due_waits_until_the_master_is_back(tmp_
         for name in ("a-0", "a-1"):
             await brokers.start(name)
         await create(brokers, "a-0")
-        brokers.parts("a-0").schedule.stop()  # however slow the machine is, the master delivers nothing in time
+        brokers.context("a-0").schedule.stop()  # however slow the machine is, the master delivers nothing in time
         seen, answers = Seen(), [TransactionState.UNKNOWN]
         transactions = TransactionProducer("P", brokers.name_server.address, settings=SENDING, **undecided(answers))
         async with seen.consumer(brokers), transactions:
             await transactions.send(Message(topic="T", body=b"delayed", delay_level=1))
             await transactions.send_in_transaction(Message(topic="T", body=b"half"))
-            due_ms = brokers.parts("a-0").clock.now_ms() + 1000
+            due_ms = brokers.context("a-0").clock.now_ms() + 1000
             await brokers.until_copied("a-0", "a-1")
-            await until(lambda: "T" in slave_topics(brokers) and "G" in brokers.parts("a-1").groups, "the tables")
+            await until(lambda: "T" in slave_topics(brokers) and "G" in brokers.context("a-1").groups, "the tables")
             await brokers.crash("a-0")
             await gone(brokers)
             await until(lambda: brokers.running["a-1"]._slave.acting.is_acting, "acting")
             answers[0] = TransactionState.COMMIT
-            store = brokers.parts("a-1").store
+            store = brokers.context("a-1").store
             end = store.max_physical_offset
-            await until(lambda: brokers.parts("a-1").clock.now_ms() > due_ms + 200, "the time it was due")
+            await until(lambda: brokers.context("a-1").clock.now_ms() > due_ms + 200, "the time it was due")
             assert (store.max_physical_offset, seen.times) == (end, {})
             answered = await codes(brokers, "a-1")
             assert {what: answer.code for what, answer in answered.items()} == {
@@ -203,11 +203,11 @@ async def test_without_escape_everything_due_waits_until_the_master_is_back(tmp_
 
 
 def slave_topics(brokers):
-    return brokers.parts("a-1").topics.snapshot().topic_config_table
+    return brokers.context("a-1").topics.snapshot().topic_config_table
 
 
 def committed(brokers, name):
-    return [brokers.parts(name).offsets.get("G", "T", queue_id) or 0 for queue_id in range(2)]
+    return [brokers.context(name).offsets.get("G", "T", queue_id) or 0 for queue_id in range(2)]
 
 
 @on_brokers
@@ -274,12 +274,12 @@ async def test_ordered_consumers_have_their_locks_at_the_acting_master_and_at_th
                 await until(lambda: "T" in slave_topics(brokers) and committed(brokers, "a-1") != [0, 0], "the tables")
                 await brokers.crash("a-0")
                 await gone(brokers)
-                await until(lambda: brokers.parts("a-1").queue_locks.is_any_held("G"), "locks at the slave")
+                await until(lambda: brokers.context("a-1").queue_locks.is_any_held("G"), "locks at the slave")
                 gate.set()
                 await until(lambda: all(len(numbers) >= 20 for numbers in handled.values()), "all that is there")
                 await brokers.start("a-0")
                 await back(brokers)
-                await until(lambda: brokers.parts("a-0").queue_locks.is_any_held("G"), "locks at the master")
+                await until(lambda: brokers.context("a-0").queue_locks.is_any_held("G"), "locks at the master")
                 master = brokers.running["a-0"].address
                 await until(lambda: producer._runtime.routes.address("a") == master, "the producer's new route")
                 for number in range(40, 50):
@@ -298,24 +298,24 @@ async def test_whoever_comes_back_takes_over_what_was_acknowledged_meanwhile(tmp
         for name in ("a-0", "a-1", "a-2"):
             await brokers.start(name)
         await create(brokers, "a-0")
-        tables = [brokers.parts(name) for name in ("a-1", "a-2")]
-        await until(lambda: all(parts.topics.get("T") for parts in tables), "the topic at the slaves")
+        tables = [brokers.context(name) for name in ("a-1", "a-2")]
+        await until(lambda: all(context.topics.get("T") for context in tables), "the topic at the slaves")
         await brokers.crash("a-0")
         await until(lambda: brokers.running["a-1"]._slave.acting.is_acting, "the first slave")
         assert not brokers.running["a-2"]._slave.acting.is_acting
         await brokers.crash("a-1")
         await until(lambda: brokers.running["a-2"]._slave.acting.is_acting, "the second slave")
         assert await brokers.addresses("T", "a") == {0: brokers.running["a-2"].address}
-        brokers.parts("a-2").offsets.commit("G", "T", 0, 7)
+        brokers.context("a-2").offsets.commit("G", "T", 0, 7)
         await brokers.start("a-1")
-        assert brokers.parts("a-1").offsets.get("G", "T", 0) == 7
+        assert brokers.context("a-1").offsets.get("G", "T", 0) == 7
         await until(lambda: not brokers.running["a-2"]._slave.acting.is_acting, "the second slave's end")
         await until(lambda: brokers.running["a-1"]._slave.acting.is_acting, "the first slave again")
-        brokers.parts("a-1").offsets.commit("G", "T", 0, 9)
+        brokers.context("a-1").offsets.commit("G", "T", 0, 9)
         await brokers.start("a-0")
-        assert brokers.parts("a-0").offsets.get("G", "T", 0) == 9
+        assert brokers.context("a-0").offsets.get("G", "T", 0) == 9
         assert not brokers.running["a-1"]._slave.acting.is_acting
-        await until(lambda: brokers.parts("a-2").offsets.get("G", "T", 0) == 9, "the master's table at the slave")
+        await until(lambda: brokers.context("a-2").offsets.get("G", "T", 0) == 9, "the master's table at the slave")
 
 
 @on_brokers

@@ -92,7 +92,7 @@ async def broker(root, *, tls=None, users=None, **settings):
 def put(it, body):
     from tests.store.stores import message
 
-    it.parts.store.put(message(body=body))
+    it.context.store.put(message(body=body))
 
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
@@ -173,7 +173,7 @@ def test_a_report_from_a_slaves_address_does_not_stop_the_slave_from_counting(tm
             stranger = await Raw.open(ha_port, HERE)
             stranger.report(0)
             await until(lambda: stranger.log, "the stranger is heard")
-            assert it._master.replicated_offset(2) == it.parts.store.max_physical_offset
+            assert it._master.replicated_offset(2) == it.context.store.max_physical_offset
             assert it._master.in_sync_count() == 2
             assert await raw_send(port, b"2") == SEND_OK
             for each in (stranger, slave):

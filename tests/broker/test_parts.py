@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rmqkit.broker.context import Parts
+from rmqkit.broker.context import BrokerContext
 from rmqkit.errors import StoreUnavailable
 
 
@@ -24,5 +24,5 @@ def test_a_table_that_cannot_be_written_keeps_no_other_from_it():
 
     names = ["pops", "topics", "groups", "offsets", "filters"]
     with pytest.raises(StoreUnavailable):
-        Parts.persist(SimpleNamespace(**{name: Table(name) for name in names}))
+        BrokerContext.persist(SimpleNamespace(**{name: Table(name) for name in names}))
     assert written == names

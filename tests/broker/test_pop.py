@@ -26,14 +26,14 @@ from rmqkit.protocol.schemas.pop import (
     QueryAssignmentBody,
 )
 from rmqkit.store.settings import FlushDiskType
-from tests.broker.pops import ack, change, now_ms, parts, pop, sent
+from tests.broker.pops import ack, change, context_of, now_ms, pop, sent
 from tests.waiting import SECONDS
 
 
 async def settled(cluster, count=0):
     """Until so many check points are pending."""
     async with asyncio.timeout(SECONDS):
-        while len(parts(cluster).pops.log) != count:
+        while len(context_of(cluster).pops.log) != count:
             await asyncio.sleep(0.01)
 
 
@@ -92,7 +92,7 @@ def test_filters_choose_and_the_offset_moves_on(run):
         for number in range(4):
             await sent(cluster, str(number), properties=f"TAGS\x01{'AB'[number % 2]}\x02n\x01{number}\x02")
         assert list(await pop(cluster, exp="B")) == ["1", "3"]
-        assert parts(cluster).offsets.get("g", "T", 0) == 4
+        assert context_of(cluster).offsets.get("g", "T", 0) == 4
         sql = await pop(cluster, consumer_group="s", exp="n > 2", exp_type="SQL92")
         assert (list(sql), sql.header.start_offset_info) == (["3"], "0 0 3")
         assert (await pop(cluster, exp="n >", exp_type="SQL92")).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
@@ -127,7 +127,7 @@ def test_several_that_wait_share_what_comes(run):
         await pop(cluster)
         waiting = [asyncio.create_task(pop(cluster, poll_time=10_000, max_msg_nums=1)) for _ in range(4)]
         async with asyncio.timeout(SECONDS):
-            while len(parts(cluster).pops.waiting) < 4:
+            while len(context_of(cluster).pops.waiting) < 4:
                 await asyncio.sleep(0.01)
         await sent(cluster, *"wxyz")
         assert sorted(body for answer in await asyncio.gather(*waiting) for body in answer) == list("wxyz")
@@ -143,7 +143,7 @@ def test_there_is_room_for_so_many_that_wait(run):
         await pop(cluster)
         waiting = asyncio.create_task(pop(cluster, poll_time=10_000))
         async with asyncio.timeout(SECONDS):
-            while not len(parts(cluster).pops.waiting):
+            while not len(context_of(cluster).pops.waiting):
                 await asyncio.sleep(0.01)
         assert (await pop(cluster, poll_time=10_000)).code == ResponseCode.POLLING_FULL
         await sent(cluster, "next")
@@ -156,7 +156,7 @@ def test_who_waits_is_forgotten_with_its_connection_and_answered_when_the_broker
     async def scenario(cluster):
         await sent(cluster, "first")
         await pop(cluster)
-        waiting = parts(cluster).pops.waiting
+        waiting = context_of(cluster).pops.waiting
         gone = cluster.new_client()
         for client in (gone, cluster.client):
             cluster.client, kept = client, cluster.client
@@ -203,7 +203,7 @@ def test_acks_of_many_and_what_a_restart_knows(run, tmp_path, merges):
         assert (await ack(cluster, first.handles["d"])).code == 0
 
     async def after(cluster):
-        assert len(parts(cluster).pops.log) == 1
+        assert len(context_of(cluster).pops.log) == 1
         assert (await pop(cluster)).code == ResponseCode.POLLING_TIMEOUT
         again = await pop(cluster, poll_time=10_000, max_msg_nums=2)
         assert sorted(again) == ["c", "f"]
@@ -212,10 +212,10 @@ def test_acks_of_many_and_what_a_restart_knows(run, tmp_path, merges):
         await settled(cluster)
 
     async def at_last(cluster):
-        assert len(parts(cluster).pops.log) == 0
+        assert len(context_of(cluster).pops.log) == 0
         revive = "rmq_sys_REVIVE_LOG_DefaultCluster"
-        offsets = parts(cluster).offsets.queues("CID_RMQ_SYS_REVIVE_GROUP", revive)
-        store = parts(cluster).store
+        offsets = context_of(cluster).offsets.queues("CID_RMQ_SYS_REVIVE_GROUP", revive)
+        store = context_of(cluster).store
         assert offsets
         assert all(offset == store.max_offset(revive, queue) - 1 for queue, offset in offsets.items())
         assert (await pop(cluster)).code == ResponseCode.POLLING_TIMEOUT
@@ -312,7 +312,7 @@ def test_a_notification_tells_that_there_is_something(run):
         assert not await told(cluster, 50)
         waiting = asyncio.create_task(told(cluster, 10_000))
         async with asyncio.timeout(SECONDS):
-            while not len(parts(cluster).pops.asking):
+            while not len(context_of(cluster).pops.asking):
                 await asyncio.sleep(0.01)
         await sent(cluster, "b")
         assert await waiting
@@ -337,7 +337,7 @@ def test_what_is_popped_in_order_blocks_its_queue_until_it_is_acknowledged(run):
         assert second.header.order_count_info == "0 qo0%1 1;0 0 0"
         for handle in second.handles.values():
             assert (await ack(cluster, handle)).code == 0
-        assert parts(cluster).offsets.get("g", "T", 0) == 3
+        assert context_of(cluster).offsets.get("g", "T", 0) == 3
         waiting = asyncio.create_task(pop(cluster, **ordered, attempt_id="4", poll_time=5000))
         await sent(cluster, "d")
         assert list(await waiting) == ["d"]
@@ -379,13 +379,13 @@ def test_a_new_group_may_begin_at_the_end_and_a_reset_moves_it(run):
     async def scenario(cluster):
         await sent(cluster, *"abc")
         assert list(await pop(cluster, init_mode=1)) == list("abc"), "the whole queue is in memory"
-        parts(cluster).offsets.reset("g", "T", 0, 1)
+        context_of(cluster).offsets.reset("g", "T", 0, 1)
         assert list(await pop(cluster)) == ["b", "c"]
-        parts(cluster).offsets.commit("g", "T", 0, 99)
+        context_of(cluster).offsets.commit("g", "T", 0, 99)
         await sent(cluster, "d")
-        assert parts(cluster).offsets.get("g", "T", 0) == 99
+        assert context_of(cluster).offsets.get("g", "T", 0) == 99
         assert (await pop(cluster)).code == ResponseCode.POLLING_TIMEOUT
-        assert parts(cluster).offsets.get("g", "T", 0) == 4
+        assert context_of(cluster).offsets.get("g", "T", 0) == 4
 
     run(scenario)
 
@@ -445,7 +445,7 @@ def test_a_reset_is_given_to_who_waits(run):
         await pop(cluster)
         asked = asyncio.create_task(pop(cluster, poll_time=10_000))
         async with asyncio.timeout(SECONDS):
-            while not len(parts(cluster).pops.waiting):
+            while not len(context_of(cluster).pops.waiting):
                 await asyncio.sleep(0.01)
         fields = {"topic": "T", "group": "g", "timestamp": -1, "isForce": "true", "queueId": 0, "offset": 1}
         assert (await cluster.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **fields)).code == 0
@@ -456,7 +456,7 @@ def test_a_reset_is_given_to_who_waits(run):
 
 async def held(cluster, count=1):
     async with asyncio.timeout(SECONDS):
-        while len(parts(cluster).pops.waiting) != count:
+        while len(context_of(cluster).pops.waiting) != count:
             await asyncio.sleep(0.01)
 
 
@@ -464,13 +464,13 @@ def test_a_topic_and_its_retry_topic_may_both_be_waited_for(run):
     async def scenario(cluster):
         await sent(cluster, "a")
         await pop(cluster)
-        parts(cluster).topics.ensure("%RETRY%g_T", 1)
+        context_of(cluster).topics.ensure("%RETRY%g_T", 1)
         own = asyncio.create_task(pop(cluster, poll_time=10_000))
         retries = asyncio.create_task(pop(cluster, topic="%RETRY%g_T", poll_time=10_000))
         await held(cluster, 2)
         await sent(cluster, "b", queue_id=1)
         assert list(await own) == ["b"]
-        parts(cluster).pops.waiting.close()
+        context_of(cluster).pops.waiting.close()
         assert (await retries).code == ResponseCode.POLLING_TIMEOUT
 
     run(scenario)
@@ -482,7 +482,7 @@ def test_a_topic_that_goes_while_a_pop_waits_is_told_of_and_leaves_no_offset(run
         await pop(cluster)
         waiting = asyncio.create_task(pop(cluster, queue_id=0, poll_time=10_000))
         await held(cluster)
-        own = parts(cluster)
+        own = context_of(cluster)
         own.topics.remove("T")
         own.offsets.remove_topic("T")
         own.pops.waiting.wake("T", "g")
@@ -497,7 +497,7 @@ def test_an_ack_in_order_whose_pop_a_crash_forgot_skips_no_message(run):
         await sent(cluster, *"abc")
         ordered = {"order": True, "queue_id": 0}
         first = await pop(cluster, **ordered)
-        parts(cluster).pops.orders.forget("T", "g", 0)
+        context_of(cluster).pops.orders.forget("T", "g", 0)
         assert (await ack(cluster, first.handles["c"])).code == 0
         assert (await ack(cluster, first.handles["a"])).code == 0
         assert list(await pop(cluster, **ordered)) == ["b", "c"]

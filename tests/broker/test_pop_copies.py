@@ -27,7 +27,7 @@ async def filled(brokers, *bodies):
     """A master with a slave and messages that both have, and a client of the master."""
     for name in ("a-0", "a-1"):
         await brokers.start(name)
-    own = brokers.parts("a-0")
+    own = brokers.context("a-0")
     own.topics.ensure("T", 4)
     master = brokers.running["a-0"]._master
     await until(lambda: master.in_sync_count() == 2, "a slave that is in sync", 30)
@@ -44,7 +44,7 @@ async def without_slave(brokers):
 
 
 def pending(brokers, name):
-    return set().union(*brokers.parts(name).pops.log.pending.values())
+    return set().union(*brokers.context(name).pops.log.pending.values())
 
 
 @on_brokers
@@ -54,11 +54,11 @@ async def test_what_a_slave_has_not_got_is_not_acknowledged_and_its_copy_goes_on
         first = await pop(client, "a", max_msg_nums=2, invisible_time=1000)
         assert (first.code, list(first)) == (0, ["0", "4"])
         assert (await ack(client, first.handles["0"])).code == 0
-        copy, own = brokers.parts("a-1").store, brokers.parts("a-0").store
+        copy, own = brokers.context("a-1").store, brokers.context("a-0").store
         assert copy.max_physical_offset == own.max_physical_offset, "both records were waited for"
 
         await without_slave(brokers)
-        brokers.parts("a-0").settings.slave_timeout_ms = 50
+        brokers.context("a-0").settings.slave_timeout_ms = 50
         assert (await ack(client, first.handles["4"])).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
         assert (await ack(client, first.handles["4"])).code == ResponseCode.FLUSH_SLAVE_TIMEOUT, "nor the second time"
         second = await pop(client, "a", max_msg_nums=1)
@@ -90,12 +90,12 @@ async def test_a_group_with_too_few_in_sync_puts_nothing(tmp_path):
         client = await filled(brokers, b"0", b"4")
         first = await pop(client, "a", max_msg_nums=1)
         await without_slave(brokers)
-        end = brokers.parts("a-0").store.max_physical_offset
+        end = brokers.context("a-0").store.max_physical_offset
         handle = first.handles["0"]
         answers = [await pop(client, "a"), await ack(client, handle), (await change(client, handle, 1000))[0]]
         assert [getattr(one, "code", one) for one in answers] == [ResponseCode.SYSTEM_ERROR] * 3
         assert answers[0].remark == answers[1].remark == "in-sync replicas not enough"
-        assert (brokers.parts("a-0").store.max_physical_offset, pending(brokers, "a-0")) == (end, {0})
+        assert (brokers.context("a-0").store.max_physical_offset, pending(brokers, "a-0")) == (end, {0})
         await client.client.close()
 
 
@@ -103,12 +103,12 @@ async def test_a_group_with_too_few_in_sync_puts_nothing(tmp_path):
 async def test_acks_of_one_tick_are_one_record(tmp_path):
     async with Brokers(tmp_path) as brokers:
         await brokers.start("a-0")
-        brokers.parts("a-0").topics.ensure("T", 4)
+        brokers.context("a-0").topics.ensure("T", 4)
         client = Client(brokers.running["a-0"].address)
         for body in (b"0", b"4", b"8", b"1", b"5"):
             await client.send(body)
         first = await pop(client, "a")
-        store, revive = brokers.parts("a-0").store, "rmq_sys_REVIVE_LOG_DefaultCluster"
+        store, revive = brokers.context("a-0").store, "rmq_sys_REVIVE_LOG_DefaultCluster"
 
         def records():
             return sum(store.max_offset(revive, queue_id) for queue_id in range(8))

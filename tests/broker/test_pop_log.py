@@ -15,7 +15,7 @@ from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.pop import CheckPoint, StoredAck
 from rmqkit.store.message_store import PutMessage
-from tests.broker.pops import ack, now_ms, parts, pop, sent
+from tests.broker.pops import ack, context_of, now_ms, pop, sent
 
 REVIVE_TOPIC = "rmq_sys_REVIVE_LOG_DefaultCluster"
 CHECK_POINT = (
@@ -42,7 +42,7 @@ def test_bits_of_a_check_point_are_acks():
 
 def stored(cluster):
     """Unique key, tag and body of everything in the revive topic, in the order in which it was put."""
-    store = parts(cluster).store
+    store = context_of(cluster).store
     raw = [raw for queue in range(8) for raw in store.get(REVIVE_TOPIC, queue, 0, count_max=32).records]
     records = sorted(map(decode_record, raw), key=lambda record: record.physical_offset)
     properties = [decode_properties(record.properties) for record in records]
@@ -74,7 +74,7 @@ def test_acks_that_are_put_off_are_stored_together(run):
         for body in "ca":
             assert (await ack(cluster, first.handles[body])).code == 0
         assert [tag for _, tag, _ in stored(cluster)] == ["ck"]
-        parts(cluster).pops.log.write_acks()
+        context_of(cluster).pops.log.write_acks()
         assert [tag for _, tag, _ in stored(cluster)] == ["ck", "bAck"]
         assert msgspec.json.decode(stored(cluster)[1][2], type=StoredAck).ack_offsets == [2, 0]
 
@@ -102,7 +102,7 @@ def test_what_others_put_into_the_revive_topic_is_taken_in(run):
         acked = StoredAck(
             ack_offset=0, broker_name="broker-a", group="g", topic="T", queue_id=0, start_offset=0, pop_time=pop_time
         )
-        parts(cluster).offsets.commit("g", "T", 0, 2)
+        context_of(cluster).offsets.commit("g", "T", 0, 2)
         for tag, body in (("ck", check_point), ("ack", acked), ("ck", b"rubbish")):
             put = PutMessage(
                 topic=REVIVE_TOPIC,
@@ -112,10 +112,10 @@ def test_what_others_put_into_the_revive_topic_is_taken_in(run):
                 flag=0,
                 sys_flag=0,
                 born_timestamp=now_ms(),
-                born_host=parts(cluster).identity.store_host,
-                store_host=parts(cluster).identity.store_host,
+                born_host=context_of(cluster).identity.store_host,
+                store_host=context_of(cluster).identity.store_host,
             )
-            parts(cluster).store.put(put)
+            context_of(cluster).store.put(put)
         again = await pop(cluster, poll_time=20_000)
         assert [(body, one.reconsume_times) for body, one in again.messages.items()] == [("b", 1)]
 
@@ -130,7 +130,7 @@ def test_a_group_that_a_crash_lost_gets_back_what_it_popped(run, tmp_path):
         await pop(cluster, invisible_time=200)
 
     async def after(cluster):
-        assert parts(cluster).offsets.get("g", "T", 0) == 2
+        assert context_of(cluster).offsets.get("g", "T", 0) == 2
         assert sorted(await pop(cluster, poll_time=5000, max_msg_nums=2)) == ["a", "b"]
 
     run(before)
@@ -144,8 +144,8 @@ def test_a_group_that_a_crash_lost_gets_back_what_it_popped(run, tmp_path):
 def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(run):
     async def scenario(cluster):
         await sent(cluster, *"abc")
-        pops, pop_time = parts(cluster).pops, now_ms() - 5000
-        assert parts(cluster).groups.get("g")
+        pops, pop_time = context_of(cluster).pops, now_ms() - 5000
+        assert context_of(cluster).groups.get("g")
         log, place, queues = pops.log, ("T", "g"), map(str, range(8))
         log.add(*place, 0, [0, 1], pop_time=pop_time, invisible_ms=1000, queue=3)
         log.ack({(*place, 0, 0, pop_time): [0]})
@@ -163,7 +163,7 @@ def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(run):
         assert told["rocketmq_pop_revive_out_message_total"] == {(*place, "CK", "3"): 1, (*place, "ACK", "3"): 1}
         assert told["rocketmq_pop_revive_retry_messages_total"] == {(*place, "PUT_OK"): 1}
         assert sum(told["rocketmq_pop_buffer_scan_time_consume"][()].counts)
-        parts(cluster).topics.remove("T")
+        context_of(cluster).topics.remove("T")
         assert not pops.gather()["rocketmq_pop_revive_in_message_total"]
 
     run(scenario, broker={"pop_buffer_merge": True})
@@ -176,7 +176,7 @@ def test_what_is_read_again_is_what_was_pending(run, seed, merges):
     choices = random.Random(seed)
 
     async def scenario(cluster):
-        own = parts(cluster)
+        own = context_of(cluster)
         log, handed, position = own.pops.log, [], 0
         for step in range(300):
             if choices.random() < 0.4:

@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.store.message_store import PutMessage
-from tests.broker.pops import now_ms, parts, sent
+from tests.broker.pops import context_of, now_ms, sent
 from tests.waiting import SECONDS
 
 REVIVE_TOPIC = "rmq_sys_REVIVE_LOG_DefaultCluster"
@@ -19,8 +19,8 @@ def test_a_check_point_whose_message_cannot_be_read_holds_up_no_other(run, monke
 
     async def scenario(cluster):
         await sent(cluster, *"ab")
-        pops, pop_time = parts(cluster).pops, now_ms() - 5000
-        assert parts(cluster).groups.get("g")
+        pops, pop_time = context_of(cluster).pops, now_ms() - 5000
+        assert context_of(cluster).groups.get("g")
         read = pops.revive._record
 
         def fails(pending, offset):
@@ -42,7 +42,7 @@ def test_a_check_point_whose_message_cannot_be_read_holds_up_no_other(run, monke
 @pytest.mark.parametrize("kind", ["ck", "ack"])
 def test_acks_that_are_put_off_are_not_forgotten_when_others_write_into_the_revive_topic(run, kind):
     async def scenario(cluster):
-        own, host = parts(cluster), parts(cluster).identity.store_host
+        own, host = context_of(cluster), context_of(cluster).identity.store_host
         tags = encode_properties({"TAGS": kind})
         own.store.put(PutMessage(REVIVE_TOPIC, 3, b"{}", tags, 0, 0, now_ms(), host, host))
         pop_time = now_ms()

@@ -8,12 +8,12 @@ import pytest
 
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.store.message_store import PutResult, PutStatus
-from tests.broker.pops import ack, now_ms, parts, pop, sent
+from tests.broker.pops import ack, context_of, now_ms, pop, sent
 
 
 async def warm(cluster):
     """Every queue of the revive topic has something, so that it takes part in shared writes."""
-    log = parts(cluster).pops.log
+    log = context_of(cluster).pops.log
     for queue in range(8):
         log.add("T", "warm", 0, [queue], pop_time=queue, invisible_ms=1 << 50, queue=queue)
 
@@ -26,7 +26,7 @@ def mark(log, offset, group="g"):
 def test_what_a_turn_brings_is_one_write(run, monkeypatch):
     async def scenario(cluster):
         await warm(cluster)
-        own = parts(cluster)
+        own = context_of(cluster)
         log, store, counts = own.pops.log, own.store, []
         put_run = store.put_run
         monkeypatch.setattr(store, "put_run", lambda messages: counts.append(len(messages)) or put_run(messages))
@@ -44,7 +44,7 @@ def test_what_a_turn_brings_is_one_write(run, monkeypatch):
 def test_what_is_refused_is_not_given_away_and_popped_again(run, monkeypatch, fault):
     async def scenario(cluster):
         await sent(cluster, *"abc")
-        own = parts(cluster)
+        own = context_of(cluster)
         put = own.store.put
 
         def refuses(message):
@@ -68,7 +68,7 @@ def test_what_is_refused_is_not_given_away_and_popped_again(run, monkeypatch, fa
 
 def test_behind_a_check_point_that_is_refused_no_other_of_its_queue_is_stored(run, monkeypatch):
     async def scenario(cluster):
-        own = parts(cluster)
+        own = context_of(cluster)
         log, put = own.pops.log, own.store.put
         refusals = iter([PutResult(PutStatus.OS_PAGE_CACHE_BUSY, reason="busy")])
         monkeypatch.setattr(own.store, "put_run", lambda messages: None)
@@ -85,7 +85,7 @@ def test_behind_a_check_point_that_is_refused_no_other_of_its_queue_is_stored(ru
 
 def test_a_group_that_is_moved_before_the_turn_ends_stays_where_it_was_moved_to(run):
     async def scenario(cluster):
-        own = parts(cluster)
+        own = context_of(cluster)
         own.offsets.commit("g", "T", 0, 5)
         marked = mark(own.pops.log, 5)
         own.offsets.reset("g", "T", 0, 2)
@@ -102,7 +102,7 @@ def test_pops_of_one_turn_share_a_queue_out(run):
         assert sorted(body for one in several for body in one) == list("abcdef")
         answers = await asyncio.gather(*(ack(cluster, handle) for one in several for handle in one.handles.values()))
         assert {answer.code for answer in answers} == {0}
-        assert (len(parts(cluster).pops.log), parts(cluster).offsets.get("g", "T", 0)) == (0, 6)
+        assert (len(context_of(cluster).pops.log), context_of(cluster).offsets.get("g", "T", 0)) == (0, 6)
 
     run(scenario)
 
@@ -129,7 +129,7 @@ def test_a_turn_writes_its_answers_whichever_connection_fails(run):
             connection.gathered.append((command, put))
 
     async def scenario(cluster):
-        turn, peers = parts(cluster).pops.turn, [Peer(), Peer(OSError("gone")), Peer()]
+        turn, peers = context_of(cluster).pops.turn, [Peer(), Peer(OSError("gone")), Peer()]
         for number, peer in enumerate(peers):
             turn.ack(("T", "x", 0, 0, number % 2), 0, peer, number, answer)
         turn.end()
@@ -142,7 +142,7 @@ def test_messages_of_one_answer_have_one_pop_time(run, monkeypatch):
     """One queue of two has a pop of this millisecond already, as after a reset."""
 
     async def scenario(cluster):
-        own, time = parts(cluster), now_ms()
+        own, time = context_of(cluster), now_ms()
         own.settings.higher_queues_first = False
         await sent(cluster, "a")
         await sent(cluster, "b", queue_id=1)

@@ -8,7 +8,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import CreateTopicRequest, TopicConfig
-from tests.broker.pops import parts, pop
+from tests.broker.pops import context_of, pop
 
 PRIORITY = "_SYS_MSG_PRIORITY_"
 SENDS = {
@@ -96,7 +96,7 @@ def test_a_group_may_give_up_the_order(run):
         await sent(cluster, 0, 1, 2, 3)
         for number in range(60):
             config = SubscriptionGroupConfig(group_name=str(number), attributes={"priority.factor": "0"})
-            await parts(cluster).groups.put_shared(config)
+            await context_of(cluster).groups.put_shared(config)
         firsts = {next(iter(await pop(cluster, consumer_group=str(group)))) for group in range(60)}
         assert firsts == set("0123")
 
@@ -109,7 +109,7 @@ def test_retries_come_last_unless_a_setting_wants_them_first(run, percent, order
         await made(cluster)
         await sent(cluster, 0, 1, 2, 3)
         for group in map(str, range(10)):
-            parts(cluster).topics.put(
+            context_of(cluster).topics.put(
                 TopicConfig(topic_name=f"%RETRY%{group}_T", read_queue_nums=1, write_queue_nums=1)
             )
             await cluster.send(f"%RETRY%{group}_T", body=b"r")
@@ -126,7 +126,7 @@ def test_a_topic_whose_messages_are_to_be_compacted_is_refused(run):
             "cleanup.policy=COMPACTION is not supported: messages are deleted by their age, not by their keys; "
             "create the topic without it"
         )
-        assert parts(cluster).topics.get("T") is None
+        assert context_of(cluster).topics.get("T") is None
         assert (await made(cluster, attributes="+cleanup.policy=DELETE")).code == 0
 
     run(scenario)

@@ -38,7 +38,7 @@ async def routed(cluster, topic):
 
 async def with_topics(cluster, names):
     """The broker's topics, with some that the name server knows."""
-    topics = cluster.standalone._broker.parts.topics
+    topics = cluster.standalone._broker.context.topics
     for name in names:
         topics.put(TopicConfig(topic_name=name, perm=6))
     await cluster.standalone._broker._told()
@@ -86,7 +86,7 @@ def test_a_change_is_routed_although_another_is_told_while_it_is_written(run):
 
 def test_the_last_of_the_changes_of_one_topic_is_routed_and_none_of_one_that_is_gone(run):
     async def scenario(cluster):
-        topics = cluster.standalone._broker.parts.topics
+        topics = cluster.standalone._broker.context.topics
         shared = asyncio.ensure_future(topics.put_shared(TopicConfig("A", perm=2), TopicConfig("B", perm=2)))
         await asyncio.sleep(0)  # the shared ones are about to be written
         topics.put(TopicConfig("A", perm=4))
@@ -141,10 +141,10 @@ def test_topics_that_name_servers_list_as_ordered_are_marked(tmp_path):
 def test_an_answer_that_cannot_be_read_changes_nothing(run):
     async def scenario(cluster):
         registration = cluster.standalone._broker._registration
-        version = cluster.standalone._broker._parts.topics.data_version
+        version = cluster.standalone._broker.context.topics.data_version
         for body in (b"{", b"[]", b'{"table":{"TBW102":7'):
             registration._mark_ordered(Command(0, body=body))
-        assert cluster.standalone._broker._parts.topics.data_version == version
+        assert cluster.standalone._broker.context.topics.data_version == version
 
     run(scenario)
 
@@ -153,7 +153,7 @@ def test_name_servers_are_asked_what_they_know(run):
     async def scenario(cluster):
         registration = cluster.standalone._broker._registration
         assert not await registration.is_outdated()
-        cluster.standalone._broker._parts.topics.data_version.advance(1)
+        cluster.standalone._broker.context.topics.data_version.advance(1)
         assert await registration.is_outdated()
         await registration.register()
         assert not await registration.is_outdated()

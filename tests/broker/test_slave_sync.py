@@ -562,11 +562,11 @@ def test_our_slave_copies_our_master(golden_root, tmp_path):
                 assert slave.topics.get("TopicA") is None
                 slave.sync._master = cluster.standalone.broker_address
                 await slave.sync._round()
-                parts = cluster.standalone._broker._parts
-                assert slave.topics.snapshot() == parts.topics.snapshot()
-                assert slave.groups.stored == parts.groups.stored
-                assert slave.offsets.contents == parts.offsets.contents
-                assert slave.schedule.offsets() == parts.schedule.offsets()
+                context = cluster.standalone._broker.context
+                assert slave.topics.snapshot() == context.topics.snapshot()
+                assert slave.groups.stored == context.groups.stored
+                assert slave.offsets.contents == context.offsets.contents
+                assert slave.schedule.offsets() == context.schedule.offsets()
                 assert decode_as(request_modes_file(slave.root).path.read_bytes(), MessageRequestModes) == decode_as(
                     GOLDEN[RequestCode.GET_ALL_MESSAGE_REQUEST_MODE].answer, MessageRequestModes
                 )

@@ -25,9 +25,9 @@ def test_a_group_far_behind_is_disabled(run, settings, offset, topics, is_stoppe
         for topic in topics:
             await cluster.heartbeat("c", (topic, "*"))
         assert (await cluster.pull(count=offset)).code == 0
-        parts = cluster.standalone._broker.parts
-        await stop_slow_groups(parts)
-        assert parts.groups.get("g").consume_enable is not is_stopped
+        context = cluster.standalone._broker.context
+        await stop_slow_groups(context)
+        assert context.groups.get("g").consume_enable is not is_stopped
         answer = await cluster.pull(offset)
         if is_stopped:
             refused = ResponseCode.NO_PERMISSION, "subscription group no permission, g"

@@ -96,7 +96,7 @@ def test_who_calls_itself_a_producer_of_a_group_is_told_none_of_its_messages(ser
         async with Stranger(address) as anna, Stranger(address) as eve:
             assert (await anna.ask(HEARTBEAT, beat, "anna")).code == OK
             assert (await eve.ask(HEARTBEAT, beat, "eve")).code == OK
-            clients = servers._broker.parts.clients
+            clients = servers._broker.context.clients
             members = clients.producers("p")
             assert sorted(member.user for member in members.values()) == ["anna", "eve"]
             asked = [member.user for c, member in members.items() if clients.may_be_asked(c, member, "Orders")]

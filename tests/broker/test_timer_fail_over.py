@@ -40,16 +40,16 @@ async def send(brokers, name, seconds):
 
 
 def delivered(brokers, name):
-    store = brokers.parts(name).store
+    store = brokers.context(name).store
     return sorted(int(record.body) for queue_id in (0, 1) for record in read_all(store, "T", queue_id))
 
 
 async def known_to_the_slave(brokers):
     """The slave has the messages on its wheel, and the master's counts."""
-    slave = brokers.parts("a-1").timer
+    slave = brokers.context("a-1").timer
     await until(lambda: slave.state.queue_offset == COUNT, "the slave's wheel")
     await until(lambda: slave.pending == COUNT, "the master's counts")
-    assert brokers.parts("a-1").store.max_offset(TIMER_TOPIC, 0) == COUNT
+    assert brokers.context("a-1").store.max_offset(TIMER_TOPIC, 0) == COUNT
 
 
 @on_brokers
@@ -58,7 +58,7 @@ async def test_a_slave_that_becomes_master_delivers_every_message_once(tmp_path)
         for name in ("a-0", "a-1"):
             await brokers.start(name)
         await create(brokers, "a-0")
-        brokers.parts("a-0").timer._dequeue.run = lambda until_ms: False  # however slow the machine is
+        brokers.context("a-0").timer._dequeue.run = lambda until_ms: False  # however slow the machine is
         await send(brokers, "a-0", 2)
         await known_to_the_slave(brokers)
         await brokers.crash("a-0")
@@ -76,7 +76,7 @@ async def test_an_acting_master_puts_them_at_another_broker_and_they_do_not_come
         for name in ("a-0", "a-1", "b-0"):
             await brokers.start(name)
         await create(brokers, "a-0", "b-0")
-        brokers.parts("a-0").timer._dequeue.run = lambda until_ms: False
+        brokers.context("a-0").timer._dequeue.run = lambda until_ms: False
         await send(brokers, "a-0", 1)
         await known_to_the_slave(brokers)
         await brokers.crash("a-0")
@@ -84,7 +84,7 @@ async def test_an_acting_master_puts_them_at_another_broker_and_they_do_not_come
         await until(lambda: len(delivered(brokers, "b-0")) >= COUNT, "all messages")
         await brokers.start("a-0")
         await back(brokers)
-        master = brokers.parts("a-0").timer
+        master = brokers.context("a-0").timer
         await until(lambda: master.read_behind_ms < 1000 and not master.offset_behind, "the master's wheel")
         await asyncio.sleep(0)
         assert (delivered(brokers, "a-0"), delivered(brokers, "b-0")) == ([], list(range(COUNT)))

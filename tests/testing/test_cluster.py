@@ -93,7 +93,7 @@ def test_time_passes_for_servers_and_not_for_clients(rmq_broker, rmq_clock, rmq_
 
 
 def end_of_log(cluster, broker):
-    return cluster.look(lambda: broker.parts.store.max_physical_offset)
+    return cluster.look(lambda: broker.context.store.max_physical_offset)
 
 
 def members(cluster, group):
@@ -132,7 +132,7 @@ def test_clients_of_the_fixtures_sign_and_others_are_refused(
     end = end_of_log(rmq_broker, rmq_broker.brokers[0])
     wait_until(lambda: end_of_log(rmq_broker, rmq_broker.slaves[0]) >= end, SECONDS, "the copy")
     anna = {"access_key": "anna", "secret_key": "secret12"}
-    access = rmq_broker.brokers[0].parts.access
+    access = rmq_broker.brokers[0].context.access
     rmq_broker.look(lambda: access.create_user("anna", UserInfo(password="secret12")))
     for signing, remark in (({}, "username cannot be null"), (anna, "no matched policies")):
         with (

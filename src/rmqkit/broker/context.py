@@ -1,4 +1,4 @@
-"""What an open broker is made of, as far as its handlers may touch it: never the broker itself."""
+"""The state of an open broker, joined by `rmqkit.broker.server`; handlers never touch the broker itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rmqkit.broker.access.users import AccessTable
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
+from rmqkit.broker.handlers import OwnAddress
 from rmqkit.broker.pop.service import Pops
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.settings import BrokerSettings
@@ -31,20 +32,10 @@ from rmqkit.store.settings import StoreSettings
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
 
-__all__ = ["OwnAddress", "Parts"]
-
-
-@dataclass(frozen=True, slots=True)
-class OwnAddress:
-    """A broker's own address. ``ip``: as remarks name it. ``store_host``: address and port packed as in records."""
-
-    ip: str
-    store_host: bytes
-
 
 @dataclass(slots=True, kw_only=True)
-class Parts:
-    """The parts of one broker.
+class BrokerContext:
+    """The state of one broker; each room names what of it it may touch in a Protocol of its own.
 
     Attributes:
         configuration: all settings together, as operators see them.
@@ -55,7 +46,7 @@ class Parts:
         ask_namesakes: asks every other broker of this name; the answers of those that succeed within a second.
         pops: what POP keeps; None at a slave, which does not pop.
         timer: keeps messages until their second; None with ``timerWheelEnable=false``.
-        told: waits until the name servers know of the topics that were changed, or do not answer.
+        topics_published: waits until the name servers know of the topics that were changed, or do not answer.
     """
 
     settings: BrokerSettings
@@ -77,7 +68,7 @@ class Parts:
     schedule: Schedule
     statistics: Statistics
     ops: OpMessages
-    told: Callable[[], Awaitable[None]]
+    topics_published: Callable[[], Awaitable[None]]
     ask_namesakes: Callable[[Callable[[], Command]], Awaitable[list[Command]]]
     counts: Counts | None = None
     pops: Pops | None = None

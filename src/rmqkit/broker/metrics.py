@@ -8,14 +8,22 @@ import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
-from rmqkit.broker.context import Parts
 from rmqkit.broker.counts import NOT_COUNTED, Counts, text
-from rmqkit.broker.durability import WAITING_MAX
+from rmqkit.broker.delay.timer import Timer
+from rmqkit.broker.durability import WAITING_MAX, Durability
 from rmqkit.broker.operations.runtime_info import earliest_store_time
-from rmqkit.broker.pull.long_polling import HELD_MAX
+from rmqkit.broker.pop.service import Pops
+from rmqkit.broker.pull.long_polling import HELD_MAX, LongPolling
 from rmqkit.broker.replication.master import HaMaster
-from rmqkit.broker.tables.clients import CONSUME_ACTIVELY
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.statistics import Statistics
+from rmqkit.broker.tables.clients import CONSUME_ACTIVELY, ClientTable
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.clock import Clock
 from rmqkit.metrics.values import Gathered, Histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import version_name
@@ -23,6 +31,7 @@ from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.metering import lane_values
 from rmqkit.remoting.server import RemotingServer
+from rmqkit.store.message_store import MessageStore
 
 __all__ = ["BrokerMetrics"]
 
@@ -46,21 +55,43 @@ _QUEUES_PER_TICK = 200
 _Key = tuple[str, ...]
 
 
+class MetricsContext(Protocol):
+    """What metrics are read from."""
+
+    clients: ClientTable
+    clock: Clock
+    durability: Durability | None
+    groups: GroupTable
+    long_polling: LongPolling
+    offsets: OffsetTable
+    pops: Pops | None
+    settings: BrokerSettings
+    statistics: Statistics
+    store: MessageStore
+    timer: Timer | None
+    topics: TopicTable
+
+
 class BrokerMetrics:
     """Gathers a broker's values."""
 
     def __init__(
-        self, counts: Counts, parts: Parts, master: HaMaster | None, dispatch: Dispatch, servers: list[RemotingServer]
+        self,
+        counts: Counts,
+        context: MetricsContext,
+        master: HaMaster | None,
+        dispatch: Dispatch,
+        servers: list[RemotingServer],
     ) -> None:
         self._counts = counts
-        self._parts = parts
+        self._context = context
         self._master = master
         self._dispatch = dispatch
         self._servers = servers
 
     def common(self) -> dict[str, str]:
         """The labels of every sample."""
-        settings = self._parts.settings
+        settings = self._context.settings
         own = {"cluster": settings.cluster_name, "node_type": "broker", "node_id": settings.broker_name}
         return settings.metric_labels.pairs | own
 
@@ -72,7 +103,7 @@ class BrokerMetrics:
             self._counted()
             | self._tables()
             | await self._timed()
-            | (self._parts.pops.gather() if self._parts.pops is not None else {})
+            | (self._context.pops.gather() if self._context.pops is not None else {})
             | self._clients()
             | self._storage()
             | self._lanes()
@@ -80,11 +111,11 @@ class BrokerMetrics:
         )
 
     def _is_gone(self, topic: str) -> bool:
-        return self._parts.topics.get(topic) is None and not self._is_system(topic)
+        return self._context.topics.get(topic) is None and not self._is_system(topic)
 
     def _is_system(self, topic: str, group: str = "") -> bool:
         is_system_group = group in names.SYSTEM_GROUPS or group.startswith(names.SYSTEM_GROUP_PREFIX)
-        return is_system_group or self._parts.topics.is_system(topic)
+        return is_system_group or self._context.topics.is_system(topic)
 
     def _counted(self) -> Gathered:
         counts = self._counts
@@ -100,7 +131,7 @@ class BrokerMetrics:
         }
         totals: dict[str, dict[_Key, int]] = {name: dict(table) for name, table in counts.totals.items()}
         for name, statistic in _GIVEN.items():
-            given = self._parts.statistics.totals(statistic)
+            given = self._context.statistics.totals(statistic)
             totals.setdefault(name, {}).update(
                 {
                     key: total
@@ -117,26 +148,26 @@ class BrokerMetrics:
         return (*key, text(self._is_system(*key))) if len(key) > 1 else key
 
     def _tables(self) -> Gathered:
-        parts = self._parts
+        context = self._context
         return {
-            "rocketmq_broker_permission": {(): parts.settings.broker_permission},
-            "rocketmq_topic_number": {(): len(parts.topics)},
-            "rocketmq_consumer_group_number": {(): len(parts.groups.stored.subscription_group_table)},
+            "rocketmq_broker_permission": {(): context.settings.broker_permission},
+            "rocketmq_topic_number": {(): len(context.topics)},
+            "rocketmq_consumer_group_number": {(): len(context.groups.stored.subscription_group_table)},
         }
 
     def _clients(self) -> Gathered:
         producers: Counter[_Key] = Counter()
         consumers: Counter[_Key] = Counter()
-        for members in self._parts.clients.all_producers.values():
+        for members in self._context.clients.all_producers.values():
             producers.update((*_client(one.language, one.version), "remoting") for one in members.values())
-        for name, group in self._parts.clients.all_consumers.items():
+        for name, group in self._context.clients.all_consumers.items():
             mode, is_system = "pull" if group.consume_type == CONSUME_ACTIVELY else "push", self._is_system("", name)
             for one in group.members.values():
                 consumers[name, *_client(one.language, one.version), mode, "remoting", text(is_system)] += 1
         return {"rocketmq_producer_connections": producers, "rocketmq_consumer_connections": consumers}
 
     def _storage(self) -> Gathered:
-        store, now_ms = self._parts.store, self._parts.clock.now_ms()
+        store, now_ms = self._context.store, self._context.clock.now_ms()
         oldest_ms = earliest_store_time(store)
         slaves = [] if self._master is None else self._master.status().ha_connection_info
         return {
@@ -150,10 +181,10 @@ class BrokerMetrics:
 
     async def _timed(self) -> Gathered:
         """What the timer has, and by how far ahead it is due: the wheel is read for that."""
-        timer = self._parts.timer
+        timer = self._context.timer
         if timer is None:
             return {}
-        state, now_ms, ahead = timer.state, self._parts.clock.now_ms(), dict[_Key, int]()
+        state, now_ms, ahead = timer.state, self._context.clock.now_ms(), dict[_Key, int]()
         begin_ms = 0
         for bound in _TIMER_BOUNDS_S:
             end_ms = bound * 1000
@@ -179,10 +210,10 @@ class BrokerMetrics:
         }
 
     def _lanes(self) -> Gathered:
-        durability = self._parts.durability
+        durability = self._context.durability
         lanes = {lane.name: (lane.requests, lane.requests_max) for lane in self._dispatch.lanes}
         lanes["send"] = 0 if durability is None else durability.waiting_count, WAITING_MAX
-        lanes["pull"] = len(self._parts.long_polling), HELD_MAX
+        lanes["pull"] = len(self._context.long_polling), HELD_MAX
         waiting = {processor: lanes.get(lane, (0, 0))[0] for processor, lane in _PROCESSORS.items()}
         return lane_values(lanes, self._servers) | {
             "rocketmq_processor_watermark": {(p,): n for p, n in waiting.items()}
@@ -203,16 +234,16 @@ class BrokerMetrics:
 
     def _consumed(self) -> Iterator[tuple[str, str, int]]:
         """Groups online with the readable topics they subscribe to and how many queues those have."""
-        for name, group in self._parts.clients.all_consumers.items():
+        for name, group in self._context.clients.all_consumers.items():
             for topic in group.subscriptions:
-                config = self._parts.topics.get(topic)
+                config = self._context.topics.get(topic)
                 if config is not None and config.perm & Permission.READ and not topic.startswith(names.RETRY_PREFIX):
                     yield name, topic, config.read_queue_nums
 
     def _behind(self, group: str, topic: str, queue_count: int) -> tuple[int, int, int, int, int]:
         """Messages not consumed, pulled and not consumed, not pulled; ages in ms of the oldest of first and last.
         A queue that the group has no offset of is not behind."""
-        store, offsets, now_ms = self._parts.store, self._parts.offsets, self._parts.clock.now_ms()
+        store, offsets, now_ms = self._context.store, self._context.offsets, self._context.clock.now_ms()
         lag = inflight = ready = 0
         ages = [0, 0]
         for queue_id in range(queue_count):

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from rmqkit.broker.access.handlers import AccessHandlers
 from rmqkit.broker.access.policies import Authorization, message_at
 from rmqkit.broker.access.users import AccessTable
-from rmqkit.broker.context import OwnAddress, Parts
+from rmqkit.broker.context import BrokerContext
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.recall import RecallHandlers
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
+from rmqkit.broker.handlers import OwnAddress
 from rmqkit.broker.operations.clients import ClientHandlers
 from rmqkit.broker.operations.config import ConfigHandlers
 from rmqkit.broker.operations.connections import ConnectionHandlers
@@ -42,7 +43,6 @@ from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.pull.query import QueryHandlers
 from rmqkit.broker.pull.slow_consumers import ROUND_SECONDS as SLOW_ROUND_SECONDS
 from rmqkit.broker.pull.slow_consumers import stop_slow_groups
-from rmqkit.broker.refusals import RefusalHandlers
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.master import HaMaster, waits_for_copies
 from rmqkit.broker.replication.role import (
@@ -54,6 +54,7 @@ from rmqkit.broker.replication.role import (
     warn_of_ha_port,
 )
 from rmqkit.broker.send.handler import SendHandlers
+from rmqkit.broker.send.refusals import RefusalHandlers
 from rmqkit.broker.send.reply import ReplyHandlers
 from rmqkit.broker.send.send_back import SendBackHandlers
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
@@ -171,7 +172,7 @@ class Broker:
         self._dispatch = dispatch
         self._limits = Limits(settings)
         self._stops: list[_Work] = []
-        self._parts: Parts | None = None
+        self._context: BrokerContext | None = None
         self._registration: Registration | None = None
         self._master: HaMaster | None = None
         self._slave: SlaveSide | None = None
@@ -180,10 +181,10 @@ class Broker:
         self.metrics_address = ""
 
     @property
-    def parts(self) -> Parts:
+    def context(self) -> BrokerContext:
         """What it is made of, for inspection on its loop; it has to be started."""
-        assert self._parts is not None, "the broker is started"
-        return self._parts
+        assert self._context is not None, "the broker is started"
+        return self._context
 
     async def start(self) -> None:
         """Open the store, listen and register.
@@ -227,54 +228,54 @@ class Broker:
             clock=self._clock, tls=self._client_tls, credentials=inner_credentials(self._authentication)
         )
         await asyncio.to_thread(sql92.prepare)  # the first heartbeat with an expression would hold the loop for 0.1 s
-        parts = self._parts = self._open(port, client)
+        context = self._context = self._open(port, client)
         # After the ports have closed; what was delivered comes last, when the copies before it are on the disk.
-        self._stops[:0] = [parts.persist_delivered, parts.store.close, parts.persist]
-        self._stops += [client.close, parts.long_polling.close]
+        self._stops[:0] = [context.persist_delivered, context.store.close, context.persist]
+        self._stops += [client.close, context.long_polling.close]
         ha_address = await self._listen_for_slaves(port)
-        registration = self._registration = self._registration_of(parts, client, ha_address)
-        self._add_handlers(parts, ha_address, dispatch, vip_dispatch)
-        dispatch.together = vip_dispatch.together = parts.store.together
+        registration = self._registration = self._registration_of(context, client, ha_address)
+        self._add_handlers(context, ha_address, dispatch, vip_dispatch)
+        dispatch.together = vip_dispatch.together = context.store.together
         self._configuration.listeners.append(self._settings_changed)
         if authentication is not None:
-            parts.access.add(authentication.initial)
-            authentication.users = lambda: parts.access.users
+            context.access.add(authentication.initial)
+            authentication.users = lambda: context.access.users
             if self._authentication.authorization_enabled:
                 free = codes_of(self._authentication.authorization_white_list)
-                inner, lies_at = authentication.inner_name, partial(message_at, parts.store)
-                authorization = Authorization(parts.access, settings.cluster_name, inner, free, lies_at)
+                inner, lies_at = authentication.inner_name, partial(message_at, context.store)
+                authorization = Authorization(context.access, settings.cluster_name, inner, free, lies_at)
                 authentication.authorize = authorization.refusal
-                parts.clients.may_be_asked = lambda producer, member, topic: authorization.may_publish(
+                context.clients.may_be_asked = lambda producer, member, topic: authorization.may_publish(
                     member.user, topic, producer.addresses
                 )
-        parts.persist()
-        parts.statistics.sample()
-        self._look_at_disk(parts.store)
+        context.persist()
+        context.statistics.sample()
+        self._look_at_disk(context.store)
         for server in servers:
             await server.serve()
         self._stops.append(partial(self._drain, servers))
-        await meet_members(parts, registration, client, ha_address)
+        await meet_members(context, registration, client, ha_address)
         self._stops.append(registration.stop)
         await registration.start()
         if self._slave is None:
-            self._start_services(parts)
+            self._start_services(context)
         else:
             self._start_following(self._slave)
         if exporter is not None:
-            await self._serve_metrics(exporter, parts, dispatch, servers)
-        self._run("new topics", parts.topics.write_new, _WRITE_NEW_SECONDS)
-        self._run("new groups", parts.groups.write_new, _WRITE_NEW_SECONDS)
-        self._run("filter table", parts.filters.persist_round, _FILTER_PERSIST_SECONDS)
-        self._run("offset table", parts.offsets.persist_round, settings.offset_persist_interval_ms / 1000)
-        self._run("delay offsets", parts.schedule.persist_round, settings.delay_offset_persist_interval_ms / 1000)
-        self._run("unused groups", partial(drop_unused_groups, parts), UNUSED_ROUND_SECONDS)
-        self._run("silent clients", parts.clients.close_silent, _CLIENT_SWEEP_SECONDS)
-        self._run("consumer changes", parts.clients.tell_changes, _TELL_CHANGES_SECONDS)
-        self._run("expired queue locks", parts.queue_locks.drop_expired, _CLIENT_SWEEP_SECONDS)
+            await self._serve_metrics(exporter, context, dispatch, servers)
+        self._run("new topics", context.topics.write_new, _WRITE_NEW_SECONDS)
+        self._run("new groups", context.groups.write_new, _WRITE_NEW_SECONDS)
+        self._run("filter table", context.filters.persist_round, _FILTER_PERSIST_SECONDS)
+        self._run("offset table", context.offsets.persist_round, settings.offset_persist_interval_ms / 1000)
+        self._run("delay offsets", context.schedule.persist_round, settings.delay_offset_persist_interval_ms / 1000)
+        self._run("unused groups", partial(drop_unused_groups, context), UNUSED_ROUND_SECONDS)
+        self._run("silent clients", context.clients.close_silent, _CLIENT_SWEEP_SECONDS)
+        self._run("consumer changes", context.clients.tell_changes, _TELL_CHANGES_SECONDS)
+        self._run("expired queue locks", context.queue_locks.drop_expired, _CLIENT_SWEEP_SECONDS)
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
-        self._run("statistics", parts.statistics.sample, SAMPLE_SECONDS)
-        self._run("slow groups", partial(stop_slow_groups, parts), SLOW_ROUND_SECONDS, SLOW_ROUND_SECONDS)
-        self._run("retention", parts.store.retention_round, retention_seconds, _FIRST_RETENTION_SECONDS)
+        self._run("statistics", context.statistics.sample, SAMPLE_SECONDS)
+        self._run("slow groups", partial(stop_slow_groups, context), SLOW_ROUND_SECONDS, SLOW_ROUND_SECONDS)
+        self._run("retention", context.store.retention_round, retention_seconds, _FIRST_RETENTION_SECONDS)
 
     @staticmethod
     def _look_at_disk(store: MessageStore) -> None:
@@ -313,12 +314,12 @@ class Broker:
         return exporter
 
     async def _serve_metrics(
-        self, exporter: Exporter, parts: Parts, dispatch: Dispatch, servers: list[RemotingServer]
+        self, exporter: Exporter, context: BrokerContext, dispatch: Dispatch, servers: list[RemotingServer]
     ) -> None:
         from rmqkit.broker.metrics import BrokerMetrics
 
         assert self._counts is not None, "an exporter has something to tell"
-        metrics = BrokerMetrics(self._counts, parts, self._master, dispatch, servers)
+        metrics = BrokerMetrics(self._counts, context, self._master, dispatch, servers)
         await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
 
     async def _bind(self, server: RemotingServer, port: int) -> int:
@@ -326,18 +327,18 @@ class Broker:
         return await server.bind(self._settings.bind_address, port)
 
     def _connection_opened(self) -> None:
-        if self._parts is not None:
-            self._parts.statistics.add("CHANNEL_ACTIVITY", "CONNECT")
+        if self._context is not None:
+            self._context.statistics.add("CHANNEL_ACTIVITY", "CONNECT")
 
     def _connection_closed(self, connection: Connection) -> None:
-        if self._parts is not None:
-            self._parts.statistics.add("CHANNEL_ACTIVITY", "CLOSE")
-            self._parts.clients.connection_closed(connection)
-            self._parts.long_polling.connection_closed(connection)
-            if self._parts.pops is not None:
-                self._parts.pops.connection_closed(connection)
+        if self._context is not None:
+            self._context.statistics.add("CHANNEL_ACTIVITY", "CLOSE")
+            self._context.clients.connection_closed(connection)
+            self._context.long_polling.connection_closed(connection)
+            if self._context.pops is not None:
+                self._context.pops.connection_closed(connection)
 
-    def _open(self, port: int, client: RemotingClient) -> Parts:
+    def _open(self, port: int, client: RemotingClient) -> BrokerContext:
         """Read the tables and recover the store; nothing is written when that fails."""
         settings, store_settings, clock = self._settings, self._store_settings, self._clock
         folder = self._store_root / "config"
@@ -429,7 +430,7 @@ class Broker:
             copied_offset=lambda: -1 if master is None else master.replicated_offset(2),
         )
         timer.state.is_measured = counts is not None
-        parts = Parts(
+        context = BrokerContext(
             settings=settings,
             store_settings=store_settings,
             configuration=self._configuration,
@@ -460,14 +461,14 @@ class Broker:
             timer=timer if store_settings.timer_wheel_enable else None,
             pops=pops,
             ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
-            told=self._told,
+            topics_published=self._topics_published,
             ask_namesakes=self._ask_namesakes,
             may_serve=lambda: self._slave is None or self._slave.may_serve,
         )
         if is_slave:
-            self._slave = SlaveSide(parts, client, self._store_root, flushes=is_sync, tls=self._client_tls)
-        _load(parts)
-        return parts
+            self._slave = SlaveSide(context, client, self._store_root, flushes=is_sync, tls=self._client_tls)
+        _load(context)
+        return context
 
     async def _listen_for_slaves(self, port: int) -> str:
         """Open the HA port of a master; returns what a broker registers as its HA address."""
@@ -479,12 +480,12 @@ class Broker:
             ha_port = await self._master.start(settings.bind_address, ha_port)
         return join_address(settings.broker_ip2 or settings.broker_ip1, ha_port)
 
-    def _registration_of(self, parts: Parts, client: RemotingClient, ha_address: str) -> Registration:
+    def _registration_of(self, context: BrokerContext, client: RemotingClient, ha_address: str) -> Registration:
         if not self._settings.namesrv_addr:
             _log.warning("no name server is configured: clients cannot find this broker; set namesrvAddr or -n")
         registration = Registration(
             self._settings,
-            parts.topics,
+            context.topics,
             client,
             address=self.address,
             ha_address=ha_address,
@@ -494,53 +495,55 @@ class Broker:
             self._slave.may_act(registration)
         return registration
 
-    def _add_handlers(self, parts: Parts, ha_address: str, dispatch: Dispatch, vip_dispatch: Dispatch) -> None:
+    def _add_handlers(
+        self, context: BrokerContext, ha_address: str, dispatch: Dispatch, vip_dispatch: Dispatch
+    ) -> None:
         """The VIP port serves everything but pulls."""
         message_handlers = _MESSAGE_HANDLERS if self._slave is None else (RefusalHandlers,)
-        for handlers in (kind(parts) for kind in (*message_handlers, *_HANDLERS)):
+        for handlers in (kind(context) for kind in (*message_handlers, *_HANDLERS)):
             handlers.register(dispatch)
             handlers.register(vip_dispatch)
-        PullHandlers(parts).register(dispatch)
-        if parts.pops is not None:
-            PopHandlers(parts).register(dispatch)
+        PullHandlers(context).register(dispatch)
+        if context.pops is not None:
+            PopHandlers(context).register(dispatch)
             for each in (dispatch, vip_dispatch):
-                PopAckHandlers(parts).register(each)
+                PopAckHandlers(context).register(each)
         assert self._registration is not None, "made before"
-        assignments = PopAssignmentHandlers(parts, self._registration.routes)
+        assignments = PopAssignmentHandlers(context, self._registration.routes)
         for each in (dispatch, vip_dispatch):
             assignments.register(each)
         side = self._slave or self._master
         assert side is not None, "a broker is on one side"
-        handlers_of(parts, side, ha_address, dispatch, vip_dispatch)
-        unsupported = UnsupportedHandlers(parts)
+        handlers_of(context, side, ha_address, dispatch, vip_dispatch)
+        unsupported = UnsupportedHandlers(context)
         for port in (dispatch, vip_dispatch):
             unsupported.register(port)
 
-    def _start_services(self, parts: Parts) -> None:
+    def _start_services(self, context: BrokerContext) -> None:
         """Deliver what is delayed, write down what is decided about half messages, and ask about what is not."""
         settings = self._settings
-        check_back = CheckBack(parts)
-        self._stops.insert(2, parts.ops.write)  # after the ports have closed, before the store does
-        self._run("op messages", parts.ops.write, settings.transaction_op_interval_ms / 1000)
+        check_back = CheckBack(context)
+        self._stops.insert(2, context.ops.write)  # after the ports have closed, before the store does
+        self._run("op messages", context.ops.write, settings.transaction_op_interval_ms / 1000)
         self._run("transaction check", check_back.round, settings.transaction_check_interval_ms / 1000)
-        parts.schedule.start()
-        if parts.timer is not None:
-            parts.timer.start()
-            self._flush_timer(parts.timer)
-        assert parts.pops is not None, "a master pops"
-        self._stops.append(parts.pops.close)
-        self._run("pop revive", parts.pops.revive.round, _REVIVE_SECONDS)
-        self._run("ordered pops", parts.pops.orders.persist_round, _FILTER_PERSIST_SECONDS)
-        self._stops += [check_back.stop, parts.schedule.stop]
+        context.schedule.start()
+        if context.timer is not None:
+            context.timer.start()
+            self._flush_timer(context.timer)
+        assert context.pops is not None, "a master pops"
+        self._stops.append(context.pops.close)
+        self._run("pop revive", context.pops.revive.round, _REVIVE_SECONDS)
+        self._run("ordered pops", context.pops.orders.persist_round, _FILTER_PERSIST_SECONDS)
+        self._stops += [check_back.stop, context.schedule.stop]
 
     def _flush_timer(self, timer: Timer) -> None:
         self._run("timer flush", timer.flush_round, self._store_settings.timer_flush_interval_ms / 1000)
         self._stops.append(timer.stop)
 
     def _start_following(self, slave: SlaveSide) -> None:
-        if self.parts.timer is not None:
-            self.parts.timer.follow()
-            self._flush_timer(self.parts.timer)
+        if self.context.timer is not None:
+            self.context.timer.follow()
+            self._flush_timer(self.context.timer)
         self._stops.append(slave.close)
         if self._settings.ha_master_address:
             slave.follow(slave.tables.master, None)
@@ -556,12 +559,12 @@ class Broker:
 
     def _settings_changed(self, keys: Sequence[str]) -> None:
         """Tell the name servers what they have to know anew; an unchanged version they would not look at."""
-        if self._parts is not None and "brokerPermission" in keys:
-            self._parts.topics.tell_all()
+        if self._context is not None and "brokerPermission" in keys:
+            self._context.topics.tell_all()
         if self._master is not None and "haAllowedAddresses" in keys:
             self._master.addresses_changed()
-        if self._parts is not None and "autoCreateTopicEnable" in keys:
-            self._parts.topics.add_system_topics()
+        if self._context is not None and "autoCreateTopicEnable" in keys:
+            self._context.topics.add_system_topics()
 
     def _topics_changed(self, topics: list[TopicConfig]) -> None:
         if self._registration is not None:
@@ -585,7 +588,7 @@ class Broker:
     async def _ask_namesakes(self, command: Callable[[], Command]) -> list[Command]:
         return [] if self._registration is None else await self._registration.ask_namesakes(command)
 
-    async def _told(self) -> None:
+    async def _topics_published(self) -> None:
         if self._registration is not None:
             await self._registration.settled()
 
@@ -602,17 +605,17 @@ class Broker:
         self._stops.append(stop)
 
 
-def _load(parts: Parts) -> None:
+def _load(context: BrokerContext) -> None:
     """Read the tables and open the store; then what needs it open."""
-    for table in (parts.topics, parts.groups, parts.offsets, parts.filters, parts.schedule, parts.access):
+    for table in (context.topics, context.groups, context.offsets, context.filters, context.schedule, context.access):
         table.load()
-    if parts.timer is not None:
-        parts.timer.load()
-    parts.store.open()
-    if parts.timer is not None:
-        parts.timer.recover()
-    if parts.pops is not None:
-        parts.pops.load()
+    if context.timer is not None:
+        context.timer.load()
+    context.store.open()
+    if context.timer is not None:
+        context.timer.recover()
+    if context.pops is not None:
+        context.pops.load()
 
 
 async def _do(work: _Work) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rmqkit.broker.context import Parts
+from rmqkit.broker.context import BrokerContext
 from rmqkit.broker.transaction.half import TRANSACTION_GROUP, op_offsets
 from rmqkit.errors import ProtocolError, RemotingError, RmqError
 from rmqkit.protocol import names
@@ -55,7 +55,7 @@ class _Group:
 
     held: int = 0
     members: int = 0
-    begun: list[tuple[Parts, str, int, int, int]] = field(default_factory=list)
+    begun: list[tuple[BrokerContext, str, int, int, int]] = field(default_factory=list)
     retried: list[Record] = field(default_factory=list)
     dead: list[Record] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -65,8 +65,8 @@ class _Group:
     def left(self) -> int:
         """How many messages are left, each counted once."""
         again = {_origin(record) for record in self.retried}
-        for parts, topic, queue_id, begin, _ in self.begun if again else ():
-            again.difference_update(map(_origin, _records(parts, topic, queue_id, begin)))
+        for context, topic, queue_id, begin, _ in self.begun if again else ():
+            again.difference_update(map(_origin, _records(context, topic, queue_id, begin)))
         return sum(end - begin for *_, begin, end in self.begun) + len(again)
 
     def told(self) -> list[str]:
@@ -89,7 +89,7 @@ class Asserts(ABC):
         """Call something on the servers' loop."""
 
     @abstractmethod
-    def masters(self) -> list[Parts]:
+    def masters(self) -> list[BrokerContext]:
         """What the masters are made of."""
 
     def assert_consumed(
@@ -104,7 +104,7 @@ class Asserts(ABC):
             nonlocal first
             state, first = _group(self.masters(), group, topic, far), None
             if not state.held or count not in (None, state.held):
-                is_there = any(parts.topics.get(topic) for parts in self.masters())
+                is_there = any(context.topics.get(topic) for context in self.masters())
                 found = f"it holds {state.held}" if is_there else "there is no such topic"
                 return f"topic {topic} does not hold {count or 'any'} messages: {found}"
             first = state.first
@@ -155,9 +155,9 @@ class Asserts(ABC):
             for group in wanted():
                 state = _group(masters, group, None, far)
                 lines += [f"group {group}: {line}" for line in state.told()] if state.left else []
-            for parts in masters:
-                lines += [f"delayed by {seconds:.0f} s: {_told(one)}" for one, seconds in _delayed(parts)]
-                lines += [f"undecided transaction: {_told(one)}" for one in _undecided(parts)]
+            for context in masters:
+                lines += [f"delayed by {seconds:.0f} s: {_told(one)}" for one, seconds in _delayed(context)]
+                lines += [f"undecided transaction: {_told(one)}" for one in _undecided(context)]
             return _text("messages are pending", lines) if lines else ""
 
         self._wait(fault, timeout, groups=wanted)
@@ -209,13 +209,13 @@ def _is_in_coroutine() -> bool:
     return True
 
 
-async def _how_far(masters: list[Parts], groups: Collection[str], silent: set[Connection]) -> _Far:
+async def _how_far(masters: list[BrokerContext], groups: Collection[str], silent: set[Connection]) -> _Far:
     """Up to which offsets members say they have consumed. Who does not answer is ``silent``, and not asked again."""
     asked = {
         (group, member.client_id): peer
-        for parts in masters
+        for context in masters
         for group in groups
-        if (online := parts.clients.consumers(group)) is not None and not online.is_broadcasting
+        if (online := context.clients.consumers(group)) is not None and not online.is_broadcasting
         for peer, member in online.members.items()
         if peer not in silent
     }
@@ -239,31 +239,31 @@ async def _running(peer: Connection, group: str, client_id: str, silent: set[Con
     return ConsumerRunningInfo()
 
 
-def _group(masters: list[Parts], group: str, topic: str | None, far: _Far) -> _Group:
+def _group(masters: list[BrokerContext], group: str, topic: str | None, far: _Far) -> _Group:
     """What the masters know of a group, for one topic or all of its topics."""
     state, retry = _Group(), names.retry_topic(group)
-    for parts in masters:
-        online = parts.clients.all_consumers.get(group)
+    for context in masters:
+        online = context.clients.all_consumers.get(group)
         state.members = max(state.members, 0 if online is None else len(online.members))
-        known = {*parts.offsets.topics(group), *(() if online is None else online.subscriptions)} - {retry}
+        known = {*context.offsets.topics(group), *(() if online is None else online.subscriptions)} - {retry}
         for name in sorted(known if topic is None else {topic}):
-            state.held += _add_queues(state, parts, group, name, far)
-        _add_retried(state, parts, group, topic, far)
-        for record, seconds in _delayed(parts):
+            state.held += _add_queues(state, context, group, name, far)
+        _add_retried(state, context, group, topic, far)
+        for record, seconds in _delayed(context):
             if _property(record, property_names.REAL_TOPIC) == retry and _is_of(record, topic):
                 state.retried.append(record)
                 state.first = state.first or record
                 line = f"to be retried in {seconds:.0f} s: {_told(record)}; rmq_clock.advance() makes it sooner"
                 state.lines.append(line)
-        dead = _records(parts, names.dlq_topic(group), 0, 0)
+        dead = _records(context, names.dlq_topic(group), 0, 0)
         state.dead += [one for one in dead if _is_of(one, topic)]
     return state
 
 
-def _add_retried(state: _Group, parts: Parts, group: str, topic: str | None, far: _Far) -> None:
+def _add_retried(state: _Group, context: BrokerContext, group: str, topic: str | None, far: _Far) -> None:
     """Say what of the retry topic is left."""
     queues = _Group()
-    _add_queues(queues, parts, group, names.retry_topic(group), far)
+    _add_queues(queues, context, group, names.retry_topic(group), far)
     for one, name, queue_id, begin, _ in queues.begun:
         state.retried += [record for record in _records(one, name, queue_id, begin) if _is_of(record, topic)]
     if state.retried:
@@ -271,54 +271,54 @@ def _add_retried(state: _Group, parts: Parts, group: str, topic: str | None, far
         state.first = state.first or state.retried[0]
 
 
-def _add_queues(state: _Group, parts: Parts, group: str, topic: str, far: _Far) -> int:
+def _add_queues(state: _Group, context: BrokerContext, group: str, topic: str, far: _Far) -> int:
     """Say how far a group is in the queues of a topic; how many messages they have."""
-    config, held, name = parts.topics.get(topic), 0, parts.settings.broker_name
+    config, held, name = context.topics.get(topic), 0, context.settings.broker_name
     for queue_id in range(0 if config is None else config.read_queue_nums):
-        end, begin = parts.store.max_offset(topic, queue_id), parts.store.min_offset(topic, queue_id)
-        known = parts.offsets.get(group, topic, queue_id)
+        end, begin = context.store.max_offset(topic, queue_id), context.store.min_offset(topic, queue_id)
+        known = context.offsets.get(group, topic, queue_id)
         known = max(begin if known is None else known, far.get((group, MessageQueue(topic, name, queue_id)), 0))
         offset = min(known, end)
         held += end - begin
         if offset < end:
-            record = next(_records(parts, topic, queue_id, offset), None)
+            record = next(_records(context, topic, queue_id, offset), None)
             after = "" if record is None else f", next is {_told(record)}"
             state.lines.append(f"{name} {topic} queue {queue_id}: at {offset} of {end}{after}")
-            state.begun.append((parts, topic, queue_id, offset, end))
+            state.begun.append((context, topic, queue_id, offset, end))
             state.first = state.first or record
     return held
 
 
-def _groups(masters: list[Parts]) -> set[str]:
+def _groups(masters: list[BrokerContext]) -> set[str]:
     """All groups but the system's own."""
-    found = {group for parts in masters for group in parts.clients.all_consumers}
-    for parts in masters:
-        found |= {group for topic in parts.offsets.all_topics for group in parts.offsets.groups(topic)}
+    found = {group for context in masters for group in context.clients.all_consumers}
+    for context in masters:
+        found |= {group for topic in context.offsets.all_topics for group in context.offsets.groups(topic)}
     return {group for group in found if not group.startswith(names.SYSTEM_GROUP_PREFIX)}
 
 
-def _delayed(parts: Parts) -> Iterator[tuple[Record, float]]:
+def _delayed(context: BrokerContext) -> Iterator[tuple[Record, float]]:
     """Messages that wait for their time, and for how many seconds."""
-    offsets = parts.schedule.offsets().offset_table
-    for level, delay_ms in enumerate(parse_delay_levels(parts.store_settings.message_delay_level), 1):
-        for record in _records(parts, names.SCHEDULE_TOPIC, level - 1, offsets.get(level, 0)):
-            yield record, max(0, record.store_timestamp + delay_ms - parts.clock.now_ms()) / 1000
+    offsets = context.schedule.offsets().offset_table
+    for level, delay_ms in enumerate(parse_delay_levels(context.store_settings.message_delay_level), 1):
+        for record in _records(context, names.SCHEDULE_TOPIC, level - 1, offsets.get(level, 0)):
+            yield record, max(0, record.store_timestamp + delay_ms - context.clock.now_ms()) / 1000
 
 
-def _undecided(parts: Parts) -> Iterator[Record]:
+def _undecided(context: BrokerContext) -> Iterator[Record]:
     """Half messages that are neither committed nor rolled back."""
-    position = parts.offsets.get(TRANSACTION_GROUP, names.OP_HALF_TOPIC, 0) or 0
-    decided = {at for op in _records(parts, names.OP_HALF_TOPIC, 0, position) for at in op_offsets(op)}
-    begin = parts.offsets.get(TRANSACTION_GROUP, names.HALF_TOPIC, 0) or 0
-    for half in _records(parts, names.HALF_TOPIC, 0, begin):
-        if half.queue_offset not in decided and not parts.ops.holds(0, half.queue_offset):
+    position = context.offsets.get(TRANSACTION_GROUP, names.OP_HALF_TOPIC, 0) or 0
+    decided = {at for op in _records(context, names.OP_HALF_TOPIC, 0, position) for at in op_offsets(op)}
+    begin = context.offsets.get(TRANSACTION_GROUP, names.HALF_TOPIC, 0) or 0
+    for half in _records(context, names.HALF_TOPIC, 0, begin):
+        if half.queue_offset not in decided and not context.ops.holds(0, half.queue_offset):
             yield half
 
 
-def _records(parts: Parts, topic: str, queue_id: int, begin: int) -> Iterator[Record]:
+def _records(context: BrokerContext, topic: str, queue_id: int, begin: int) -> Iterator[Record]:
     """The messages of a queue from an offset on."""
-    while begin < parts.store.max_offset(topic, queue_id):
-        found = parts.store.get(topic, queue_id, begin, count_max=_READ_COUNT)
+    while begin < context.store.max_offset(topic, queue_id):
+        found = context.store.get(topic, queue_id, begin, count_max=_READ_COUNT)
         yield from map(decode_record, found.records)
         if found.next_begin_offset <= begin:
             return

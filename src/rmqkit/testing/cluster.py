@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypedDict, TypeVar, Unpack
 
-from rmqkit.broker.context import Parts
+from rmqkit.broker.context import BrokerContext
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import SettingsError
@@ -94,9 +94,9 @@ class LocalBroker:
         return {"access_key": checks.initial.username or "", "secret_key": checks.initial.password or ""}
 
     @property
-    def parts(self) -> Parts | None:
+    def context(self) -> BrokerContext | None:
         """What it is made of, to be touched in `LocalCluster.look`; None while it is stopped."""
-        return None if self._broker is None else self._broker.parts
+        return None if self._broker is None else self._broker.context
 
     def start(self) -> None:
         """Start it, after `stop` on the port it had, over what it has stored.
@@ -138,7 +138,7 @@ class LocalBroker:
         await broker.start()
         self._broker = broker
         for dispatch in self._dispatches:
-            dispatch.clients = broker.parts.clients
+            dispatch.clients = broker.context.clients
         self.turn(self.dials)
 
     def close(self) -> None:
@@ -226,9 +226,9 @@ class LocalCluster(Asserts):
         """Create a topic on every master, or give it another number of queues; routes know of it at once."""
 
         async def create() -> None:
-            for parts in self.masters():
-                parts.topics.put(TopicConfig(topic, queues, queues))
-                await parts.told()
+            for context in self.masters():
+                context.topics.put(TopicConfig(topic, queues, queues))
+                await context.topics_published()
 
         self.run(create)
 
@@ -252,9 +252,9 @@ class LocalCluster(Asserts):
 
         return self.run(on_loop)
 
-    def masters(self) -> list[Parts]:
+    def masters(self) -> list[BrokerContext]:
         """What the running masters are made of; to be touched on their loop."""
-        return [broker.parts for broker in self.brokers if broker.parts is not None]
+        return [broker.context for broker in self.brokers if broker.context is not None]
 
 
 def _text(value: object) -> str:

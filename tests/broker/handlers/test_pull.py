@@ -56,7 +56,7 @@ def test_a_held_pull_is_answered_by_the_message_it_waits_for(run):
         waiting = asyncio.ensure_future(
             cluster.pull(1, expression="B", flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND, suspend_ms=60_000)
         )
-        while not len(cluster.standalone._broker._parts.long_polling):
+        while not len(cluster.standalone._broker.context.long_polling):
             await asyncio.sleep(0)
         await cluster.send(properties="TAGS\x01A\x02")
         assert not waiting.done()
@@ -81,7 +81,7 @@ def test_a_pull_whose_client_is_gone_is_not_held_on(run):
         other = cluster.new_client()
         flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
         waiting = asyncio.ensure_future(cluster.pull(1, flags=flags, suspend_ms=60_000, client=other))
-        held = cluster.standalone._broker._parts.long_polling
+        held = cluster.standalone._broker.context.long_polling
         while not len(held):
             await asyncio.sleep(0)
         await other.close()
@@ -162,7 +162,7 @@ def test_a_pull_beyond_those_that_may_wait_is_refused_as_busy(run, monkeypatch):
         await cluster.send()
         flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
         waiting = asyncio.ensure_future(cluster.pull(1, flags=flags, suspend_ms=60_000))
-        held = cluster.standalone._broker._parts.long_polling
+        held = cluster.standalone._broker.context.long_polling
         while not held.is_full:
             await asyncio.sleep(0)
         refused = await cluster.pull(1, flags=flags)
@@ -177,13 +177,13 @@ def test_a_pull_beyond_those_that_may_wait_is_refused_as_busy(run, monkeypatch):
 # ---- every check (behaviour.md §4.1)
 
 
-def parts_of(cluster):
-    return cluster.standalone._broker._parts
+def context_of(cluster):
+    return cluster.standalone._broker.context
 
 
 async def hold(cluster, offset, **pull):
     """A pull that waits."""
-    held = parts_of(cluster).long_polling
+    held = context_of(cluster).long_polling
     before = len(held)
     flags = pull.pop("flags", PullFlag.SUBSCRIPTION) | PullFlag.SUSPEND
     waiting = asyncio.ensure_future(cluster.pull(offset, flags=flags, suspend_ms=60_000, **pull))
@@ -227,9 +227,9 @@ def test_group_and_topic_close_a_pull_in_the_references_order(run):
     async def scenario(cluster):
         await cluster.send()
         await cluster.heartbeat("c1", ("T", "*"), message_model="BROADCASTING")
-        parts = parts_of(cluster)
-        group, topic = parts.groups.get("g"), parts.topics.get("T")
-        parts.groups._stored.forbidden_table["g"] = {"T": 1 << 2}
+        context = context_of(cluster)
+        group, topic = context.groups.get("g"), context.topics.get("T")
+        context.groups._stored.forbidden_table["g"] = {"T": 1 << 2}
 
         async def refused():
             answer = await cluster.pull(flags=0)
@@ -245,7 +245,7 @@ def test_group_and_topic_close_a_pull_in_the_references_order(run):
         assert await refused() == (remark, ForbiddenType.BROADCAST)
         group.consume_broadcast_enable = True
         assert await refused() == ("the consumer group[g] is forbidden for topic[T]", ForbiddenType.SUBSCRIPTION)
-        parts.groups._stored.forbidden_table["g"] = {"T": 1}
+        context.groups._stored.forbidden_table["g"] = {"T": 1}
         assert (await cluster.pull(flags=0)).code == 0
 
     run(scenario)
@@ -267,7 +267,7 @@ def test_an_inline_subscription_is_remembered_for_ten_minutes(run):
     async def scenario(cluster):
         await cluster.send()
         await cluster.pull(expression="A || B")
-        clients = parts_of(cluster).clients
+        clients = context_of(cluster).clients
         remembered = clients.subscription("g", "T")
         assert remembered.sub_string == "A || B"
         clients.close_silent()
@@ -283,7 +283,7 @@ def test_a_reset_offset_is_answered_once_and_voids_what_the_pull_commits(run):
     async def scenario(cluster):
         for _ in range(3):
             await cluster.send()
-        offsets = parts_of(cluster).offsets
+        offsets = context_of(cluster).offsets
         offsets._resets["g", "T", 0] = 1
         flags = PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET
         answer = await cluster.pull(3, flags=flags, commit=3)
@@ -320,9 +320,9 @@ def test_who_is_far_behind_is_sent_to_a_slave_where_slaves_serve(run):
     async def scenario(cluster):
         await cluster.send(body=b"x" * 100)
         await cluster.send(body=b"x" * 100)
-        group = parts_of(cluster).groups.get("g")
+        group = context_of(cluster).groups.get("g")
         group.which_broker_when_consume_slowly, group.broker_id = 7, 3
-        reader = parts_of(cluster).store._reader
+        reader = context_of(cluster).store._reader
 
         async def suggested():
             return decode_header(await cluster.pull(count=1), PullMessageResponse).suggest_which_broker_id
@@ -380,7 +380,7 @@ def test_a_held_pull_is_checked_again_when_it_is_woken(run):
     async def scenario(cluster):
         await cluster.send()
         waiting = await hold(cluster, 1)
-        parts_of(cluster).groups.get("g").consume_enable = False
+        context_of(cluster).groups.get("g").consume_enable = False
         await cluster.send()
         assert (await waiting).code == ResponseCode.NO_PERMISSION
 
@@ -391,7 +391,7 @@ def test_a_reset_reaches_a_held_pull_with_the_next_message(run):
     async def scenario(cluster):
         await cluster.send()
         waiting = await hold(cluster, 1)
-        parts_of(cluster).offsets._resets["g", "T", 0] = 0
+        context_of(cluster).offsets._resets["g", "T", 0] = 0
         await cluster.send()
         assert (await waiting).remark == "OFFSET_RESET"
 
@@ -481,7 +481,7 @@ def test_registered_sql_needs_its_filter_and_the_newest(run, caplog):
         assert answer.remark == remark
         await sql_heartbeat(cluster, "a < 5", 7)
         assert bodies(await cluster.pull(flags=0, version=7)) == [b"3"]
-        parts_of(cluster).filters.get("T", "g").data.client_version = 6
+        context_of(cluster).filters.get("T", "g").data.client_version = 6
         answer = await cluster.pull(flags=0, version=7)
         assert (answer.code, answer.remark) == (28, "the consumer's consumer filter data not latest")
 
@@ -533,7 +533,7 @@ def test_bitmaps_let_a_pull_skip_messages_without_a_look_at_the_log(run, monkeyp
         await sql_heartbeat(cluster, "a > 5")
         await sql_heartbeat(cluster, "a > 50", group="other")
         for name in ("g", "other"):
-            parts_of(cluster).filters.get("T", name).data.born_time -= 1  # in the millisecond of the sends
+            context_of(cluster).filters.get("T", name).data.born_time -= 1  # in the millisecond of the sends
         await send_numbers(cluster, 3, 7, 4, 60)
         looked: list[memoryview] = []
         monkeypatch.setattr(
@@ -561,9 +561,9 @@ def test_filters_survive_a_restart_with_their_bitmaps(tmp_path):
         async with Cluster(tmp_path / "store", **copy.deepcopy(settings)) as cluster:
             await sql_heartbeat(cluster, "a > 5")
             await send_numbers(cluster, 3, 7)
-            born = parts_of(cluster).filters.get("T", "g").data.born_time
+            born = context_of(cluster).filters.get("T", "g").data.born_time
         async with Cluster(tmp_path / "store", **copy.deepcopy(settings)) as cluster:
-            found = parts_of(cluster).filters.get("T", "g")
+            found = context_of(cluster).filters.get("T", "g")
             assert (found.data.born_time, found.data.dead_time >= born) == (born, True)
             await sql_heartbeat(cluster, "a > 5")
             assert found.data.dead_time == 0

@@ -59,7 +59,7 @@ async def ha_address(cluster):
 async def follower(cluster):
     host, _, port = (await ha_address(cluster)).rpartition(":")
     # Its copies count at once, not when the master has asked the name server who its members are.
-    cluster.standalone._broker._parts.settings.ha_addresses = HaAddresses(host)
+    cluster.standalone._broker.context.settings.ha_addresses = HaAddresses(host)
     _, slave = await asyncio.get_running_loop().create_connection(Follower, host, int(port))
     slave.report(0)
     async with asyncio.timeout(SECONDS):
@@ -71,7 +71,7 @@ async def follower(cluster):
 def freeze(cluster, slave):
     """Let a slave report nothing more, and the broker wait for it but shortly."""
     slave.frozen = True
-    cluster.standalone._broker._parts.settings.slave_timeout_ms = SLAVE_TIMEOUT_MS
+    cluster.standalone._broker.context.settings.slave_timeout_ms = SLAVE_TIMEOUT_MS
 
 
 async def status(cluster):
@@ -79,7 +79,7 @@ async def status(cluster):
 
 
 def store(cluster):
-    return cluster.standalone._broker._parts.store
+    return cluster.standalone._broker.context.store
 
 
 def test_a_master_without_slaves(run):
@@ -166,7 +166,7 @@ def test_a_sync_master_that_is_content_with_its_own_copy_waits_for_nobody(run):
     async def scenario(cluster):
         (await follower(cluster)).frozen = True
         assert (await cluster.send(properties=KEYED)).code == 0
-        assert cluster.standalone._broker._parts.durability is None
+        assert cluster.standalone._broker.context.durability is None
 
     run(scenario, broker={**PATIENT, "in_sync_replicas": 1})
 

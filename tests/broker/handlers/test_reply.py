@@ -203,7 +203,7 @@ def test_under_sync_flush_a_stored_reply_is_on_disk_when_it_is_answered(run):
     async def scenario(cluster):
         async with Requester(cluster):
             assert (await send_reply(cluster)).code == 0
-            store = cluster.standalone._broker._parts.store
+            store = cluster.standalone._broker.context.store
             assert store.durable_offset == store.max_physical_offset > 0
 
     run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})

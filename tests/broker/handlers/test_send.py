@@ -247,7 +247,7 @@ def test_a_broker_that_takes_no_sends_yet_says_until_when(run):
 
 def test_a_read_only_broker_refuses_sends_to_ordered_topics_only(run):
     async def scenario(cluster):
-        topics = cluster.standalone._broker._parts.topics
+        topics = cluster.standalone._broker.context.topics
         topics.put(TopicConfig("Ordered", 1, 1, 6, order=True))
         answer = await cluster.send("Ordered")
         assert (answer.code, answer.remark) == (16, "the broker[127.0.0.1] sending message is forbidden")
@@ -259,7 +259,7 @@ def test_a_read_only_broker_refuses_sends_to_ordered_topics_only(run):
 def test_a_compacted_topic_needs_keys(run):
     async def scenario(cluster):
         topic = TopicConfig(topic_name="C", attributes={"cleanup.policy": "COMPACTION"})
-        cluster.standalone._broker._parts.topics.put(topic)  # as of a store of Apache's: no request makes one
+        cluster.standalone._broker.context.topics.put(topic)  # as of a store of Apache's: no request makes one
         for properties in ("", "KEYS\x01  \x02"):
             answer = await cluster.send("C", properties=properties)
             assert (answer.code, answer.remark) == (13, "Required message key is missing")
@@ -289,7 +289,7 @@ def test_an_inner_batch_is_stored_as_one_record_and_its_answer_names_its_key(run
         answer = decode_header(sent, SendMessageResponse)
         assert (sent.code, answer.batch_uniq_id, answer.transaction_id, answer.queue_offset) == (0, "B", "B", 0)
         assert "," not in answer.msg_id
-        store = cluster.standalone._broker._parts.store
+        store = cluster.standalone._broker.context.store
         assert store.max_offset("I", 0) == 2
         record = decode_record(store.record_at(decode_offset_id(answer.msg_id)[2]))
         assert decode_properties(record.properties).keys() == {
@@ -313,7 +313,7 @@ def test_a_delayed_message_is_answered_with_its_own_queue_and_comes_when_it_is_d
         sent = await cluster.send(properties="DELAY\x011\x02TIMER_DELAY_SEC\x0190\x02UNIQ_KEY\x01K\x02", queue_id=2)
         answer = decode_header(sent, SendMessageResponse)
         assert (sent.code, answer.queue_id, answer.queue_offset, answer.transaction_id) == (0, 2, 0, "K")
-        store = cluster.standalone._broker._parts.store
+        store = cluster.standalone._broker.context.store
         stored = decode_record(store.record_at(decode_offset_id(answer.msg_id)[2]))
         assert (stored.topic, stored.queue_id) == ("SCHEDULE_TOPIC_XXXX", 0)
         pulled = await cluster.pull(queue_id=2, flags=PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
@@ -401,7 +401,7 @@ def test_a_retried_message_beyond_the_limit_goes_to_the_dead_letters(run):
 def test_a_retried_message_of_a_group_that_consumes_in_order_goes_to_the_dead_letters(run):
     async def scenario(cluster):
         await cluster.heartbeat("c1", ("T", "*"))
-        locks = cluster.standalone._broker._parts.queue_locks
+        locks = cluster.standalone._broker.context.queue_locks
         locks.lock("g", "c1", [MessageQueue("T", "broker-a", 0)])
         assert (await cluster.send("%RETRY%g", properties="DELAY\x013\x02", body=b"locked")).code == 0
         (message,) = read_messages((await cluster.pull(topic="%DLQ%g")).body)
@@ -431,7 +431,7 @@ def test_under_sync_flush_the_answer_means_that_it_is_on_disk(run):
     async def scenario(cluster):
         answers = await asyncio.gather(*(cluster.send(body=b"%d" % i) for i in range(50)))
         assert {answer.code for answer in answers} == {0}
-        store = cluster.standalone._broker._parts.store
+        store = cluster.standalone._broker.context.store
         assert store.durable_offset == store.max_physical_offset > 50 * 91
 
     run(scenario, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})

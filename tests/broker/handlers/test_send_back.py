@@ -19,8 +19,8 @@ from tests.broker.cluster import FAQ
 LEVELS = {"message_delay_level": "1s 2s 1s 1s 5s"}
 
 
-def parts(cluster):
-    return cluster.standalone._broker._parts
+def context_of(cluster):
+    return cluster.standalone._broker.context
 
 
 async def sent_offset(cluster, **fields):
@@ -40,7 +40,7 @@ async def send_back(cluster, offset, level=0, group="g", version=None, **fields)
 
 def newest(cluster, topic, queue_id):
     """The newest record of a queue."""
-    store = parts(cluster).store
+    store = context_of(cluster).store
     found = store.get(topic, queue_id, store.max_offset(topic, queue_id) - 1, count_max=1)
     return decode_record(found.records[0])
 
@@ -93,7 +93,7 @@ def test_a_level_asked_for_is_taken(run):
         for level, queue_id, count in ((1, 0, 1), (5, 4, 1), (99, 4, 2)):
             assert (await send_back(cluster, offset, level)).code == 0
             assert newest(cluster, "SCHEDULE_TOPIC_XXXX", queue_id).reconsume_times == 1
-            assert parts(cluster).store.max_offset("SCHEDULE_TOPIC_XXXX", queue_id) == count
+            assert context_of(cluster).store.max_offset("SCHEDULE_TOPIC_XXXX", queue_id) == count
 
     run(scenario, store=LEVELS)
 
@@ -108,7 +108,7 @@ def test_a_message_that_is_given_up_is_a_dead_letter_at_once(run, fields):
         assert {name: message.properties[name] for name in wanted} == wanted
         assert "REAL_TOPIC" not in message.properties
         assert message.reconsume_times == 1
-        topic = parts(cluster).topics.get("%DLQ%g")
+        topic = context_of(cluster).topics.get("%DLQ%g")
         assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
 
     run(scenario, store=LEVELS)
@@ -116,7 +116,7 @@ def test_a_message_that_is_given_up_is_a_dead_letter_at_once(run, fields):
 
 def test_a_message_is_given_up_after_the_group_s_last_try(run):
     async def scenario(cluster):
-        parts(cluster).groups.get("g").retry_max_times = 1
+        context_of(cluster).groups.get("g").retry_max_times = 1
         offset, _ = await sent_offset(cluster)
         assert (await send_back(cluster, offset, 1, max_reconsume_times=9, version=100)).code == 0  # limit: old client
         message = await retried(cluster, 0)
@@ -129,13 +129,13 @@ def test_a_message_is_given_up_after_the_group_s_last_try(run):
 
 def test_the_retry_topic_gets_the_group_s_queues(run):
     async def scenario(cluster):
-        parts(cluster).groups.get("g").retry_queue_nums = 3
+        context_of(cluster).groups.get("g").retry_queue_nums = 3
         offset, _ = await sent_offset(cluster)
         for _ in range(40):
             assert (await send_back(cluster, offset, 1, unit_mode=True)).code == 0
-        topic = parts(cluster).topics.get("%RETRY%g")
+        topic = context_of(cluster).topics.get("%RETRY%g")
         assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag) == (3, 3, 6, 2)
-        store = parts(cluster).store
+        store = context_of(cluster).store
         records = store.get("SCHEDULE_TOPIC_XXXX", 0, 0, count_max=40).records
         wanted = {decode_properties(decode_record(one).properties)["REAL_QID"] for one in records}
         assert wanted == {"0", "1", "2"}
@@ -145,11 +145,11 @@ def test_the_retry_topic_gets_the_group_s_queues(run):
 
 def test_a_group_without_retry_queues_drops_the_message(run):
     async def scenario(cluster):
-        parts(cluster).groups.get("g").retry_queue_nums = 0
+        context_of(cluster).groups.get("g").retry_queue_nums = 0
         offset, _ = await sent_offset(cluster)
-        end = parts(cluster).store.max_physical_offset
+        end = context_of(cluster).store.max_physical_offset
         assert (await send_back(cluster, offset)).code == 0
-        assert parts(cluster).store.max_physical_offset == end
+        assert context_of(cluster).store.max_physical_offset == end
 
     run(scenario)
 
@@ -157,11 +157,11 @@ def test_a_group_without_retry_queues_drops_the_message(run):
 def test_where_no_message_begins_nothing_is_found(run):
     async def scenario(cluster):
         await sent_offset(cluster)
-        end = parts(cluster).store.max_physical_offset
+        end = context_of(cluster).store.max_physical_offset
         for offset in (-1, 1, 99, 10**9, (1 << 63) - 1, -(1 << 63)):
             answer = await send_back(cluster, offset)
             assert (answer.code, answer.remark) == (1, f"look message by offset failed, {offset}")
-        assert parts(cluster).store.max_physical_offset == end
+        assert context_of(cluster).store.max_physical_offset == end
 
     run(scenario)
 
@@ -188,7 +188,7 @@ def test_a_read_only_broker_takes_nothing_back(run):
 def test_a_retry_topic_that_is_not_writable_takes_nothing_back(run):
     async def scenario(cluster):
         offset, _ = await sent_offset(cluster)
-        parts(cluster).topics.ensure("%RETRY%g", 1).perm = 4
+        context_of(cluster).topics.ensure("%RETRY%g", 1).perm = 4
         answer = await send_back(cluster, offset)
         assert (answer.code, answer.remark) == (16, "the topic[%RETRY%g] sending message is forbidden")
 
@@ -199,7 +199,7 @@ def test_what_the_store_does_not_take_is_answered_with_its_status(run, monkeypat
     async def scenario(cluster):
         offset, _ = await sent_offset(cluster)
         refused = PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="full")
-        monkeypatch.setattr(parts(cluster).store, "put", lambda message: refused)
+        monkeypatch.setattr(context_of(cluster).store, "put", lambda message: refused)
         answer = await send_back(cluster, offset)
         assert (answer.code, answer.remark) == (1, "SERVICE_NOT_AVAILABLE")
 
@@ -230,7 +230,7 @@ def test_fields_that_are_missing_or_unreadable(run):
 def test_under_sync_flush_the_answer_means_that_the_copy_is_on_disk(run):
     async def scenario(cluster):
         offset, _ = await sent_offset(cluster)
-        store = parts(cluster).store
+        store = context_of(cluster).store
         for level in (-1, 1):
             assert (await send_back(cluster, offset, level)).code == 0
             assert store.durable_offset == store.max_physical_offset
@@ -241,7 +241,7 @@ def test_under_sync_flush_the_answer_means_that_the_copy_is_on_disk(run):
 def test_a_flush_that_takes_too_long_is_no_success(run, monkeypatch):
     async def scenario(cluster):
         offset, _ = await sent_offset(cluster)
-        store = parts(cluster).store
+        store = context_of(cluster).store
         monkeypatch.setattr(store, "request_flush", lambda: None)
         monkeypatch.setattr(store._flusher, "flush_log", lambda: None)
         answer = await send_back(cluster, offset)

@@ -273,7 +273,7 @@ def test_the_delay_of_a_half_message_begins_at_its_commit(run):
 def test_a_commit_the_store_does_not_take_may_come_again(run, monkeypatch):
     async def scenario(cluster):
         half = await send_half(cluster)
-        store = cluster.standalone._broker._parts.store
+        store = cluster.standalone._broker.context.store
         store._appender.refusal = "the disk is full"
         code, remark = await half.decide(COMMIT)
         assert (code, "the disk is full" in remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
@@ -288,7 +288,7 @@ def test_under_sync_flush_an_answered_commit_is_on_the_disk(run):
     async def scenario(cluster):
         half = await send_half(cluster)
         assert await half.decide(COMMIT) == (0, None)
-        store = cluster.standalone._broker._parts.store
+        store = cluster.standalone._broker.context.store
         (record,) = await stored(cluster)
         assert store.durable_offset >= record.physical_offset + record.size
 

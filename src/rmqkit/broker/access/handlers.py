@@ -7,12 +7,13 @@ Source: remoting.md §4.4.1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.access.users import AccessTable
+from rmqkit.broker.handlers import Handlers, OwnAddress, answers
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.acl import ACCESS_KEY
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -26,12 +27,20 @@ __all__ = ["AccessHandlers"]
 T = TypeVar("T")
 
 
-class AccessHandlers(Handlers):
+class AccessContext(Protocol):
+    """What requests about users and policies may touch."""
+
+    access: AccessTable
+    identity: OwnAddress
+    settings: BrokerSettings
+
+
+class AccessHandlers(Handlers[AccessContext]):
     """Answers operators who look after users."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._access = parts.access
+    def __init__(self, context: AccessContext) -> None:
+        super().__init__(context)
+        self._access = context.access
 
     @answers(RequestCode.AUTH_CREATE_USER, admins_only=True)
     def create_user(self, connection: Connection, command: Command) -> Command:
@@ -99,7 +108,7 @@ class AccessHandlers(Handlers):
         return decode_body(command, body_type)
 
     def _refused(self, code: ResponseCode, remark: str) -> PeerRefused:
-        return PeerRefused(code, remark, self._identity.ip)
+        return PeerRefused(code, remark, self._context.identity.ip)
 
 
 def _asker(command: Command) -> str:

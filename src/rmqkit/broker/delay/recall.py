@@ -8,13 +8,15 @@ Off unless ``recallMessageEnable``. Source: behaviour.md §3.9; remoting.md §7.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import Protocol
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
-from rmqkit.broker.delay.timer import put_aside
-from rmqkit.broker.durability import Outcome
-from rmqkit.broker.send.checks import Refusal
-from rmqkit.broker.settings import BrokerRole
+from rmqkit.broker.answers import Refusal
+from rmqkit.broker.delay.timer import Timer, put_aside
+from rmqkit.broker.durability import Durability, Outcome
+from rmqkit.broker.handlers import Handlers, OwnAddress, answers
+from rmqkit.broker.settings import BrokerRole, BrokerSettings
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -24,7 +26,8 @@ from rmqkit.protocol.properties import decode_properties, encode_properties, in_
 from rmqkit.protocol.schemas.send import RecallMessageRequest
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import PutMessage, PutStatus
+from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.settings import StoreSettings
 
 __all__ = ["RecallHandlers"]
 
@@ -32,13 +35,26 @@ _FAILED = ResponseCode.SYSTEM_ERROR, "recall failed, execute error"
 _UNAVAILABLE = "recall failed, broker service not available"
 
 
-class RecallHandlers(Handlers):
+class RecallContext(Protocol):
+    """What a recall may touch."""
+
+    clock: Clock
+    durability: Durability | None
+    identity: OwnAddress
+    settings: BrokerSettings
+    store: MessageStore
+    store_settings: StoreSettings
+    timer: Timer | None
+    topics: TopicTable
+
+
+class RecallHandlers(Handlers[RecallContext]):
     """Calls timed messages back."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._store_settings = parts.store_settings
-        self._answer_fields = {property_names.MSG_REGION: parts.settings.region_id}
+    def __init__(self, context: RecallContext) -> None:
+        super().__init__(context)
+        self._store_settings = context.store_settings
+        self._answer_fields = {property_names.MSG_REGION: context.settings.region_id}
 
     @answers(RequestCode.RECALL_MESSAGE)
     def recall(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
@@ -47,12 +63,12 @@ class RecallHandlers(Handlers):
         if isinstance(handle, tuple):
             return self._refuse(command, *handle)
         marker = self._marker(connection, header, handle)
-        refusal = put_aside(self._timer, marker, decode_properties(marker.properties))
-        put = None if refusal is not None else self._store.put(marker)
+        refusal = put_aside(self._context.timer, marker, decode_properties(marker.properties))
+        put = None if refusal is not None else self._context.store.put(marker)
         if put is None or put.status is not PutStatus.OK:
             return self._refuse(command, *_FAILED)
         answer = reply(command, fields={"msgId": handle.unique_key, **self._answer_fields})
-        if self._durability is None or self._durability.has(put.end_offset):
+        if self._context.durability is None or self._context.durability.has(put.end_offset):
             return answer
         return self._answer_when_durable(command, answer, put.end_offset)
 
@@ -60,7 +76,7 @@ class RecallHandlers(Handlers):
 
     def _handle(self, header: RecallMessageRequest) -> RecallHandle | Refusal:
         """The message to call back, or why not, in the reference's order."""
-        settings, now_ms = self._settings, self._clock.now_ms()
+        settings, now_ms = self._context.settings, self._context.clock.now_ms()
         if not settings.recall_messages:
             return ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden"
         if settings.broker_role is BrokerRole.SLAVE:
@@ -68,7 +84,7 @@ class RecallHandlers(Handlers):
         is_closed = not (settings.broker_permission & Permission.WRITE or settings.recall_unwritable)
         if now_ms < settings.accept_sends_from_ms or is_closed:
             return ResponseCode.SERVICE_NOT_AVAILABLE, _UNAVAILABLE
-        if self._topics.get(header.topic) is None:
+        if self._context.topics.get(header.topic) is None:
             return ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist"
         try:
             handle = decode_recall_handle(header.recall_handle)
@@ -84,7 +100,7 @@ class RecallHandlers(Handlers):
         return handle
 
     def _marker(self, connection: Connection, header: RecallMessageRequest, handle: RecallHandle) -> PutMessage:
-        now_ms = self._clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         properties = {
             property_names.PRODUCER_GROUP: header.producer_group or "",
             "BORN_TIMESTAMP": str(now_ms),
@@ -102,15 +118,15 @@ class RecallHandlers(Handlers):
             sys_flag=0,
             born_timestamp=now_ms,
             born_host=connection.peer_host,
-            store_host=self._identity.store_host,
+            store_host=self._context.identity.store_host,
         )
 
     def _refuse(self, command: Command, code: int, remark: str) -> Command:
         return reply(command, code, remark, fields=self._answer_fields)
 
     async def _answer_when_durable(self, command: Command, answer: Command, end_offset: int) -> Command:
-        assert self._durability is not None, "answers wait for the disk or slaves"
-        outcome, _ = await self._durability.wait(end_offset)
+        assert self._context.durability is not None, "answers wait for the disk or slaves"
+        outcome, _ = await self._context.durability.wait(end_offset)
         if outcome is Outcome.FAILED:
             return self._refuse(command, *_FAILED)
         return answer

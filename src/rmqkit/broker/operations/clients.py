@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.handlers import Handlers, answers, when_published
+from rmqkit.broker.operations.context import OperationsContext
 from rmqkit.broker.tables.clients import CONSUME_ACTIVELY, Member
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply, request
@@ -37,7 +38,7 @@ __all__ = ["ClientHandlers"]
 _AT_ONCE_MAX = 64
 
 
-class ClientHandlers(Handlers):
+class ClientHandlers(Handlers[OperationsContext]):
     """Keeps the client table and the queue locks."""
 
     @answers(RequestCode.HEART_BEAT)
@@ -48,39 +49,49 @@ class ClientHandlers(Handlers):
         refusal = self._too_many(connection, data)
         if refusal is not None:
             return reply(command, ResponseCode.SYSTEM_ERROR, refusal)
-        member = Member(data.clientID, command.language, command.version, self._clock.monotonic_ms(), connection.user)
+        member = Member(
+            data.clientID, command.language, command.version, self._context.clock.monotonic_ms(), connection.user
+        )
         if _size(data) > _AT_ONCE_MAX:
             return self._heartbeat_in_slices(connection, command, data, member)
-        topic_count, started_ms = len(self._topics), self._clock.monotonic_ms()
+        topic_count, started_ms = len(self._context.topics), self._context.clock.monotonic_ms()
         differ = any([*self._consumers(connection, member, data)])
         answer = self._took_in(connection, command, data, member, differ, started_ms)
-        return answer if len(self._topics) == topic_count else self._when_told(answer)
+        return (
+            answer
+            if len(self._context.topics) == topic_count
+            else when_published(self._context.topics_published, answer)
+        )
 
     async def _heartbeat_in_slices(
         self, connection: Connection, command: Command, data: HeartbeatData, member: Member
     ) -> Command:
-        started_ms, now, differ = self._clock.monotonic_ms(), Slice(), False
+        started_ms, now, differ = self._context.clock.monotonic_ms(), Slice(), False
         for differs in self._consumers(connection, member, data):
             differ = differ or differs
             await now.pause_if_over()
             if not connection.is_open:
                 break  # nobody would take out again what is entered from now on
-        return await self._when_told(self._took_in(connection, command, data, member, differ, started_ms))
+        return await when_published(
+            self._context.topics_published, self._took_in(connection, command, data, member, differ, started_ms)
+        )
 
     def _consumers(self, connection: Connection, member: Member, data: HeartbeatData) -> Iterator[bool]:
         """Take in a heartbeat's consumers, one by one: whether each has to send its subscriptions."""
         fingerprint = data.heartbeatFingerprint
         keeps_topics = bool(fingerprint) and data.withoutSub
         for consumer in data.consumerDataSet:
-            if self._settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
+            if self._context.settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
                 continue
-            config = self._groups.get(consumer.group_name)
+            config = self._context.groups.get(consumer.group_name)
             if config is None:
                 continue
-            differs = self._clients.needs_topics(consumer.group_name, fingerprint, has_topics=not keeps_topics)
+            differs = self._context.clients.needs_topics(consumer.group_name, fingerprint, has_topics=not keeps_topics)
             self._ensure_retry_topic(consumer, config)
             notify = config.notify_consumer_ids_changed_enable
-            self._clients.register_consumer(connection, member, consumer, notify=notify, keeps_topics=keeps_topics)
+            self._context.clients.register_consumer(
+                connection, member, consumer, notify=notify, keeps_topics=keeps_topics
+            )
             yield differs
 
     def _took_in(
@@ -93,18 +104,20 @@ class ClientHandlers(Handlers):
         started_ms: float,
     ) -> Command:
         """Take in the producers, too; the answer."""
-        consumers_ms = self._clock.monotonic_ms()
+        consumers_ms = self._context.clock.monotonic_ms()
         for producer in data.producerDataSet if connection.is_open else ():
-            self._clients.register_producer(connection, member, producer.group_name)
-        self._statistics.registered("CONSUMER", consumers_ms - started_ms, len(data.consumerDataSet))
-        self._statistics.registered("PRODUCER", self._clock.monotonic_ms() - consumers_ms, len(data.producerDataSet))
+            self._context.clients.register_producer(connection, member, producer.group_name)
+        self._context.statistics.registered("CONSUMER", consumers_ms - started_ms, len(data.consumerDataSet))
+        self._context.statistics.registered(
+            "PRODUCER", self._context.clock.monotonic_ms() - consumers_ms, len(data.producerDataSet)
+        )
         # A client of before the fingerprints always sends everything.
         changed = "true" if differ or not data.heartbeatFingerprint else "false"
         return reply(command, fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
 
     def _too_many(self, connection: Connection, data: HeartbeatData) -> str | None:
         """Why a heartbeat names more than it may, or None."""
-        settings = self._settings
+        settings = self._context.settings
         group_count = len(data.consumerDataSet) + len(data.producerDataSet)
         if group_count > settings.heartbeat_groups_max:
             return f"heartbeat with {group_count} groups: maxGroupsPerHeartbeat is {settings.heartbeat_groups_max}"
@@ -112,9 +125,9 @@ class ClientHandlers(Handlers):
         if count > settings.heartbeat_subscriptions_max:
             maximum = settings.heartbeat_subscriptions_max
             return f"heartbeat with {count} subscriptions: maxSubscriptionsPerHeartbeat is {maximum}"
-        if self._clients.group_count(connection) + group_count <= settings.connection_groups_max:
+        if self._context.clients.group_count(connection) + group_count <= settings.connection_groups_max:
             return None
-        joined = self._clients.groups_of(connection) | {one.group_name for one in data.consumerDataSet}
+        joined = self._context.clients.groups_of(connection) | {one.group_name for one in data.consumerDataSet}
         total = len(joined | {one.group_name for one in data.producerDataSet})
         if total > settings.connection_groups_max:
             return f"a connection with {total} groups: maxGroupsPerConnection is {settings.connection_groups_max}"
@@ -124,17 +137,17 @@ class ClientHandlers(Handlers):
     def unregister(self, connection: Connection, command: Command) -> Command:
         header = decode_header_leniently(command, UnregisterClientRequest, missing={"clientID": ""})
         if header.producerGroup:
-            self._clients.unregister_producer(connection, header.producerGroup)
+            self._context.clients.unregister_producer(connection, header.producerGroup)
         if header.consumerGroup:
-            config = self._groups.get(header.consumerGroup)
+            config = self._context.groups.get(header.consumerGroup)
             notify = config is None or config.notify_consumer_ids_changed_enable
-            self._clients.unregister_consumer(connection, header.consumerGroup, notify=notify)
+            self._context.clients.unregister_consumer(connection, header.consumerGroup, notify=notify)
         return reply(command, fields={})
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_list(self, connection: Connection, command: Command) -> Command:
         header = decode_header(command, ConsumerGroupRequest)
-        group = self._clients.consumers(header.consumer_group)
+        group = self._context.clients.consumers(header.consumer_group)
         if group is None:
             remark = f"no consumer for this group, {header.consumer_group}"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
@@ -145,7 +158,7 @@ class ClientHandlers(Handlers):
     def lock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """Lock queues for a client; which of them it holds now."""
         body = decode_body(command, LockBody)
-        granted = self._queue_locks.lock(body.consumer_group, body.client_id, body.queues)
+        granted = self._context.queue_locks.lock(body.consumer_group, body.client_id, body.queues)
         if self._needs_namesakes(body):
             return self._lock_with_namesakes(command, body, granted)
         return reply(command, body=msgspec.json.encode(LockedQueues(granted)))
@@ -153,40 +166,40 @@ class ClientHandlers(Handlers):
     @answers(RequestCode.UNLOCK_BATCH_MQ)
     def unlock_queues(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         body = decode_body(command, LockBody)
-        self._queue_locks.unlock(body.consumer_group, body.client_id, body.queues)
+        self._context.queue_locks.unlock(body.consumer_group, body.client_id, body.queues)
         return self._unlock_with_namesakes(command, body) if self._needs_namesakes(body) else reply(command)
 
     def _needs_namesakes(self, body: LockBody) -> bool:
-        settings = self._settings
+        settings = self._context.settings
         return settings.strict_locks and settings.replica_count > 1 and not body.only_this_broker
 
     async def _lock_with_namesakes(self, command: Command, body: LockBody, granted: list[MessageQueue]) -> Command:
         """Grant what more than half of the brokers of this name grant (``lockInStrictMode``)."""
         asked = replace(body, queues=granted, only_this_broker=True)
         votes = Counter(granted)
-        for answer in await self._ask_namesakes(lambda: _with_body(RequestCode.LOCK_BATCH_MQ, asked)):
+        for answer in await self._context.ask_namesakes(lambda: _with_body(RequestCode.LOCK_BATCH_MQ, asked)):
             votes.update(decode_as(answer.payload, LockedQueues).queues)
-        agreed = [queue for queue in granted if votes[queue] > self._settings.replica_count // 2]
+        agreed = [queue for queue in granted if votes[queue] > self._context.settings.replica_count // 2]
         return reply(command, body=msgspec.json.encode(LockedQueues(agreed)))
 
     async def _unlock_with_namesakes(self, command: Command, body: LockBody) -> Command:
         asked = replace(body, only_this_broker=True)
-        await self._ask_namesakes(lambda: _with_body(RequestCode.UNLOCK_BATCH_MQ, asked))
+        await self._context.ask_namesakes(lambda: _with_body(RequestCode.UNLOCK_BATCH_MQ, asked))
         return reply(command)
 
     def _ensure_retry_topic(self, consumer: ConsumerData, config: SubscriptionGroupConfig) -> None:
         name = retry_topic(consumer.group_name)
-        if self._topics.get(name) is not None:
+        if self._context.topics.get(name) is not None:
             return
-        topics = [self._topics.get(data.topic) for data in consumer.subscription_data_set]
-        made = self._topics.ensure(
+        topics = [self._context.topics.get(data.topic) for data in consumer.subscription_data_set]
+        made = self._context.topics.ensure(
             name,
             config.retry_queue_nums,
             order=any(topic.order for topic in topics if topic is not None),
             unit=consumer.unit_mode,
             soon=True,
         )
-        self._groups.made_retry_topic(consumer.group_name, made)
+        self._context.groups.made_retry_topic(consumer.group_name, made)
 
 
 def _size(data: HeartbeatData) -> int:

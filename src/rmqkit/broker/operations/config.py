@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.operations.context import OperationsContext
 from rmqkit.broker.settings import WITHOUT_EFFECT
 from rmqkit.broker.unused_settings import unused_notes
 from rmqkit.protocol.codes import RequestCode
@@ -27,14 +27,14 @@ __all__ = ["ConfigHandlers"]
 _log = logging.getLogger(__name__)
 
 
-class ConfigHandlers(Handlers):
+class ConfigHandlers(Handlers[OperationsContext]):
     """Answers operators who ask for settings."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._configuration = parts.configuration
-        self._version = DataVersion(timestamp=self._clock.now_ms())
-        parts.configuration.listeners.append(self._changed)
+    def __init__(self, context: OperationsContext) -> None:
+        super().__init__(context)
+        self._configuration = context.configuration
+        self._version = DataVersion(timestamp=self._context.clock.now_ms())
+        context.configuration.listeners.append(self._changed)
 
     @answers(RequestCode.GET_BROKER_CONFIG)
     def config(self, connection: Connection, command: Command) -> Command:
@@ -44,11 +44,11 @@ class ConfigHandlers(Handlers):
     @answers(RequestCode.UPDATE_BROKER_CONFIG, admins_only=True, lane="administration")
     def update_config(self, connection: Connection, command: Command) -> Command:
         """Change hot settings; they are in the file when this is answered."""
-        black_list = self._settings.config_black_list
+        black_list = self._context.settings.config_black_list
         return change_settings(self._configuration, command, black_list, WITHOUT_EFFECT)
 
     def _changed(self, keys: Sequence[str]) -> None:
-        self._version.advance(self._clock.now_ms())
+        self._version.advance(self._context.clock.now_ms())
         texts = self._configuration.texts()
         for note in unused_notes({key: texts[key] for key in keys}):
             _log.warning("%s", note)

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.operations.context import OperationsContext
 from rmqkit.broker.tables.clients import Member
 from rmqkit.errors import ProtocolError, RemotingError, RequestTimedOut
 from rmqkit.protocol import fastjson
@@ -45,14 +46,14 @@ _NULL = {"clientId": "null"}
 _log = logging.getLogger(__name__)
 
 
-class ConnectionHandlers(Handlers):
+class ConnectionHandlers(Handlers[OperationsContext]):
     """Shows the clients online and relays questions to them."""
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumers(self, connection: Connection, command: Command) -> Command:
         """The members of a consumer group and what it is registered with."""
         name = decode_header(command, ConsumerGroupRequest).consumer_group
-        group = self._clients.consumers(name)
+        group = self._context.clients.consumers(name)
         if group is None:
             return reply(command, ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
         body = ConsumerConnection(
@@ -67,14 +68,14 @@ class ConnectionHandlers(Handlers):
     @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producers(self, connection: Connection, command: Command) -> Command:
         name = decode_header(command, ProducerGroupRequest).producer_group
-        members = self._clients.producers(name)
+        members = self._context.clients.producers(name)
         if not members:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
         return reply(command, body=msgspec.json.encode(ProducerConnection(_connections(members))))
 
     @answers(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, connection: Connection, command: Command) -> Command:
-        since_ms = self._clock.now_ms() - self._clock.monotonic_ms()
+        since_ms = self._context.clock.now_ms() - self._context.clock.monotonic_ms()
         table = {
             group: [
                 ProducerInfo(
@@ -86,7 +87,7 @@ class ConnectionHandlers(Handlers):
                 )
                 for peer, member in members.items()
             ]
-            for group, members in self._clients.all_producers.items()
+            for group, members in self._context.clients.all_producers.items()
         }
         return reply(command, body=msgspec.json.encode(ProducerTable(table)))
 
@@ -94,7 +95,7 @@ class ConnectionHandlers(Handlers):
     async def consumer_status(self, connection: Connection, command: Command) -> Command:
         """The offsets that the members of a group have on a topic, as they see it; who does not answer is left out."""
         header = decode_header_leniently(command, ConsumerStatusRequest, missing={"topic": ""})
-        group = self._clients.consumers(header.group)
+        group = self._context.clients.consumers(header.group)
         if group is None:
             remark = f"No Any Consumer online in the consumer group: [{header.group}]"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
@@ -120,20 +121,20 @@ class ConnectionHandlers(Handlers):
             offset = decode_offset_id(header.msg_id or "")[2]
         except ValueError as error:
             return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
-        record = self._store.record_at(offset) if offset >= 0 else None
+        record = self._context.store.record_at(offset) if offset >= 0 else None
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
-        fields = {**decode_fields(command), "brokerName": self._settings.broker_name}
-        topic = self._topics.get(header.topic or "")
+        fields = {**decode_fields(command), "brokerName": self._context.settings.broker_name}
+        topic = self._context.topics.get(header.topic or "")
         if topic is not None:
             fields["topicSysFlag"] = str(topic.topic_sys_flag)
-        group = self._groups.get(header.consumer_group)
+        group = self._context.groups.get(header.consumer_group)
         if group is not None:
             fields["groupSysFlag"] = str(group.group_sys_flag)
         return await self._relay(command, header.consumer_group, header.client_id or "null", fields, record)
 
     async def _relay(self, command: Command, group: str, client_id: str, fields: dict[str, str], body: Body) -> Command:
-        peer = self._clients.consumer_connection(group, client_id)
+        peer = self._context.clients.consumer_connection(group, client_id)
         if peer is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
         try:

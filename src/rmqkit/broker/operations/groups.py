@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.operations.context import OperationsContext
 from rmqkit.broker.tables.attributes import GROUP_ATTRIBUTES, alter
 from rmqkit.broker.tables.groups import request_modes_file
 from rmqkit.protocol import fastjson
@@ -36,7 +37,7 @@ from rmqkit.remoting.turns import Slice
 __all__ = ["GroupHandlers"]
 
 
-class GroupHandlers(Handlers):
+class GroupHandlers(Handlers[OperationsContext]):
     """Creates, changes, deletes and shows consumer groups."""
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, admins_only=True)
@@ -54,10 +55,10 @@ class GroupHandlers(Handlers):
     def delete(self, connection: Connection, command: Command) -> Command:
         """Delete a group, with its offsets where that is asked for; an unknown one is fine."""
         header = decode_header_leniently(command, DeleteGroupRequest)
-        self._groups.remove(header.group_name)
-        self._statistics.forget(group=header.group_name)
+        self._context.groups.remove(header.group_name)
+        self._context.statistics.forget(group=header.group_name)
         if header.clean_offset:
-            self._offsets.remove_group(header.group_name)
+            self._context.offsets.remove_group(header.group_name)
         return reply(command)
 
     @answers(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, admins_only=True)
@@ -65,28 +66,28 @@ class GroupHandlers(Handlers):
         """Close a topic to a group or open it, where that is asked for; whether it may read."""
         header = decode_header_leniently(command, GroupForbiddenRequest)
         if header.readable is not None:
-            self._groups.forbid_reading(header.group, header.topic, is_forbidden=not header.readable)
-        readable = not self._groups.is_read_forbidden(header.group, header.topic)
+            self._context.groups.forbid_reading(header.group, header.topic, is_forbidden=not header.readable)
+        readable = not self._context.groups.is_read_forbidden(header.group, header.topic)
         body = GroupForbidden(group=header.group, topic=header.topic, readable=readable)
         return reply(command, remark="", body=msgspec.json.encode(body))
 
     @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def all_groups(self, connection: Connection, command: Command) -> Command:
         """Every group, with the version of the table; slaves copy it."""
-        stored = self._groups.stored
+        stored = self._context.groups.stored
         header = GroupConfigsResponse(len(stored.subscription_group_table))
         return reply(command, header=header, body=fastjson.dumps(stored))
 
     @answers(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     def request_modes(self, connection: Connection, command: Command) -> Command:
         """Which groups pop: what ``messageRequestMode.json`` says; slaves copy it."""
-        modes = request_modes_file(self._store.root).load(MessageRequestModes) or MessageRequestModes()
+        modes = request_modes_file(self._context.store.root).load(MessageRequestModes) or MessageRequestModes()
         return reply(command, body=msgspec.json.encode(modes))
 
     @answers(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def group(self, connection: Connection, command: Command) -> Command:
         """One group; an unknown one is created when the settings allow it."""
-        config = self._groups.get(decode_header(command, GroupRequest).group)
+        config = self._context.groups.get(decode_header(command, GroupRequest).group)
         if config is None:
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
         return reply(command, body=fastjson.dumps(config))
@@ -95,24 +96,24 @@ class GroupHandlers(Handlers):
     def groups_of_topic(self, connection: Connection, command: Command) -> Command:
         """The groups that subscribe to a topic, and those that have offsets on it."""
         topic = decode_header(command, TopicRequest).topic
-        groups = self._clients.subscribers(topic) | set(self._offsets.groups(topic))
+        groups = self._context.clients.subscribers(topic) | set(self._context.offsets.groups(topic))
         return reply(command, body=msgspec.json.encode(GroupList(sorted(groups))))
 
     @answers(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def topics_of_group(self, connection: Connection, command: Command) -> Command:
-        topics = self._offsets.topics(decode_header(command, GroupRequest).group)
-        return reply(command, body=msgspec.json.encode(TopicList(topics, self._address)))
+        topics = self._context.offsets.topics(decode_header(command, GroupRequest).group)
+        return reply(command, body=msgspec.json.encode(TopicList(topics, self._context.address)))
 
     @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, connection: Connection, command: Command) -> Command:
         header = decode_header(command, GroupTopicRequest)
-        subscribed = self._clients.subscription(header.group, header.topic or "")
+        subscribed = self._context.clients.subscription(header.group, header.topic or "")
         body = GroupSubscription(group=header.group, topic=header.topic, subscription_data=subscribed)
         return reply(command, body=fastjson.dumps(body))
 
     async def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:
         """Create or change groups; the attributes of what is wanted are signed changes."""
-        table, now = self._groups.stored.subscription_group_table, Slice()
+        table, now = self._context.groups.stored.subscription_group_table, Slice()
         for config in wanted:
             await now.pause_if_over()
             fault = group_fault(config.group_name)
@@ -125,5 +126,5 @@ class GroupHandlers(Handlers):
             except ValueError as error:
                 return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
         if wanted:
-            await self._groups.put_shared(*wanted)
+            await self._context.groups.put_shared(*wanted)
         return reply(command)

@@ -11,7 +11,8 @@ from datetime import datetime
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.operations.context import OperationsContext
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
@@ -38,7 +39,7 @@ _NOTHING = (1 << 63) - 1
 """A correction for a group that is behind all others: none."""
 
 
-class ProgressHandlers(Handlers):
+class ProgressHandlers(Handlers[OperationsContext]):
     """Compares the offsets of groups with their queues."""
 
     @answers(RequestCode.GET_CONSUME_STATS)
@@ -48,7 +49,7 @@ class ProgressHandlers(Handlers):
         group = header.consumer_group
         asked = header.topic_list.split(";") if header.topic_list else [header.topic] if header.topic else None
         stats, now = ConsumeStats(), Slice()
-        for topic in self._consumed(group, self._offsets.topics(group) if asked is None else asked):
+        for topic in self._consumed(group, self._context.offsets.topics(group) if asked is None else asked):
             stats.offset_table |= await self._progress(group, topic, topic.read_queue_nums, now)
             stats.consume_tps += self._rate(group, topic)
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, stats))
@@ -57,8 +58,8 @@ class ProgressHandlers(Handlers):
     async def of_all_groups(self, connection: Connection, command: Command) -> Command:
         """How far every group is on each of its topics, or of its ordered ones."""
         header = decode_header_leniently(command, AllConsumeStatsRequest, missing={"isOrder": "false"})
-        answer, now, topics_of = ConsumeStatsList(self._address), Slice(), self._offsets.topics_by_group
-        for group in list(self._groups.stored.subscription_group_table):
+        answer, now, topics_of = ConsumeStatsList(self._context.address), Slice(), self._context.offsets.topics_by_group
+        for group in list(self._context.groups.stored.subscription_group_table):
             several = []
             for topic in self._consumed(group, topics_of.get(group, [])):
                 if topic.order or not header.is_order:
@@ -75,7 +76,7 @@ class ProgressHandlers(Handlers):
     async def time_spans(self, connection: Connection, command: Command) -> Command:
         """Per queue when its oldest, its newest and the group's last message were stored, and how late the group is."""
         header = decode_header_leniently(command, TimeSpanRequest, missing={"group": ""})
-        topic = self._topics.get(header.topic)
+        topic = self._context.topics.get(header.topic)
         if topic is None:
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
         spans, now = [], Slice()
@@ -91,11 +92,13 @@ class ProgressHandlers(Handlers):
         header = decode_header_leniently(command, CorrectionOffsetRequest, missing={"compareGroup": ""})
         left_out = (header.filter_groups or "").split(",")
         lowest: dict[int, int] = {}
-        for group in self._offsets.groups(header.topic):
-            for queue_id, offset in self._offsets.queues(group, header.topic).items() if group not in left_out else ():
-                if offset >= self._store.min_offset(header.topic, queue_id):
+        for group in self._context.offsets.groups(header.topic):
+            for queue_id, offset in (
+                self._context.offsets.queues(group, header.topic).items() if group not in left_out else ()
+            ):
+                if offset >= self._context.store.min_offset(header.topic, queue_id):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
-        for queue_id, offset in self._offsets.queues(header.compare_group, header.topic).items():
+        for queue_id, offset in self._context.offsets.queues(header.compare_group, header.topic).items():
             if lowest.get(queue_id, 0) > offset:
                 lowest[queue_id] = _NOTHING
         return reply(command, body=fastjson.dumps(CorrectionOffsets(lowest)))
@@ -103,7 +106,7 @@ class ProgressHandlers(Handlers):
     @answers(RequestCode.VIEW_BROKER_STATS_DATA)
     def counter(self, connection: Connection, command: Command) -> Command:
         header = decode_header_leniently(command, StatsDataRequest, missing={"statsName": "null", "statsKey": "null"})
-        found = self._statistics.get(header.stats_name, header.stats_key)
+        found = self._context.statistics.get(header.stats_name, header.stats_key)
         if found is None:
             remark = f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
@@ -113,43 +116,43 @@ class ProgressHandlers(Handlers):
 
     def _consumed(self, name: str, topics: list[str]) -> Iterator[TopicConfig]:
         """Those of some topics that exist and that a group did not leave."""
-        group = self._clients.consumers(name)
+        group = self._context.clients.consumers(name)
         for topic in topics:
-            config = self._topics.get(topic)
+            config = self._context.topics.get(topic)
             is_elsewhere = group is not None and bool(group.subscriptions)
-            if config is not None and (not is_elsewhere or self._clients.subscription(name, topic) is not None):
+            if config is not None and (not is_elsewhere or self._context.clients.subscription(name, topic) is not None):
                 yield config
 
     def _rate(self, group: str, topic: TopicConfig) -> float:
-        return self._statistics.per_second("GROUP_GET_NUMS", f"{topic.topic_name}@{group}")
+        return self._context.statistics.per_second("GROUP_GET_NUMS", f"{topic.topic_name}@{group}")
 
     async def _progress(
         self, group: str, topic: TopicConfig, queue_count: int, now: Slice
     ) -> dict[MessageQueue, ConsumeOffsets]:
         table, name = {}, topic.topic_name
         for queue_id in range(queue_count):
-            consumed = max(0, self._offsets.get(group, name, queue_id) or 0)
-            newest_ms = self._store.store_time_at(name, queue_id, consumed - 1) if consumed else 0
-            table[MessageQueue(name, self._settings.broker_name, queue_id)] = ConsumeOffsets(
-                broker_offset=self._store.max_offset(name, queue_id),
+            consumed = max(0, self._context.offsets.get(group, name, queue_id) or 0)
+            newest_ms = self._context.store.store_time_at(name, queue_id, consumed - 1) if consumed else 0
+            table[MessageQueue(name, self._context.settings.broker_name, queue_id)] = ConsumeOffsets(
+                broker_offset=self._context.store.max_offset(name, queue_id),
                 consumer_offset=consumed,
-                pull_offset=max(consumed, self._offsets.pull_offset(group, name, queue_id)),
+                pull_offset=max(consumed, self._context.offsets.pull_offset(group, name, queue_id)),
                 last_timestamp=max(0, newest_ms),
             )
             await now.pause_if_over()
         return table
 
     def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
-        store = self._store
+        store = self._context.store
         high = store.max_offset(topic, queue_id)
         oldest_ms = store.earliest_store_time(topic, queue_id)
         newest_ms = store.store_time_at(topic, queue_id, high - 1)
-        consumed = self._offsets.get(group, topic, queue_id) or 0
+        consumed = self._context.offsets.get(group, topic, queue_id) or 0
         consumed_ms = store.store_time_at(topic, queue_id, consumed - 1) if consumed > 0 else oldest_ms
-        is_behind = 0 <= consumed < high and self._offsets.get(group, topic, queue_id) is not None
-        delay_ms = self._clock.now_ms() - store.store_time_at(topic, queue_id, consumed) if is_behind else 0
+        is_behind = 0 <= consumed < high and self._context.offsets.get(group, topic, queue_id) is not None
+        delay_ms = self._context.clock.now_ms() - store.store_time_at(topic, queue_id, consumed) if is_behind else 0
         return QueueTimeSpan(
-            message_queue=MessageQueue(topic, self._settings.broker_name, queue_id),
+            message_queue=MessageQueue(topic, self._context.settings.broker_name, queue_id),
             min_time_stamp=oldest_ms,
             max_time_stamp=newest_ms,
             consume_time_stamp=consumed_ms,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
 from rmqkit.broker.durability import WAITING_MAX
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.operations.context import OperationsContext
 from rmqkit.broker.pull.long_polling import HELD_MAX
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, version_name
@@ -47,13 +47,13 @@ _MORNINGS = ("YesterdayMorning", "TodayMorning", "TodayNow")
 _RATES = {"putTps": "puts", "getFoundTps": "found", "getMissTps": "missed", "getTransferredTps": "BROKER_GET_NUMS"}
 
 
-class RuntimeInfoHandlers(Handlers):
+class RuntimeInfoHandlers(Handlers[OperationsContext]):
     """Answers with the broker's state of the moment."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._log_directories = log_directories(self._store.root, parts.store_settings)[0]
-        self._boot_ms = self._clock.now_ms()
+    def __init__(self, context: OperationsContext) -> None:
+        super().__init__(context)
+        self._log_directories = log_directories(self._context.store.root, context.store_settings)[0]
+        self._boot_ms = self._context.clock.now_ms()
 
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, connection: Connection, command: Command) -> Command:
@@ -66,14 +66,14 @@ class RuntimeInfoHandlers(Handlers):
         return {
             "brokerVersionDesc": version_name(CURRENT_VERSION),
             "brokerVersion": str(CURRENT_VERSION),
-            "brokerActive": "true" if self._store.is_writable else "false",
+            "brokerActive": "true" if self._context.store.is_writable else "false",
             "bootTimestamp": str(self._boot_ms),
-            "runtime": run_time_text(max(0, self._clock.now_ms() - self._boot_ms)),
+            "runtime": run_time_text(max(0, self._context.clock.now_ms() - self._boot_ms)),
         }
 
     def _counted(self) -> dict[str, str]:
         """Messages that came and went; totals are since the start and without the broker's own topics."""
-        statistics, told = self._statistics, dict[str, str]()
+        statistics, told = self._context.statistics, dict[str, str]()
         for way in ("Put", "Get"):
             days = statistics.days(f"BROKER_{way.upper()}_NUMS_WITHOUT_SYSTEM_TOPIC")
             told |= {f"msg{way}Total{when}": str(total) for when, total in zip(_MORNINGS, days, strict=True)}
@@ -84,9 +84,9 @@ class RuntimeInfoHandlers(Handlers):
 
     def _puts(self) -> dict[str, str]:
         """Records that were put since the start, the broker's own among them, and how long it took."""
-        statistics, settings = self._statistics, self._settings
+        statistics, settings = self._context.statistics, self._context.settings
         times, count, size = statistics.put_times, statistics.put_count, statistics.put_bytes
-        waiting = 0 if self._durability is None else self._durability.waiting_count
+        waiting = 0 if self._context.durability is None else self._context.durability.waiting_count
         return {
             "putMessageTimesTotal": str(count),
             "putMessageSizeTotal": str(size),
@@ -102,8 +102,8 @@ class RuntimeInfoHandlers(Handlers):
         }
 
     def _delayed(self) -> dict[str, str]:
-        timer, levels = self._timer, self._schedule.offsets().offset_table
-        ends = {level: self._store.max_offset(SCHEDULE_TOPIC, level - 1) for level in levels}
+        timer, levels = self._context.timer, self._context.schedule.offsets().offset_table
+        ends = {level: self._context.store.max_offset(SCHEDULE_TOPIC, level - 1) for level in levels}
         return {
             **{f"scheduleMessageOffset_{level}": f"{offset},{ends[level]}" for level, offset in levels.items()},
             "timerReadBehind": str(0 if timer is None else timer.read_behind_ms // 1000),
@@ -114,7 +114,7 @@ class RuntimeInfoHandlers(Handlers):
         }
 
     def _log(self) -> dict[str, str]:
-        store, pool = self._store, self._store.transient_pool
+        store, pool = self._context.store, self._context.store.transient_pool
         uncommitted = 0 if pool is None else max(0, store.max_physical_offset - pool.committed_offset)
         buffers = (
             {}
@@ -134,13 +134,13 @@ class RuntimeInfoHandlers(Handlers):
 
     def _disks(self) -> dict[str, str]:
         first = self._log_directories[0]  # which a slave that was sent nothing yet does not have
-        disk = os.statvfs(first if first.exists() else self._store.root)
+        disk = os.statvfs(first if first.exists() else self._context.store.root)
         total, free = disk.f_blocks * disk.f_frsize, disk.f_bfree * disk.f_frsize
         ratios = {path: disk_ratio(path) for path in self._log_directories}
         return {
             "commitLogDirCapacity": f"Total : {bytes_text(total)}, Free : {bytes_text(free)}.",
             "commitLogDiskRatio": str(min(ratios.values())),
-            "consumeQueueDiskRatio": str(disk_ratio(self._store.root)),
+            "consumeQueueDiskRatio": str(disk_ratio(self._context.store.root)),
             **{f"commitLogDiskRatio_{path}": str(ratio) for path, ratio in ratios.items()},
         }
 

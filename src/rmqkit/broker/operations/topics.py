@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.operations.context import OperationsContext
 from rmqkit.broker.tables.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -37,7 +38,7 @@ _NO_COMPACTION = (
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
-class TopicHandlers(Handlers):
+class TopicHandlers(Handlers[OperationsContext]):
     """Creates, changes, deletes and shows topics; deletes what nobody needs any more."""
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC, admins_only=True)
@@ -67,7 +68,7 @@ class TopicHandlers(Handlers):
     @answers(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, admins_only=True)
     async def create_static(self, connection: Connection, command: Command) -> Command:
         """A topic whose queues are numbered over several brokers; the body says which of them are here."""
-        static, detail = self._topics.static, await decode_aside(command, TopicQueueMappingDetail)
+        static, detail = self._context.topics.static, await decode_aside(command, TopicQueueMappingDetail)
         fault = static.fault(detail, force=decode_fields(command).get("force") == "true")
         if fault:
             return reply(command, ResponseCode.SYSTEM_ERROR, fault)
@@ -85,32 +86,32 @@ class TopicHandlers(Handlers):
         fault = topic_fault(topic) if not topic.strip() else self._conflict(topic)
         if fault is not None:
             return reply(command, ResponseCode.INVALID_PARAMETER, fault)
-        groups = self._offsets.groups(topic) if self._settings.deletes_retry_topics else ()
+        groups = self._context.offsets.groups(topic) if self._context.settings.deletes_retry_topics else ()
         retries = [retry_topic(f"{group}{mark}{topic}") for group in groups for mark in "_+"]
-        for name in (topic, *filter(self._topics.get, retries)):
-            self._topics.remove(name)
-            self._offsets.remove_topic(name)
-            self._store.delete_topic(name)
-            self._statistics.forget(topic=name)
+        for name in (topic, *filter(self._context.topics.get, retries)):
+            self._context.topics.remove(name)
+            self._context.offsets.remove_topic(name)
+            self._context.store.delete_topic(name)
+            self._context.statistics.forget(topic=name)
         return reply(command)
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all_topics(self, connection: Connection, command: Command) -> Command:
         """Every topic, with the version of the table; slaves copy it."""
-        table = self._topics.snapshot()
-        table.mapping_data_version = self._topics.static.data_version
+        table = self._context.topics.snapshot()
+        table.mapping_data_version = self._context.topics.static.data_version
         table.topic_queue_mapping_info_map = {}
-        table.topic_queue_mapping_detail_map = self._topics.static.details
+        table.topic_queue_mapping_detail_map = self._context.topics.static.details
         header = TopicConfigsResponse(len(table.topic_config_table))
         return reply(command, header=header, body=msgspec.json.encode(table))
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic(self, connection: Connection, command: Command) -> Command:
         name = decode_header(command, TopicRequest).topic
-        config = self._topics.get(name)
+        config = self._context.topics.get(name)
         if config is None:
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-        detail = self._topics.static.details.get(name)
+        detail = self._context.topics.static.details.get(name)
         if detail is None or decode_fields(command).get("lo") != "true":
             return reply(command, body=msgspec.json.encode(config))
         return reply(command, body=fastjson.dumps({**msgspec.to_builtins(config), "mappingDetail": detail}))
@@ -118,33 +119,33 @@ class TopicHandlers(Handlers):
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, connection: Connection, command: Command) -> Command:
         """The names of the topics that are the broker's own."""
-        return reply(command, body=msgspec.json.encode(TopicList(topic_list=self._topics.system_topics)))
+        return reply(command, body=msgspec.json.encode(TopicList(topic_list=self._context.topics.system_topics)))
 
     @answers(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, admins_only=True)
     def expired_queue_files(self, connection: Connection, command: Command) -> Command:
         """Delete queue files that point below the start of the log only."""
-        self._store.retention_round()
+        self._context.store.retention_round()
         return reply(command)
 
     @answers(RequestCode.DELETE_EXPIRED_COMMITLOG, admins_only=True)
     def expired_log_files(self, connection: Connection, command: Command) -> Command:
         """Delete log files that are old enough, at any hour."""
-        self._store.request_retention()
+        self._context.store.request_retention()
         return reply(command)
 
     @answers(RequestCode.CLEAN_UNUSED_TOPIC, admins_only=True)
     def unused_topics(self, connection: Connection, command: Command) -> Command:
         """Delete the queues and offsets of topics that are not in the table, and offsets that groups left behind."""
-        known = self._store.topics | self._offsets.all_topics
-        unknown = [topic for topic in known if self._topics.get(topic) is None and not is_light(topic)]
-        unused = [topic for topic in unknown if not self._topics.is_system(topic)]
-        self._store.delete_topic(*unused)
+        known = self._context.store.topics | self._context.offsets.all_topics
+        unknown = [topic for topic in known if self._context.topics.get(topic) is None and not is_light(topic)]
+        unused = [topic for topic in unknown if not self._context.topics.is_system(topic)]
+        self._context.store.delete_topic(*unused)
         for topic in unused:
-            self._offsets.remove_topic(topic)
-        for topic in self._offsets.all_topics:
-            for group in self._offsets.groups(topic):
-                if not self._topics.is_system(topic) and self._is_abandoned(topic, group):
-                    self._offsets.remove(group, topic)
+            self._context.offsets.remove_topic(topic)
+        for topic in self._context.offsets.all_topics:
+            for group in self._context.offsets.groups(topic):
+                if not self._context.topics.is_system(topic) and self._is_abandoned(topic, group):
+                    self._context.offsets.remove(group, topic)
         return reply(command)
 
     async def _put(
@@ -155,10 +156,10 @@ class TopicHandlers(Handlers):
         changed, now = [], Slice()
         for config in wanted:
             await now.pause_if_over()
-            known = self._topics.get(config.topic_name)
+            known = self._context.topics.get(config.topic_name)
             changes = config.attributes or {}
             fault = topic_fault(config.topic_name) or self._conflict(config.topic_name)
-            if fault is None and changes.get("+message.type") == "MIXED" and not self._settings.mixed_topics:
+            if fault is None and changes.get("+message.type") == "MIXED" and not self._context.settings.mixed_topics:
                 fault = "MIXED message type is not supported."
             if fault is None and known is None and changes.get("+cleanup.policy") == "COMPACTION":
                 fault = _NO_COMPACTION
@@ -174,19 +175,22 @@ class TopicHandlers(Handlers):
             if config != known or detail is not None:
                 changed.append(config)
         if detail is not None:
-            self._topics.static.put(detail)  # first: the topic is told with it
+            self._context.topics.static.put(detail)  # first: the topic is told with it
         if changed:
-            await self._topics.put_shared(*changed)
-            await self._told()
+            await self._context.topics.put_shared(*changed)
+            await self._context.topics_published()
         return reply(command)
 
     def _is_abandoned(self, topic: str, group: str) -> bool:
         """Whether a group is not online for a topic and what came next for it was deleted, on every queue."""
-        online = self._clients.consumers(group)
+        online = self._context.clients.consumers(group)
         if online is not None and topic in online.subscriptions:
             return False
-        lows = {queue_id: self._store.min_offset(topic, queue_id) for queue_id in self._offsets.queues(group, topic)}
-        return bool(lows) and all(offset < lows[q] for q, offset in self._offsets.queues(group, topic).items())
+        lows = {
+            queue_id: self._context.store.min_offset(topic, queue_id)
+            for queue_id in self._context.offsets.queues(group, topic)
+        }
+        return bool(lows) and all(offset < lows[q] for q, offset in self._context.offsets.queues(group, topic).items())
 
     def _conflict(self, topic: str) -> str | None:
-        return f"The topic[{topic}] is conflict with system topic." if self._topics.is_system(topic) else None
+        return f"The topic[{topic}] is conflict with system topic." if self._context.topics.is_system(topic) else None

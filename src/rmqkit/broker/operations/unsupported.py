@@ -5,7 +5,8 @@ Where the reference refuses by itself what is switched off by default, its own a
 
 from __future__ import annotations
 
-from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.operations.context import OperationsContext
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.remoting.connection import Connection
@@ -31,7 +32,7 @@ _ENGINE_TYPE = "E_T"
 _ENGINE_OF_FILES = "F"
 
 
-class UnsupportedHandlers(Handlers):
+class UnsupportedHandlers(Handlers[OperationsContext]):
     """Says why; to be registered last, as it takes what nobody else does."""
 
     def register(self, dispatch: Dispatch) -> None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rmqkit.broker.answers import answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.answers import Refusal
+from rmqkit.broker.handlers import answers
 from rmqkit.broker.pop.handlers import NO_REMARK, PopAnswers
 from rmqkit.broker.pop.in_flight import AckKey
 from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE
+from rmqkit.broker.pop.service import PopContext
 from rmqkit.broker.pop.write_batch import Waiting
-from rmqkit.broker.send.checks import Refusal
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
 from rmqkit.protocol.handles import NORMAL_TOPIC, RETRY_TOPIC_V2, PopHandle, decode_acked, decode_pop_handle
@@ -43,8 +43,8 @@ _OK = PutStatus.OK  # asking an enumeration for a member costs a call
 class PopAckHandlers(PopAnswers):
     """Takes note of what became of popped messages."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    def __init__(self, context: PopContext) -> None:
+        super().__init__(context)
         self._latest: tuple[str, PopHandle | None] = "", None
 
     @answers(RequestCode.ACK_MESSAGE)
@@ -56,7 +56,7 @@ class PopAckHandlers(PopAnswers):
             return reply(command, *refusal)
         handle = self._handle_of(header.extra_info)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
-        low, high = self._store.bounds(topic, queue_id)
+        low, high = self._context.store.bounds(topic, queue_id)
         if not low <= header.offset <= high:
             remark = f"offset is illegal, key:{topic}@{queue_id}, commit:{header.offset}, store:{low}~{high}"
             return reply(command, ResponseCode.NO_MESSAGE, remark)
@@ -89,7 +89,7 @@ class PopAckHandlers(PopAnswers):
         if refusal is not None:
             return reply(command, *refusal, header=nothing)
         topic, queue_id = header.topic, header.queue_id
-        low, high = self._store.bounds(topic, queue_id)
+        low, high = self._context.store.bounds(topic, queue_id)
         if not low <= header.offset < high:
             return reply(command, ResponseCode.NO_MESSAGE, NO_REMARK, header=nothing)
         handle = decode_pop_handle(header.extra_info)
@@ -100,7 +100,7 @@ class PopAckHandlers(PopAnswers):
     # -- inside
 
     def _refusal(self, connection: Connection, header: AckMessageRequest) -> Refusal | None:
-        topic = self._topics.get(header.topic)
+        topic = self._context.topics.get(header.topic)
         if topic is None:
             return ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {FAQ}"
         if not 0 <= header.queue_id < topic.read_queue_nums:
@@ -112,7 +112,7 @@ class PopAckHandlers(PopAnswers):
         return self._busy
 
     def _ack_in_order(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int) -> Refusal:
-        committed = self._offsets.get(group, topic, queue_id) or 0
+        committed = self._context.offsets.get(group, topic, queue_id) or 0
         if offset < committed:
             return ResponseCode.SUCCESS, ""
         orders = self._pops.orders
@@ -120,8 +120,8 @@ class PopAckHandlers(PopAnswers):
             following = orders.ack(topic, group, queue_id, offset, pop_time, committed=committed)
         except ValueError:
             return ResponseCode.MESSAGE_ILLEGAL, f"offset is illegal, key:{topic}@{queue_id}, offset:{offset}"
-        if following is not None and not self._offsets.has_reset(group, topic, queue_id):
-            self._offsets.commit(group, topic, queue_id, following)
+        if following is not None and not self._context.offsets.has_reset(group, topic, queue_id):
+            self._context.offsets.commit(group, topic, queue_id, following)
         if following is not None and orders.blocked_until(topic, group, queue_id) is None:
             self._pops.waiting.wake(topic, group, queue_id)
         return ResponseCode.SUCCESS, ""
@@ -132,7 +132,7 @@ class PopAckHandlers(PopAnswers):
         if ack.retry != NORMAL_TOPIC:
             topic = pop_retry_topic(ack.group, topic, "+" if ack.retry == RETRY_TOPIC_V2 else "_")
         offsets = decode_acked(ack.start_offset, ack.acked)
-        self._statistics.popped(topic, ack.group, "ACK", len(offsets))
+        self._context.statistics.popped(topic, ack.group, "ACK", len(offsets))
         if ack.revive_queue_id != ORDER_REVIVE_QUEUE:
             key = topic, ack.group, ack.queue_id, ack.start_offset, ack.pop_time
             pending.setdefault(key, []).extend(offsets)
@@ -144,7 +144,7 @@ class PopAckHandlers(PopAnswers):
         self, connection: Connection, command: Command, header: ChangeInvisibleTimeRequest, handle: PopHandle
     ) -> Command | None:
         topic, group, queue_id, offset = header.topic, header.consumer_group, header.queue_id, header.offset
-        log, pop_time = self._pops.log, self._clock.now_ms()
+        log, pop_time = self._pops.log, self._context.clock.now_ms()
         while log.is_taken(topic, group, queue_id, offset, pop_time):
             pop_time += 1
         queue = handle.revive_queue_id if log.has_queue(handle.revive_queue_id) else log.next_queue()
@@ -161,9 +161,9 @@ class PopAckHandlers(PopAnswers):
 
     def _change_in_order(self, command: Command, header: ChangeInvisibleTimeRequest, handle: PopHandle) -> Command:
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
-        if header.offset < (self._offsets.get(group, topic, queue_id) or 0):
+        if header.offset < (self._context.offsets.get(group, topic, queue_id) or 0):
             return reply(command, remark=NO_REMARK, header=ChangeInvisibleTimeResponse())
-        visible_at_ms = self._clock.now_ms() + header.invisible_time
+        visible_at_ms = self._context.clock.now_ms() + header.invisible_time
         self._pops.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
         self._pops.waiting.wake(topic, group, queue_id)  # it works out anew when to look
         answer = ChangeInvisibleTimeResponse(
@@ -187,7 +187,7 @@ class PopAckHandlers(PopAnswers):
 
     def _answer_acks(self, key: AckKey, put: PutResult | None, waiting: Waiting) -> None:
         """Answer the acks of a pop."""
-        self._statistics.popped(key[0], key[1], "ACK", len(waiting))
+        self._context.statistics.popped(key[0], key[1], "ACK", len(waiting))
         is_stored = put is None or put.status is _OK
         if not is_stored or not self._is_plain:
             return self._answer_stored([put], waiting)
@@ -203,7 +203,9 @@ class PopAckHandlers(PopAnswers):
         end_offset, refusal = 0, None
         for put in puts:
             if put is None:  # it is in the log already, unless acks are put off
-                end_offset = end_offset if self._settings.pop_buffer_merge else self._store.max_physical_offset
+                end_offset = (
+                    end_offset if self._context.settings.pop_buffer_merge else self._context.store.max_physical_offset
+                )
             elif put.status is _OK:
                 end_offset = max(end_offset, put.end_offset)
             else:

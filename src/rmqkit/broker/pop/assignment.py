@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.pop.service import PopContext
 from rmqkit.broker.settings import RequestMode
 from rmqkit.broker.tables.groups import request_modes_file
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -46,19 +46,19 @@ _STRATEGIES = {"AVG": averagely, "AVG_BY_CIRCLE": averagely_by_circle}
 _Routes = Callable[[str], Awaitable[list[TopicRoute]]]
 
 
-class PopAssignmentHandlers(Handlers):
+class PopAssignmentHandlers(Handlers[PopContext]):
     """``routes``: what the name servers say of a topic."""
 
-    def __init__(self, parts: Parts, routes: _Routes) -> None:
-        super().__init__(parts)
+    def __init__(self, context: PopContext, routes: _Routes) -> None:
+        super().__init__(context)
         self._routes = routes
-        self._file = request_modes_file(parts.store.root)
+        self._file = request_modes_file(context.store.root)
 
     @answers(RequestCode.QUERY_ASSIGNMENT)
     async def assignments(self, connection: Connection, command: Command) -> Command:
         """The queues of one client of a group."""
         asked = decode_body(command, QueryAssignmentBody)
-        group = self._clients.consumers(asked.consumer_group)
+        group = self._context.clients.consumers(asked.consumer_group)
         client_ids = sorted({member.client_id for member in group.members.values()}) if group is not None else []
         strategy = _STRATEGIES.get(asked.strategy_name)
         if strategy is None:
@@ -84,9 +84,9 @@ class PopAssignmentHandlers(Handlers):
         wanted = decode_body(command, MessageRequestMode)
         if wanted.topic.startswith(RETRY_PREFIX):
             return reply(command, ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
-        if self._topics.get(wanted.topic) is None:
+        if self._context.topics.get(wanted.topic) is None:
             return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"topic[{wanted.topic}] not exist")
-        if self._groups.get(wanted.consumer_group) is None:
+        if self._context.groups.get(wanted.consumer_group) is None:
             remark = f"subscription group [{wanted.consumer_group}] does not exist"
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
         modes = self._modes()
@@ -107,17 +107,17 @@ class PopAssignmentHandlers(Handlers):
         return known or MessageRequestMode(
             topic=topic,
             consumer_group=group,
-            mode=self._settings.request_mode.value,
-            pop_share_queue_num=self._settings.pop_share_queue_count,
+            mode=self._context.settings.request_mode.value,
+            pop_share_queue_num=self._context.settings.pop_share_queue_count,
         )
 
     async def _queues(self, topic: str) -> list[MessageQueue]:
         """The queues to read from of all brokers, as far as name servers know them, and of this one."""
         counts = {data.broker_name: data for route in await self._routes(topic) for data in route.queue_datas}
         found = {name: data.read_queue_nums for name, data in counts.items() if data.perm & Permission.READ}
-        own = self._topics.get(topic)
+        own = self._context.topics.get(topic)
         if own is not None and own.perm & Permission.READ:
-            found[self._settings.broker_name] = own.read_queue_nums
+            found[self._context.settings.broker_name] = own.read_queue_nums
         return sorted(MessageQueue(topic, name, number) for name, count in found.items() for number in range(count))
 
     def _popped(

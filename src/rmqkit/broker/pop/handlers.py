@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, Refusal
 from rmqkit.broker.durability import Outcome
+from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.pop.polling import HeldPop, PopPolling
 from rmqkit.broker.pop.read import PopRead
-from rmqkit.broker.pop.service import Pops
-from rmqkit.broker.send.checks import CODES, NOT_ENOUGH_REPLICAS, Refusal
+from rmqkit.broker.pop.service import PopContext, Pops
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
@@ -51,33 +50,33 @@ _POPPING, _PEEKING = "pop message", "peeking message"
 """What the reference says is forbidden, whichever of these requests it was."""
 
 
-class PopAnswers(Handlers):
+class PopAnswers(Handlers[PopContext]):
     """What handlers of POP share."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        assert parts.pops is not None, "a master pops"
-        self._pops: Pops = parts.pops
-        self._parts = parts
-        self._is_plain = parts.durability is None and parts.counts is None
+    def __init__(self, context: PopContext) -> None:
+        super().__init__(context)
+        assert context.pops is not None, "a master pops"
+        self._pops: Pops = context.pops
+        self._context = context
+        self._is_plain = context.durability is None and context.counts is None
         """Whether no answer waits or is measured."""
 
     @property
     def _busy(self) -> Refusal | None:
         """Why nothing may be put that has to wait until it is safe."""
-        durability = self._durability
+        durability = self._context.durability
         if durability is None or not (durability.is_full or durability.lacks_replicas):
             return None
         return NOT_ENOUGH_REPLICAS if durability.lacks_replicas else (ResponseCode.SYSTEM_BUSY, OVERLOADED)
 
     def _is_safe(self, end_offset: int) -> bool:
         """Whether an answer for the log up to an offset need not wait; 0: nothing was put."""
-        return not end_offset or self._durability is None or self._durability.has(end_offset)
+        return not end_offset or self._context.durability is None or self._context.durability.has(end_offset)
 
     def _when_safe(self, end_offset: int, answer: Callable[[Refusal | None], None], *, answers: int = 1) -> None:
         """Answer as soon as the log is safe up to an offset, or with what kept it from being so in time: what was
         popped then comes when its time is over, and an ack is to be sent again."""
-        durability = self._durability
+        durability = self._context.durability
         if durability is None or self._is_safe(end_offset):
             return answer(None)
 
@@ -96,7 +95,7 @@ class PopHandlers(PopAnswers):
         header = decode_header_leniently(command, PopMessageRequest, drops_unreadable=False)
         refusal = self._refusal(connection, header, _POPPING) or self._busy
         if refusal is None and header.max_msg_nums > _COUNT_MAX:
-            remark = f"the broker[{self._identity.ip}] pop message's num is greater than {_COUNT_MAX}"
+            remark = f"the broker[{self._context.identity.ip}] pop message's num is greater than {_COUNT_MAX}"
             refusal = ResponseCode.INVALID_PARAMETER, remark
         if refusal is not None:
             return reply(command, *refusal, header=PopMessageResponse())
@@ -105,7 +104,7 @@ class PopHandlers(PopAnswers):
         except ValueError:
             remark = "parse the consumer's subscription failed"
             return reply(command, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark, header=PopMessageResponse())
-        self._clients.compensate(header.consumer_group, header.topic, header.exp, header.exp_type)
+        self._context.clients.compensate(header.consumer_group, header.topic, header.exp, header.exp_type)
         return self._pop(connection, command, header, wanted, may_hold=True)
 
     @answers(RequestCode.PEEK_MESSAGE)
@@ -115,7 +114,7 @@ class PopHandlers(PopAnswers):
         refusal = self._place_refusal(connection, header, _PEEKING)
         if refusal is not None:
             return reply(command, *refusal, header=PopMessageResponse())
-        read = PopRead(self._parts, header, count=min(header.max_msg_nums, _COUNT_MAX))
+        read = PopRead(self._context, header, count=min(header.max_msg_nums, _COUNT_MAX))
         read.peek()
         code = ResponseCode.SUCCESS if read.records else ResponseCode.PULL_NOT_FOUND
         answer = PopMessageResponse(rest_num=read.rest)
@@ -146,10 +145,10 @@ class PopHandlers(PopAnswers):
         self, connection: Connection, header: PopMessageRequest | NotificationRequest, what: str
     ) -> Refusal | None:
         """The checks in the reference's order."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         header.born_time = header.born_time or now_ms
         if now_ms - header.born_time - header.poll_time > _LATE_MS:
-            return ResponseCode.POLLING_TIMEOUT, f"the broker[{self._identity.ip}] {what} is timeout too much"
+            return ResponseCode.POLLING_TIMEOUT, f"the broker[{self._context.identity.ip}] {what} is timeout too much"
         return self._place_refusal(connection, header, what)
 
     def _place_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
@@ -157,9 +156,9 @@ class PopHandlers(PopAnswers):
         return self._topic_refusal(connection, header, what) or self._group_refusal(header.consumer_group)
 
     def _topic_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
-        if not self._settings.broker_permission & _READ:
-            return ResponseCode.NO_PERMISSION, f"the broker[{self._identity.ip}] {what} is forbidden"
-        topic = self._topics.get(header.topic)
+        if not self._context.settings.broker_permission & _READ:
+            return ResponseCode.NO_PERMISSION, f"the broker[{self._context.identity.ip}] {what} is forbidden"
+        topic = self._context.topics.get(header.topic)
         if topic is None:
             return ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {FAQ}"
         if not topic.perm & _READ:
@@ -173,7 +172,7 @@ class PopHandlers(PopAnswers):
         return None
 
     def _group_refusal(self, name: str) -> Refusal | None:
-        group = self._groups.get(name)
+        group = self._context.groups.get(name)
         if group is None:
             return ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist, {FAQ}"
         if not group.consume_enable:
@@ -184,7 +183,7 @@ class PopHandlers(PopAnswers):
         self, connection: Connection, command: Command, header: PopMessageRequest, wanted: PullFilter, *, may_hold: bool
     ) -> Command | None:
         topic, group = header.topic, header.consumer_group
-        read = PopRead(self._parts, header, count=header.max_msg_nums, wanted=wanted)
+        read = PopRead(self._context, header, count=header.max_msg_nums, wanted=wanted)
         read.pop(header)
         if read.records:
             if read.rest:
@@ -231,7 +230,7 @@ class PopHandlers(PopAnswers):
     def _notify(
         self, connection: Connection, command: Command, header: NotificationRequest, *, may_hold: bool
     ) -> Command | None:
-        read = PopRead(self._parts, header, count=1)
+        read = PopRead(self._context, header, count=1)
         has_message = read.has_message(bool(header.order), header.attempt_id)
         if has_message or not may_hold or header.poll_time <= 0:
             return reply(command, remark=NO_REMARK, header=NotificationResponse(has_message))

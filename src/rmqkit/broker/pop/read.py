@@ -23,8 +23,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from rmqkit.broker.context import Parts
 from rmqkit.broker.pop.in_flight import Mark
+from rmqkit.broker.pop.service import PopContext
 from rmqkit.broker.send.priority import is_by_priority
 from rmqkit.broker.tables.filters import EVERYTHING, PullFilter
 from rmqkit.protocol import properties as property_names
@@ -71,13 +71,13 @@ class PopRead:
     """
 
     def __init__(
-        self, parts: Parts, header: PollingInfoRequest, *, count: int, wanted: PullFilter = EVERYTHING
+        self, context: PopContext, header: PollingInfoRequest, *, count: int, wanted: PullFilter = EVERYTHING
     ) -> None:
-        assert parts.pops is not None, "a master pops"
-        self._parts = parts
-        self._pops = parts.pops
-        self._store = parts.store
-        self._offsets = parts.offsets
+        assert context.pops is not None, "a master pops"
+        self._context = context
+        self._pops = context.pops
+        self._store = context.store
+        self._offsets = context.offsets
         self._group = header.consumer_group
         self._topic = header.topic
         self._queue_id = header.queue_id
@@ -86,7 +86,7 @@ class PopRead:
         self._starts: dict[PopQueue, int] = {}
         self._found: dict[PopQueue, list[int]] = {}
         self._tries: dict[OrderKey, int] = {}
-        self._pop_time = parts.clock.now_ms()
+        self._pop_time = context.clock.now_ms()
         self._revive_queue = 0
         self._is_by_priority = False
         self.records: list[Body] = []
@@ -97,8 +97,8 @@ class PopRead:
     def pop(self, header: PopMessageRequest) -> None:
         """Take messages."""
         self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pops.log.next_queue()
-        chance, settings = random.random() * 100, self._parts.settings
-        topic, group = self._parts.topics.get(self._topic), self._parts.groups.get(self._group)
+        chance, settings = random.random() * 100, self._context.settings
+        topic, group = self._context.topics.get(self._topic), self._context.groups.get(self._group)
         self._is_by_priority = not header.order and is_by_priority(topic, group, chance)
         percent = settings.pop_retry_percent_by_priority if self._is_by_priority else settings.pop_retry_percent
         is_retry_first = chance < percent
@@ -162,20 +162,20 @@ class PopRead:
     def _own_queues(self) -> Sequence[int]:
         if self._queue_id >= 0:
             return (self._queue_id,)
-        config = self._parts.topics.get(self._topic)
+        config = self._context.topics.get(self._topic)
         return self._in_turn(0 if config is None else config.read_queue_nums)
 
     def _in_turn(self, count: int) -> Sequence[int]:
         """The ids of all queues, in the order in which they are asked."""
         first = 0 if self._is_by_priority else int(random.random() * count)
         ids = [*range(first, count), *range(first)]
-        return ids[::-1] if self._parts.settings.higher_queues_first else ids
+        return ids[::-1] if self._context.settings.higher_queues_first else ids
 
     def _retries(self) -> list[tuple[str, str, Sequence[int]]]:
         retries: list[tuple[str, str, Sequence[int]]] = []
-        for mark, separator in _VERSIONS if self._parts.settings.retry_topic_v2 else _VERSIONS[1:]:
+        for mark, separator in _VERSIONS if self._context.settings.retry_topic_v2 else _VERSIONS[1:]:
             topic = pop_retry_topic(self._group, self._topic, separator)
-            config = self._parts.topics.get(topic)
+            config = self._context.topics.get(topic)
             if config is not None and config.perm & _READ:
                 retries.append((topic, mark, self._in_turn(config.read_queue_nums)))
         return retries
@@ -248,10 +248,10 @@ class PopRead:
     ) -> None:
         self._starts[queue] = offsets[0]
         self._found[queue] = offsets
-        settings = self._parts.settings
-        self._parts.statistics.given(topic, self._group, queue.queue_id, len(found.records), found.size, 0.0)
+        settings = self._context.settings
+        self._context.statistics.given(topic, self._group, queue.queue_id, len(found.records), found.size, 0.0)
         if not header.order:
-            self._parts.statistics.popped(topic, self._group, "CK")
+            self._context.statistics.popped(topic, self._group, "CK")
         if queue.retry == NORMAL_TOPIC or settings.pops_keep_retry_topic:
             self.records += found.records
             return
@@ -299,7 +299,7 @@ class PopRead:
         return until is not None
 
     def _is_too_full(self, topic: str, queue_id: int) -> bool:
-        settings, log = self._parts.settings, self._pops.log
+        settings, log = self._context.settings, self._pops.log
         if len(log) >= settings.pop_check_points_max:
             return True
         place = topic, self._group, queue_id

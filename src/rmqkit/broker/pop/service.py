@@ -15,13 +15,18 @@ A master alone pops; a slave has the revive topic with the rest of the log. Sour
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from rmqkit.broker.durability import Durability
+from rmqkit.broker.handlers import OwnAddress
 from rmqkit.broker.pop.check_points import PopLog, revive_topic
 from rmqkit.broker.pop.order import OrderTable
 from rmqkit.broker.pop.polling import PopPolling
 from rmqkit.broker.pop.revive import Revive
 from rmqkit.broker.pop.write_batch import PopTurn
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.statistics import Statistics
+from rmqkit.broker.tables.clients import ClientTable
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
@@ -30,10 +35,30 @@ from rmqkit.metrics.values import Gathered
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import Arrival, MessageStore
 
+if TYPE_CHECKING:
+    from rmqkit.broker.counts import Counts
+
 __all__ = ["Pops"]
 
 _WRITING_MS = 100
 """How long the table of offsets is on its way to the disk, at the most, where that matters."""
+
+
+class PopContext(Protocol):
+    """What pops and acks may touch."""
+
+    clients: ClientTable
+    clock: Clock
+    counts: Counts | None
+    durability: Durability | None
+    groups: GroupTable
+    identity: OwnAddress
+    offsets: OffsetTable
+    pops: Pops | None
+    settings: BrokerSettings
+    statistics: Statistics
+    store: MessageStore
+    topics: TopicTable
 
 
 class Pops:

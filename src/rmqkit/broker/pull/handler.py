@@ -8,14 +8,20 @@ Source: behaviour.md §4.1–§4.4; remoting.md §4.3.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.operations.static_topics import by_global_number
-from rmqkit.broker.pull.long_polling import Held
-from rmqkit.broker.settings import BrokerRole
-from rmqkit.broker.tables.clients import CONSUME_ACTIVELY
-from rmqkit.broker.tables.filters import PullFilter, inline_filter
+from rmqkit.broker.answers import REJECTED
+from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number
+from rmqkit.broker.pull.long_polling import Held, LongPolling
+from rmqkit.broker.settings import BrokerRole, BrokerSettings
+from rmqkit.broker.statistics import Statistics
+from rmqkit.broker.tables.clients import CONSUME_ACTIVELY, ClientTable
+from rmqkit.broker.tables.filters import FilterTable, PullFilter, inline_filter
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError
 from rmqkit.filter.subscription import is_tag_type
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
@@ -26,11 +32,11 @@ from rmqkit.protocol.schemas.pull import ForbiddenType, PullFlag, PullMessageReq
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED
-from rmqkit.store.message_store import GetResult, GetStatus
+from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
+from rmqkit.store.settings import StoreSettings
 
 __all__ = ["PullHandlers"]
 
-REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
 
 _CODES: Mapping[GetStatus, ResponseCode] = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
@@ -51,6 +57,27 @@ _MAY_MISS = {"commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"
 _NO_GROUP_INFO = f"the consumer's group info not exist{FAQ}"
 
 
+class PullContext(Protocol):
+    """What pulls and queries may touch."""
+
+    clients: ClientTable
+    clock: Clock
+    filters: FilterTable
+    groups: GroupTable
+    identity: OwnAddress
+    long_polling: LongPolling
+
+    @property
+    def may_serve(self) -> Callable[[], bool]: ...
+
+    offsets: OffsetTable
+    settings: BrokerSettings
+    statistics: Statistics
+    store: MessageStore
+    store_settings: StoreSettings
+    topics: TopicTable
+
+
 class _Refused(Exception):
     """A check failed; becomes the reply."""
 
@@ -61,7 +88,7 @@ class _Refused(Exception):
         self.forbidden = forbidden
 
 
-class PullHandlers(Handlers):
+class PullHandlers(Handlers[PullContext]):
     """Hands out messages."""
 
     @answers(RequestCode.PULL_MESSAGE)
@@ -79,25 +106,25 @@ class PullHandlers(Handlers):
 
     @property
     def _is_slave(self) -> bool:
-        return self._settings.broker_role is BrokerRole.SLAVE
+        return self._context.settings.broker_role is BrokerRole.SLAVE
 
     def _pull(
         self, connection: Connection, command: Command, header: PullMessageRequest, *, may_hold: bool
     ) -> Command | None:
-        if self._is_slave and not (self._settings.slave_read and self._may_serve()):
+        if self._is_slave and not (self._context.settings.slave_read and self._context.may_serve()):
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         try:
             config = self._check_group(command.code, group)
-            topic_config = self._check_queue(connection, header, self._topics.get(topic))
+            topic_config = self._check_queue(connection, header, self._context.topics.get(topic))
             wanted = self._wanted(connection, header, config)
         except _Refused as refused:
             why = None if refused.forbidden is None else {"forbiddenType": str(refused.forbidden.value)}
             return reply(command, refused.code, refused.remark, fields=why)
-        reset_to = self._offsets.take_reset(group, topic, queue_id)
+        reset_to = self._context.offsets.take_reset(group, topic, queue_id)
         if reset_to is not None:
             return self._moved(command, header, reset_to)
-        found = self._store.get(
+        found = self._context.store.get(
             topic,
             queue_id,
             header.queue_offset,
@@ -106,15 +133,15 @@ class PullHandlers(Handlers):
             accept=wanted.accept,
             accept_entry=wanted.accept_entry,
         )
-        self._offsets.pulled(group, topic, queue_id, found.next_begin_offset)
+        self._context.offsets.pulled(group, topic, queue_id, found.next_begin_offset)
         if found.records:
-            ms = self._clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
-            self._statistics.given(topic, group, queue_id, len(found.records), found.size, ms)
+            ms = self._context.clock.monotonic_ms() - connection.active_ms if may_hold else 0.0
+            self._context.statistics.given(topic, group, queue_id, len(found.records), found.size, ms)
         else:
-            self._statistics.pulls_missed += 1
+            self._context.statistics.pulls_missed += 1
         if may_hold:
             if header.sys_flag & _COMMIT:
-                self._offsets.commit(group, topic, queue_id, header.commit_offset)
+                self._context.offsets.commit(group, topic, queue_id, header.commit_offset)
             if header.sys_flag & _SUSPEND and _code_of(found, header) == ResponseCode.PULL_NOT_FOUND:
                 return self._hold(connection, command, header, wanted)
         return self._answer(command, header, found, topic_config, config)
@@ -122,18 +149,22 @@ class PullHandlers(Handlers):
     def _hold(
         self, connection: Connection, command: Command, header: PullMessageRequest, wanted: PullFilter
     ) -> Command | None:
-        if self._long_polling.is_full:
+        if self._context.long_polling.is_full:
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
-        wait_ms = header.suspend_timeout_millis if self._settings.long_polling else self._settings.short_polling_ms
+        wait_ms = (
+            header.suspend_timeout_millis
+            if self._context.settings.long_polling
+            else self._context.settings.short_polling_ms
+        )
 
         def retry() -> None:
             answer = self._pull(connection, command, header, may_hold=False)
             if answer is not None:
                 connection.send(answer)
 
-        until_ms = self._clock.monotonic_ms() + wait_ms
+        until_ms = self._context.clock.monotonic_ms() + wait_ms
         held = Held(connection, header.queue_offset, wanted.codes, until_ms, retry, wanted.wants, header.consumer_group)
-        self._long_polling.hold(header.topic, header.queue_id, held)
+        self._context.long_polling.hold(header.topic, header.queue_id, held)
         return None
 
     def _answer(
@@ -145,9 +176,13 @@ class PullHandlers(Handlers):
         group: SubscriptionGroupConfig,
     ) -> Command:
         code, following, broker_id = _code_of(found, header), found.next_begin_offset, 0
-        if self._settings.slave_read:
+        if self._context.settings.slave_read:
             broker_id = group.which_broker_when_consume_slowly if found.suggest_slave else group.broker_id
-        if self._is_slave and code == ResponseCode.PULL_OFFSET_MOVED and not self._settings.offset_check_in_slave:
+        if (
+            self._is_slave
+            and code == ResponseCode.PULL_OFFSET_MOVED
+            and not self._context.settings.offset_check_in_slave
+        ):
             # A slave that lags behind does not move consumers: they ask again, or somebody else.
             code, following = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
         answer = PullMessageResponse(
@@ -163,24 +198,24 @@ class PullHandlers(Handlers):
 
     def _moved(self, command: Command, header: PullMessageRequest, offset: int) -> Command:
         """The answer that carries out a reset; what the client had to commit is void."""
-        low = self._store.min_offset(header.topic, header.queue_id)
-        high = self._store.max_offset(header.topic, header.queue_id)
+        low = self._context.store.min_offset(header.topic, header.queue_id)
+        high = self._context.store.max_offset(header.topic, header.queue_id)
         answer = PullMessageResponse(0, offset, low, high, offset_delta=self._offset_delta(header.topic))
         return reply(command, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", header=answer)
 
     def _offset_delta(self, topic: str) -> int | None:
         """What a client adds to offsets of a static topic: nothing, as its queues were never elsewhere."""
-        return 0 if topic in self._topics.static.local else None
+        return 0 if topic in self._context.topics.static.local else None
 
     def _check_group(self, code: int, name: str) -> SubscriptionGroupConfig:
-        settings = self._settings
+        settings = self._context.settings
         if not settings.broker_permission & _READ:
-            remark = f"the broker[{self._identity.ip}] pulling message is forbidden"
+            remark = f"the broker[{self._context.identity.ip}] pulling message is forbidden"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROKER)
         if code == RequestCode.LITE_PULL_MESSAGE and not settings.lite_pull:
-            remark = f"the broker[{self._identity.ip}] for lite pull consumer is forbidden"
+            remark = f"the broker[{self._context.identity.ip}] for lite pull consumer is forbidden"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROKER)
-        group = self._groups.get(name)
+        group = self._context.groups.get(name)
         if group is None:
             remark = f"subscription group [{name}] does not exist, {FAQ}"
             raise _Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
@@ -211,13 +246,13 @@ class PullHandlers(Handlers):
             wanted = self._inline(header)
         else:
             wanted = self._registered(header, group)
-        settings = self._settings
+        settings = self._context.settings
         if settings.reject_pull_consumers:
-            online = self._clients.consumers(header.consumer_group)
+            online = self._context.clients.consumers(header.consumer_group)
             if online is None or online.consume_type == CONSUME_ACTIVELY or connection not in online.members:
                 raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, _NO_GROUP_INFO)
         if settings.filter_retries and header.topic.startswith(RETRY_PREFIX) and wanted.accept is None:
-            return self._filters.retry_filter(header.topic.removeprefix(RETRY_PREFIX), wanted.codes)
+            return self._context.filters.retry_filter(header.topic.removeprefix(RETRY_PREFIX), wanted.codes)
         return wanted
 
     def _inline(self, header: PullMessageRequest) -> PullFilter:
@@ -227,18 +262,20 @@ class PullHandlers(Handlers):
         except ValueError:
             remark = "parse the consumer's subscription failed"
             raise _Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark) from None
-        self._clients.compensate(header.consumer_group, header.topic, header.subscription, header.expression_type)
+        self._context.clients.compensate(
+            header.consumer_group, header.topic, header.subscription, header.expression_type
+        )
         return wanted
 
     def _registered(self, header: PullMessageRequest, group: SubscriptionGroupConfig) -> PullFilter:
         name, topic = header.consumer_group, header.topic
-        online = self._clients.consumers(name)
+        online = self._context.clients.consumers(name)
         if online is None:
             raise _Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, _NO_GROUP_INFO)
         if online.is_broadcasting and not group.consume_broadcast_enable:
             remark = f"the consumer group[{name}] can not consume by broadcast way"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.BROADCAST)
-        if self._groups.is_read_forbidden(name, topic):
+        if self._context.groups.is_read_forbidden(name, topic):
             remark = f"the consumer group[{name}] is forbidden for topic[{topic}]"
             raise _Refused(ResponseCode.NO_PERMISSION, remark, ForbiddenType.SUBSCRIPTION)
         subscribed = online.subscriptions.get(topic)
@@ -248,7 +285,7 @@ class PullHandlers(Handlers):
             raise _Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         if subscribed.tags is not None:
             return subscribed.tags
-        registered = self._filters.get(topic, name)
+        registered = self._context.filters.get(topic, name)
         if registered is None:
             remark = "The broker's consumer filter data is not exist!Your expression may be wrong!"
             raise _Refused(ResponseCode.FILTER_DATA_NOT_EXIST, remark)
@@ -258,7 +295,7 @@ class PullHandlers(Handlers):
         return registered.pull_filter
 
     def _check_type(self, expression_type: str | None) -> None:
-        if not is_tag_type(expression_type) and not self._settings.property_filter:
+        if not is_tag_type(expression_type) and not self._context.settings.property_filter:
             remark = f"The broker does not support consumer to filter message by {expression_type}"
             raise _Refused(ResponseCode.SYSTEM_ERROR, remark)
 

@@ -11,9 +11,9 @@ from itertools import chain, repeat
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
-from rmqkit.broker.pull.handler import REJECTED
+from rmqkit.broker.answers import REJECTED
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.pull.handler import PullContext
 from rmqkit.broker.tables.filters import EVERYTHING, inline_filter
 from rmqkit.filter.subscription import is_tag_type
 from rmqkit.protocol import fastjson
@@ -42,30 +42,30 @@ _ENTRIES_MAX = 10_000
 """Queue entries that one answer shows."""
 
 
-class QueryHandlers(Handlers):
+class QueryHandlers(Handlers[PullContext]):
     """Finds messages by position and by key."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._has_units = parts.store_settings.enable_consume_queue_ext
+    def __init__(self, context: PullContext) -> None:
+        super().__init__(context)
+        self._has_units = context.store_settings.enable_consume_queue_ext
 
     @answers(RequestCode.QUERY_MESSAGE)
     def query(self, connection: Connection, command: Command) -> Command:
         """The records that may have a key, in the order of the log."""
-        if not self._may_serve():
+        if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         header = decode_header_leniently(
             command, QueryMessageRequest, missing={"topic": "", "key": ""}, drops_unreadable=False
         )
         if header.max_num < 0 and not header.is_unique_key:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"maxNum must not be negative: {header.max_num}")
-        count_max = self._settings.unique_key_query_count_max if header.is_unique_key else header.max_num
+        count_max = self._context.settings.unique_key_query_count_max if header.is_unique_key else header.max_num
         key = f"T#{header.key}" if header.index_type == "T" else header.key
-        found = self._store.query(header.topic, key, count_max, header.begin_timestamp, header.end_timestamp)
+        found = self._context.store.query(header.topic, key, count_max, header.begin_timestamp, header.end_timestamp)
         records: list[memoryview] = []
         left = _ANSWER_BYTES_MAX
         for physical_offset in found.physical_offsets:
-            record = self._store.record_at(physical_offset)
+            record = self._context.store.record_at(physical_offset)
             if record is not None and (len(record) <= left or not records):
                 records.append(record)
                 left -= len(record)
@@ -78,10 +78,10 @@ class QueryHandlers(Handlers):
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     def view(self, connection: Connection, command: Command) -> Command:
         """The record at a physical offset, which is a part of an offset message id."""
-        if not self._may_serve():
+        if not self._context.may_serve():
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         offset = decode_header(command, ViewMessageRequest).offset
-        record = self._store.record_at(offset) if offset >= 0 else None
+        record = self._context.store.record_at(offset) if offset >= 0 else None
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return reply(command, body=[record])
@@ -94,14 +94,14 @@ class QueryHandlers(Handlers):
         topic, queue_id, group = header.topic, header.queue_id, header.consumer_group
         if topic is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, "QUERY_CONSUME_QUEUE needs a topic")
-        low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        low, high = self._context.store.min_offset(topic, queue_id), self._context.store.max_offset(topic, queue_id)
         if not high:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
         if not low <= header.index < high:
             return reply(command, remark=f"Index {header.index} of {queue_id}@{topic} is not exist!")
         body = QueryConsumeQueueBody(max_queue_index=high, min_queue_index=low)
-        subscribed = self._clients.subscription(group, topic) if group is not None else None
-        registered = self._filters.get(topic, group) if group is not None else None
+        subscribed = self._context.clients.subscription(group, topic) if group is not None else None
+        registered = self._context.filters.get(topic, group) if group is not None else None
         if subscribed is not None:
             body.subscription_data = subscribed
             body.filter_data = msgspec.json.encode(registered and registered.data).decode()
@@ -120,8 +120,8 @@ class QueryHandlers(Handlers):
                 verdicts.append(unit is not None and by_code and by_unit)
                 return False
 
-            self._store.get(topic, queue_id, header.index, count_max=count, accept_entry=judge)
-        entries = self._store.entries(topic, queue_id, header.index, count_max=count) if count else []
+            self._context.store.get(topic, queue_id, header.index, count_max=count, accept_entry=judge)
+        entries = self._context.store.entries(topic, queue_id, header.index, count_max=count) if count else []
         for (_, at, size, code), verdict in zip(entries, chain(verdicts, repeat(False)), strict=False):
             body.queue_data.append(
                 ConsumeQueueEntry(physic_offset=at, physic_size=size, tags_code=code or 0, eval=verdict)
@@ -135,7 +135,7 @@ class QueryHandlers(Handlers):
         wanted = body.subscription_data
         if wanted is None or is_tag_type(wanted.expression_type):
             return reply(command)
-        if not self._settings.property_filter:
+        if not self._context.settings.property_filter:
             remark = f"The broker does not support consumer to filter message by {wanted.expression_type}"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
         try:

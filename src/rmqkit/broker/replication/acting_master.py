@@ -29,9 +29,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from rmqkit.broker.context import Parts
 from rmqkit.broker.delay.levels import Elsewhere
 from rmqkit.broker.registration import Registration
+from rmqkit.broker.replication.context import ReplicationContext
 from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_header_leniently, request
@@ -65,7 +65,7 @@ class ActingMaster:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicationContext,
         registration: Registration,
         client: RemotingClient,
         *,
@@ -73,7 +73,7 @@ class ActingMaster:
         holds_back: Callable[[], bool],
         on_master: OnMaster,
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._registration = registration
         self._client = client
         self._elsewhere = elsewhere
@@ -104,14 +104,14 @@ class ActingMaster:
 
     async def give_way(self) -> None:
         """Stop acting for a master that is about to come back; when this returns its offsets do not move any more."""
-        self._given_way_until_ms = self._parts.clock.monotonic_ms() + _GIVEN_WAY_MS
+        self._given_way_until_ms = self._context.clock.monotonic_ms() + _GIVEN_WAY_MS
         await self._stop_acting()
 
     async def see(self, members: Mapping[int, str]) -> None:
         """Take in who is there, by id; nobody is no news."""
         if not members:
             return
-        if members[min(members)] != self._parts.address or self._holds_back():
+        if members[min(members)] != self._context.address or self._holds_back():
             await self._stop_acting()
         elif not (self.is_acting or self._has_given_way or self._stopping.locked()):
             self._start_acting()
@@ -122,7 +122,7 @@ class ActingMaster:
 
     @property
     def _has_given_way(self) -> bool:
-        return self._parts.clock.monotonic_ms() < self._given_way_until_ms
+        return self._context.clock.monotonic_ms() < self._given_way_until_ms
 
     async def _round(self) -> float:
         await self.see(await self._registration.members())
@@ -131,11 +131,11 @@ class ActingMaster:
         return _LOOK_MS
 
     async def _copy_delays(self, master: str) -> None:
-        now_ms = self._parts.clock.monotonic_ms()
+        now_ms = self._context.clock.monotonic_ms()
         if now_ms - self._copied_ms >= _COPY_MS:
             self._copied_ms = now_ms
             answer = await self._client.call(master, request(RequestCode.GET_ALL_DELAY_OFFSET), _TIMEOUT_MS)
-            self._parts.schedule.take_over(decode_as(expect_success(answer, master).payload, DelayOffsets))
+            self._context.schedule.take_over(decode_as(expect_success(answer, master).payload, DelayOffsets))
 
     async def _master_changed(self, master: str | None) -> None:
         """Raises RemotingError: the new master does not answer yet; to be tried again."""
@@ -145,7 +145,7 @@ class ActingMaster:
         else:
             ha_address = await self._ha_address_of(master)
             self._on_master(master, ha_address)
-            self._parts.long_polling.wake_all()
+            self._context.long_polling.wake_all()
             _log.info("the master is %s, its log is at %s", master, ha_address)
         self._master = master
 
@@ -155,17 +155,17 @@ class ActingMaster:
         return decode_header_leniently(answer, HaInfo).master_ha_address
 
     def _start_acting(self) -> None:
-        parts, self.is_acting = self._parts, True
-        parts.offsets.advance_version()
+        context, self.is_acting = self._context, True
+        context.offsets.advance_version()
         if self._elsewhere is None:
             _log.warning("acting as master: what is due waits for the master, as enableRemoteEscape is false")
             return
         _log.warning("acting as master: what is due is put at other brokers")
-        parts.schedule.start(self._elsewhere)
-        if parts.timer is not None:
-            parts.timer.start(self._elsewhere)
-        self._check_back, self._checks_end = CheckBack(parts, self._elsewhere), asyncio.Event()
-        seconds = parts.settings.transaction_check_interval_ms / 1000
+        context.schedule.start(self._elsewhere)
+        if context.timer is not None:
+            context.timer.start(self._elsewhere)
+        self._check_back, self._checks_end = CheckBack(context, self._elsewhere), asyncio.Event()
+        seconds = context.settings.transaction_check_interval_ms / 1000
         checking = repeat(
             self._check_back.round, name="half messages", seconds=seconds, end=self._checks_end, first_seconds=0
         )
@@ -180,8 +180,8 @@ class ActingMaster:
             if self._check_back is not None:
                 self._check_back.stop()
                 self._checks_end.set()
-                await self._parts.schedule.stop_elsewhere()
-                if self._parts.timer is not None:
-                    await self._parts.timer.stop_elsewhere()
+                await self._context.schedule.stop_elsewhere()
+                if self._context.timer is not None:
+                    await self._context.timer.stop_elsewhere()
                 self._check_back = None
             await self._services.finish()

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.replication.context import ReplicationContext
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply
@@ -22,11 +22,11 @@ from rmqkit.remoting.connection import Connection
 __all__ = ["ReplicationHandlers"]
 
 
-class ReplicationHandlers(Handlers):
+class ReplicationHandlers(Handlers[ReplicationContext]):
     """``status``: says what is told of this broker."""
 
-    def __init__(self, parts: Parts, status: Callable[[], HaRuntimeInfo]) -> None:
-        super().__init__(parts)
+    def __init__(self, context: ReplicationContext, status: Callable[[], HaRuntimeInfo]) -> None:
+        super().__init__(context)
         self._status = status
 
     @answers(RequestCode.GET_BROKER_HA_STATUS)
@@ -35,7 +35,7 @@ class ReplicationHandlers(Handlers):
 
     @answers(RequestCode.RESET_MASTER_FLUSH_OFFSET, admins_only=True)
     def reset_flush_offset(self, connection: Connection, command: Command) -> Command:
-        if self._settings.broker_role is not BrokerRole.SLAVE:
+        if self._context.settings.broker_role is not BrokerRole.SLAVE:
             return reply(command)
         remark = f" request type {command.code} not supported: a slave of rmqkit drops nothing of its log at a start"
         return reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from rmqkit.broker.context import Parts
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.acting_master import MASTER_ID
+from rmqkit.broker.replication.context import ReplicationContext
 from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
@@ -39,8 +39,10 @@ _log = logging.getLogger(__name__)
 class PreOnline:
     """Meets the members of a broker's group; ``ha_address``: where the broker's own log is followed."""
 
-    def __init__(self, parts: Parts, registration: Registration, client: RemotingClient, *, ha_address: str) -> None:
-        self._parts = parts
+    def __init__(
+        self, context: ReplicationContext, registration: Registration, client: RemotingClient, *, ha_address: str
+    ) -> None:
+        self._context = context
         self._registration = registration
         self._client = client
         self._ha_address = ha_address
@@ -50,7 +52,7 @@ class PreOnline:
         others: list[str] = []
         for _ in range(_TRIES):
             members = await self._registration.members()
-            own_id = self._parts.settings.broker_id
+            own_id = self._context.settings.broker_id
             is_slave = own_id != MASTER_ID
             if is_slave and MASTER_ID in members:
                 return  # its tables are copied soon
@@ -62,28 +64,28 @@ class PreOnline:
 
     async def _meet(self, address: str, *, is_slave: bool) -> bool:
         """Take over the offsets of a member; False when that has to be tried again."""
-        store = self._parts.store
-        told = HaInfo(self._ha_address, store.max_physical_offset, self._parts.address)
+        store = self._context.store
+        told = HaInfo(self._ha_address, store.max_physical_offset, self._context.address)
         try:
             if not is_slave:
                 await self._ask(address, request(RequestCode.EXCHANGE_BROKER_HA_INFO, told))
             delays = await self._ask(address, request(RequestCode.GET_ALL_DELAY_OFFSET))
             offsets = await self._ask(address, request(RequestCode.GET_ALL_CONSUMER_OFFSET))
             await self._take_timer(address)
-            self._parts.schedule.take_further(decode_as(delays.payload, DelayOffsets))
-            self._parts.offsets.take_further(decode_as(offsets.payload, ConsumerOffsets))
+            self._context.schedule.take_further(decode_as(delays.payload, DelayOffsets))
+            self._context.offsets.take_further(decode_as(offsets.payload, ConsumerOffsets))
         except RmqError as error:
             _log.warning("offsets of %s are not taken over, to be tried again: %s", address, error)
             return False
-        self._parts.offsets.persist()
+        self._context.offsets.persist()
         return True
 
     async def _take_timer(self, address: str) -> None:
-        if self._parts.timer is not None:
+        if self._context.timer is not None:
             command = request(RequestCode.GET_TIMER_CHECK_POINT)
             answer = await self._client.call(address, command, _TIMEOUT_MS)
             if answer.code == ResponseCode.SUCCESS:  # else it has no timer
-                self._parts.timer.take_further(decode_timer_checkpoint(answer.payload))
+                self._context.timer.take_further(decode_timer_checkpoint(answer.payload))
 
     async def _ask(self, address: str, command: Command) -> Command:
         return expect_success(await self._client.call(address, command, _TIMEOUT_MS), address)

@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from rmqkit.broker.context import Parts
-from rmqkit.broker.operations.members import MemberHandlers
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.acting_master import MASTER_ID, ActingMaster
+from rmqkit.broker.replication.context import ReplicationContext
 from rmqkit.broker.replication.escape import Escape
 from rmqkit.broker.replication.handlers import ReplicationHandlers
 from rmqkit.broker.replication.master import HaMaster, waits_for_copies
+from rmqkit.broker.replication.member_handlers import MemberHandlers
 from rmqkit.broker.replication.members import ip_of
 from rmqkit.broker.replication.pre_online import PreOnline
 from rmqkit.broker.replication.slave import HaSlave
@@ -98,7 +98,7 @@ class SlaveSide:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicationContext,
         client: RemotingClient,
         store_root: Path,
         *,
@@ -106,21 +106,21 @@ class SlaveSide:
         tls: ClientTls | None = None,
     ) -> None:
         self.tables = SlaveSync(
-            parts.topics, parts.groups, parts.offsets, parts.schedule, client, store_root, parts.timer
+            context.topics, context.groups, context.offsets, context.schedule, client, store_root, context.timer
         )
         self.log = HaSlave(
-            parts.store,
-            parts.settings,
-            parts.clock,
+            context.store,
+            context.settings,
+            context.clock,
             client,
-            address=parts.address,
+            address=context.address,
             flushes=flushes,
             prepare=self.tables.take_topics,
             tls=tls,
         )
         self.acting: ActingMaster | None = None
         self.is_registered = False
-        self._parts = parts
+        self._context = context
         self._client = client
         self._master_hosts: set[str] = set()
 
@@ -135,13 +135,13 @@ class SlaveSide:
         if master is not None:
             self._master_hosts = {_host_of(each) for each in (master, ha_address) if each}
         self.tables.follow(master)
-        if ha_address or self._parts.settings.ha_master_address:
+        if ha_address or self._context.settings.ha_master_address:
             self.log.follow(ha_address or "", master)
 
     def believes(self, connection: Connection, told: HaInfo) -> bool:
         """Whether a master that announces itself is the one that name servers or the settings told of last: it says
         so from the address of that one, of itself. One on this machine may."""
-        known = self._master_hosts | {_host_of(each) for each in (self._parts.settings.ha_master_address,) if each}
+        known = self._master_hosts | {_host_of(each) for each in (self._context.settings.ha_master_address,) if each}
         hosts = {_host_of(each) for each in (told.master_address, told.master_ha_address) if each}
         hop = connection.hops[-1] if connection.hops else None
         if hop is None:
@@ -150,11 +150,11 @@ class SlaveSide:
 
     def may_act(self, registration: Registration) -> None:
         """Have it go on for a master that is gone, if it is configured to."""
-        settings = self._parts.settings
+        settings = self._context.settings
         if settings.acts_as_master:
-            escape = Escape(settings, registration, self._client, self._parts.clock)
+            escape = Escape(settings, registration, self._client, self._context.clock)
             self.acting = ActingMaster(
-                self._parts,
+                self._context,
                 registration,
                 self._client,
                 elsewhere=escape.put if settings.remote_escape else None,
@@ -180,22 +180,26 @@ def _host_of(address: str) -> str:
     return str(ip_of(host) or host)
 
 
-def handlers_of(parts: Parts, side: HaMaster | SlaveSide, ha_address: str, *dispatches: Dispatch) -> None:
+def handlers_of(
+    context: ReplicationContext, side: HaMaster | SlaveSide, ha_address: str, *dispatches: Dispatch
+) -> None:
     """Answer what is asked about replication from some ports."""
     slave = side if isinstance(side, SlaveSide) else None
     members = MemberHandlers(
-        parts,
+        context,
         ha_address=ha_address,
         acting=None if slave is None else slave.acting,
         on_master=None if slave is None else slave.follow,
         believes=(lambda connection, told: False) if slave is None else slave.believes,
     )
-    for handlers in (ReplicationHandlers(parts, side.status), members):
+    for handlers in (ReplicationHandlers(context, side.status), members):
         for dispatch in dispatches:
             handlers.register(dispatch)
 
 
-async def meet_members(parts: Parts, registration: Registration, client: RemotingClient, ha_address: str) -> None:
+async def meet_members(
+    context: ReplicationContext, registration: Registration, client: RemotingClient, ha_address: str
+) -> None:
     """Take over what others of this name did meanwhile, before this broker registers, if it is configured to."""
-    if parts.settings.acts_as_master and not parts.settings.skip_pre_online:
-        await PreOnline(parts, registration, client, ha_address=ha_address).run()
+    if context.settings.acts_as_master and not context.settings.skip_pre_online:
+        await PreOnline(context, registration, client, ha_address=ha_address).run()

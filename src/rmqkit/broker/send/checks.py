@@ -6,11 +6,22 @@ what a put that the store refused, or that waited, is answered with. Source: beh
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
 
-from rmqkit.broker.context import Parts
-from rmqkit.broker.durability import Outcome
+from rmqkit.broker.answers import Refusal
+from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.delay.timer import Timer
+from rmqkit.broker.durability import Durability
+from rmqkit.broker.handlers import OwnAddress
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.statistics import Statistics
+from rmqkit.broker.tables.clients import ClientTable
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.queue_locks import QueueLocks
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
@@ -21,20 +32,12 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import PutResult, PutStatus
+from rmqkit.store.message_store import MessageStore
+from rmqkit.store.settings import StoreSettings
 
-__all__ = [
-    "CODES",
-    "NOT_ENOUGH_REPLICAS",
-    "NO_BODY",
-    "Refusal",
-    "SendChecks",
-    "decode_v1",
-    "decode_v2",
-    "put_refusal",
-    "stamps_of",
-    "tries_max",
-]
+if TYPE_CHECKING:
+    from rmqkit.broker.counts import Counts
+
 
 _ASKS_FOR_TRIES_SINCE = 121  # 3.4.9
 
@@ -43,53 +46,27 @@ _MAY_MISS_SHORT = {"a": "", "c": "", "d": "4"}
 
 NO_BODY = "the message has no body"
 
-Refusal = tuple[int, str]
-"""Code and remark."""
 
-NOT_ENOUGH_REPLICAS: Refusal = ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough"
+class SendContext(Protocol):
+    """What sends may touch."""
 
-CODES = {
-    Outcome.DURABLE: ResponseCode.SUCCESS,
-    Outcome.TIMED_OUT: ResponseCode.FLUSH_DISK_TIMEOUT,
-    Outcome.REPLICA_TIMED_OUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
-    Outcome.FAILED: ResponseCode.SYSTEM_ERROR,
-}
-"""What is answered when a stored message had to wait."""
+    clients: ClientTable
+    clock: Clock
+    counts: Counts | None
+    durability: Durability | None
+    groups: GroupTable
+    identity: OwnAddress
+    queue_locks: QueueLocks
+    schedule: Schedule
+    settings: BrokerSettings
+    statistics: Statistics
+    store: MessageStore
+    store_settings: StoreSettings
+    timer: Timer | None
+    topics: TopicTable
 
-_ILLEGAL = (
-    "the message is illegal, maybe msg body or properties length not matched. "
-    "msg body length limit {body_bytes_max}B, msg properties length limit 32KB."
-)
-_UNAVAILABLE = (
-    "service not available now. It may be caused by one of the following reasons: the broker's disk is full, "
-    "messages are put to the slave, message store has been shut down, etc. {reason}"
-)
-_PUT_REFUSALS: dict[PutStatus, tuple[ResponseCode, str]] = {
-    PutStatus.MESSAGE_ILLEGAL: (ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL),
-    PutStatus.PROPERTIES_SIZE_EXCEEDED: (ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL),
-    PutStatus.SERVICE_NOT_AVAILABLE: (ResponseCode.SERVICE_NOT_AVAILABLE, _UNAVAILABLE),
-    PutStatus.CREATE_MAPPED_FILE_FAILED: (
-        ResponseCode.SYSTEM_ERROR,
-        "create mapped file failed, server is busy or broken.",
-    ),
-    PutStatus.OS_PAGE_CACHE_BUSY: (
-        ResponseCode.SYSTEM_BUSY,
-        "[PC_SYNCHRONIZED]broker busy, start flow control for a while",
-    ),
-    PutStatus.LIGHT_QUEUES_EXCEEDED: (
-        ResponseCode.SYSTEM_ERROR,
-        (
-            "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]broker config enableLmq and enableMultiDispatch, lmq consumeQueue num "
-            "exceed maxLmqConsumeQueueNum config num, default limit 2w."
-        ),
-    ),
-}
-
-
-def put_refusal(put: PutResult, body_bytes_max: int) -> Refusal:
-    """The answer to a message that the store did not take. Source: behaviour.md §3.5."""
-    code, remark = _PUT_REFUSALS[put.status]
-    return code, remark.format(body_bytes_max=body_bytes_max, reason=put.reason).rstrip()
+    @property
+    def topics_published(self) -> Callable[[], Awaitable[None]]: ...
 
 
 def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfig) -> int:
@@ -125,11 +102,11 @@ def decode_v2(command: Command, **missing: str) -> SendMessageV2Request:
 class SendChecks:
     """Lets sends in."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._settings = parts.settings
-        self._identity = parts.identity
-        self._topics = parts.topics
-        self._clock = parts.clock
+    def __init__(self, context: SendContext) -> None:
+        self._settings = context.settings
+        self._identity = context.identity
+        self._topics = context.topics
+        self._clock = context.clock
 
     def topic_of(self, connection: Connection, header: SendMessageRequest) -> TopicConfig | Refusal:
         """The topic that a message goes to, or why it does not."""

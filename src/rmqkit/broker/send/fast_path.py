@@ -15,10 +15,10 @@ from functools import partial
 from operator import countOf, itemgetter
 from typing import TYPE_CHECKING
 
-from rmqkit.broker.context import Parts
+from rmqkit.broker.answers import CODES
 from rmqkit.broker.delay.levels import TIMER_NAMES
 from rmqkit.broker.durability import Outcome, Release
-from rmqkit.broker.send.checks import CODES, SendChecks
+from rmqkit.broker.send.checks import SendChecks, SendContext
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply
@@ -64,18 +64,18 @@ class SendRun:
     ``stamps``: the properties that every message gets.
     ``told``: the fields that every answer has."""
 
-    def __init__(self, parts: Parts, checks: SendChecks, stamps: bytes, told: dict[str, str]) -> None:
-        self._store = parts.store
+    def __init__(self, context: SendContext, checks: SendChecks, stamps: bytes, told: dict[str, str]) -> None:
+        self._store = context.store
         self._checks = checks
-        self._store_host = parts.identity.store_host
-        self._shapes = SendShapes(stamps, _NOT_PLAIN if parts.timer is None else _NOT_PLAIN_OR_TIMED)
-        self._timer = parts.timer
-        self._broker_name = parts.settings.broker_name
+        self._store_host = context.identity.store_host
+        self._shapes = SendShapes(stamps, _NOT_PLAIN if context.timer is None else _NOT_PLAIN_OR_TIMED)
+        self._timer = context.timer
+        self._broker_name = context.settings.broker_name
         self._told = told
-        self._durability = parts.durability
-        self._statistics = parts.statistics
-        self._counts = parts.counts
-        self._monotonic_ms = parts.clock.monotonic_ms
+        self._durability = context.durability
+        self._statistics = context.statistics
+        self._counts = context.counts
+        self._monotonic_ms = context.clock.monotonic_ms
         self._answers = {code: SendAnswers(self._store_host, told, code) for code in CODES.values()}
 
     def rest(self, connection: Connection, frames: list[Frame]) -> Iterator[Frame]:

@@ -16,25 +16,13 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, Refusal, put_refusal
 from rmqkit.broker.copies import with_changes
 from rmqkit.broker.delay.levels import delay_level
 from rmqkit.broker.delay.timer import put_aside
 from rmqkit.broker.durability import Outcome
-from rmqkit.broker.operations.static_topics import by_global_number
-from rmqkit.broker.send.checks import (
-    CODES,
-    NO_BODY,
-    NOT_ENOUGH_REPLICAS,
-    Refusal,
-    SendChecks,
-    decode_v1,
-    decode_v2,
-    put_refusal,
-    stamps_of,
-    tries_max,
-)
+from rmqkit.broker.handlers import Handlers, answers, by_global_number, when_published
+from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of, tries_max
 from rmqkit.broker.send.fast_path import NO_WAIT, SendRun
 from rmqkit.broker.send.priority import settle_priority
 from rmqkit.broker.transaction.half import is_half, to_half
@@ -68,19 +56,19 @@ _LONG_BATCHES_MAX = 32
 _NO_KEYS = "Required message key is missing"
 
 
-class SendHandlers(Handlers):
+class SendHandlers(Handlers[SendContext]):
     """Stores what producers send."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._is_orderly = parts.queue_locks.is_any_held
-        self._unique_keys = UniqueKeys(self._identity.store_host[:-4], os.getpid(), random.getrandbits(32))
-        self._store_settings = parts.store_settings
-        self._checks = SendChecks(parts)
-        self._stamp_bytes, self._answer_fields = stamps_of(self._settings)
+    def __init__(self, context: SendContext) -> None:
+        super().__init__(context)
+        self._is_orderly = context.queue_locks.is_any_held
+        self._unique_keys = UniqueKeys(self._context.identity.store_host[:-4], os.getpid(), random.getrandbits(32))
+        self._store_settings = context.store_settings
+        self._checks = SendChecks(context)
+        self._stamp_bytes, self._answer_fields = stamps_of(self._context.settings)
         self._long_batch = asyncio.Lock()
         self._long_batches = 0
-        self._run = SendRun(parts, self._checks, self._stamp_bytes, self._answer_fields)
+        self._run = SendRun(context, self._checks, self._stamp_bytes, self._answer_fields)
 
     @answers(RequestCode.SEND_MESSAGE)
     @by_global_number
@@ -106,23 +94,27 @@ class SendHandlers(Handlers):
         self, connection: Connection, command: Command, header: SendMessageRequest
     ) -> Command | Awaitable[Command | None] | None:
         """The answer to a send. With a topic made for it the answer waits until the name servers know that."""
-        topic_count = len(self._topics)
+        topic_count = len(self._context.topics)
         answer = self._stored(connection, command, header)
-        if answer is None or len(self._topics) == topic_count:
+        if answer is None or len(self._context.topics) == topic_count:
             return answer
-        return self._when_told(answer) if isinstance(answer, Command) else self._when_stored_and_told(answer)
+        return (
+            when_published(self._context.topics_published, answer)
+            if isinstance(answer, Command)
+            else self._when_stored_and_told(answer)
+        )
 
     async def _when_stored_and_told(self, answer: Awaitable[Command | None]) -> Command | None:
         stored = await answer
-        return None if stored is None else await self._when_told(stored)
+        return None if stored is None else await when_published(self._context.topics_published, stored)
 
     def _stored(
         self, connection: Connection, command: Command, header: SendMessageRequest
     ) -> Command | Awaitable[Command | None] | None:
-        if self._durability is not None and self._durability.is_full:
+        if self._context.durability is not None and self._context.durability.is_full:
             return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
         if not command.body:
-            raise PeerRefused(ResponseCode.SYSTEM_ERROR, NO_BODY, self._identity.ip)
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, NO_BODY, self._context.identity.ip)
         topic = self._checks.topic_of(connection, header)
         if isinstance(topic, tuple):
             return self._refuse(command, *topic)
@@ -139,7 +131,7 @@ class SendHandlers(Handlers):
             sys_flag=header.sys_flag | (MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0),
             born_timestamp=header.born_timestamp,
             born_host=connection.peer_host,
-            store_host=self._identity.store_host,
+            store_host=self._context.identity.store_host,
             reconsume_times=header.reconsume_times or 0,
         )
         if header.batch:
@@ -152,23 +144,23 @@ class SendHandlers(Handlers):
         if properties.pop(property_names.POP_CHECK_POINT, None) is not None:
             message.properties = encode_properties(properties)
         if is_half(message):  # its delay begins when it is committed
-            if self._settings.reject_transactions:
-                remark = f"the broker[{self._identity.ip}] sending transaction message is forbidden"
+            if self._context.settings.reject_transactions:
+                remark = f"the broker[{self._context.identity.ip}] sending transaction message is forbidden"
                 return ResponseCode.NO_PERMISSION, remark
             return None
         if message.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
             return None
         level = delay_level(properties.get(property_names.DELAY))
         if level <= 0:
-            return put_aside(self._timer, message, properties)
-        self._schedule.defer(message, level)
+            return put_aside(self._context.timer, message, properties)
+        self._context.schedule.defer(message, level)
         return None
 
     def _divert_exhausted(self, command: Command, header: SendMessageRequest, message: PutMessage) -> Refusal | None:
         """A retried message that was tried often enough goes to its group's dead-letter topic instead.
         So does any one of a group that consumes in order: that group retries in place."""
         group_name = names.group_of_retry_topic(header.topic)
-        group = self._groups.get(group_name)
+        group = self._context.groups.get(group_name)
         if group is None:
             return ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group_name} {FAQ}"
         is_exhausted = message.reconsume_times > tries_max(command, header.max_reconsume_times, group)
@@ -176,7 +168,7 @@ class SendHandlers(Handlers):
             message.topic = names.dlq_topic(group_name)
             message.queue_id = 0
             message.properties = with_changes(message.properties, {property_names.DELAY: "-1"})
-            self._topics.ensure(message.topic, 1)
+            self._context.topics.ensure(message.topic, 1)
         return None
 
     def _store_one(
@@ -187,23 +179,23 @@ class SendHandlers(Handlers):
         header: SendMessageRequest,
         topic: TopicConfig,
     ) -> Command | None:
-        queue_id, refusal = self._topics.static.everywhere(message.topic, message.queue_id), None
+        queue_id, refusal = self._context.topics.static.everywhere(message.topic, message.queue_id), None
         if header.topic.startswith(names.RETRY_PREFIX):
             refusal = self._divert_exhausted(command, header, message)
         if _PRIORITY in message.properties and settle_priority(message, topic):
-            queue_id = self._topics.static.everywhere(header.topic, message.queue_id)
+            queue_id = self._context.topics.static.everywhere(header.topic, message.queue_id)
         if refusal is not None:
             return self._refuse(command, *refusal)
         prepared = self._prepare(message, topic)
         if isinstance(prepared, tuple):
             return self._refuse(command, *prepared)
-        waits = self._durability is not None and NO_WAIT not in message.properties
+        waits = self._context.durability is not None and NO_WAIT not in message.properties
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
-        put = self._store.put(message)
-        self._statistics.sent_one(message, put, self._clock.monotonic_ms() - connection.active_ms)
-        if self._counts is not None:
-            self._counts.put(message, put)
+        put = self._context.store.put(message)
+        self._context.statistics.sent_one(message, put, self._context.clock.monotonic_ms() - connection.active_ms)
+        if self._context.counts is not None:
+            self._context.counts.put(message, put)
         answer = {  # SendMessageResponse, spelled out: one call in place of a dozen
             "msgId": offset_id(message.store_host, put.physical_offset),
             "queueId": str(queue_id),
@@ -221,7 +213,7 @@ class SendHandlers(Handlers):
         time = find_property(message.properties, b"TIMER_OUT_MS") or b""
         if topic and not topic.startswith(names.RETRY_PREFIX):
             with suppress(ValueError):
-                handle = RecallHandle(topic, self._settings.broker_name, int(time), answer["transactionId"])
+                handle = RecallHandle(topic, self._context.settings.broker_name, int(time), answer["transactionId"])
                 answer["recallHandle"] = encode_recall_handle(handle)
 
     def _prepare(self, message: PutMessage, topic: TopicConfig) -> str | Refusal:
@@ -235,7 +227,7 @@ class SendHandlers(Handlers):
             return refusal
         unique_key = _unique_key_of(message.properties)
         if unique_key is None:
-            unique_key = self._unique_keys.next(self._clock.now_ms())
+            unique_key = self._unique_keys.next(self._context.clock.now_ms())
             message.properties += encode_properties({property_names.UNIQ_KEY: unique_key})
         message.properties = in_stored_order(message.properties + self._stamp_bytes)
         if _TRANSACTION in message.properties and is_half(message):
@@ -248,7 +240,7 @@ class SendHandlers(Handlers):
         refusal = self._batch_refusal(message)
         if refusal is not None:
             return self._refuse(command, *refusal)
-        waits = self._durability is not None and NO_WAIT not in message.properties
+        waits = self._context.durability is not None and NO_WAIT not in message.properties
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
         unique_key = _unique_key_of(message.properties)
@@ -259,11 +251,11 @@ class SendHandlers(Handlers):
             self._long_batches += 1
             connection.hold()
             return self._store_long_batch(connection, command, message, unique_key, waits=waits)
-        put = self._store.put_batch(message)
-        ms = self._clock.monotonic_ms() - connection.active_ms
-        self._statistics.sent_one(message, put, ms, len(put.physical_offsets))
-        if self._counts is not None:
-            self._counts.put_batch(message, put)
+        put = self._context.store.put_batch(message)
+        ms = self._context.clock.monotonic_ms() - connection.active_ms
+        self._context.statistics.sent_one(message, put, ms, len(put.physical_offsets))
+        if self._context.counts is not None:
+            self._context.counts.put_batch(message, put)
         ids = offset_ids(message.store_host, put.physical_offsets)
         return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
 
@@ -276,28 +268,28 @@ class SendHandlers(Handlers):
         try:
             async with self._long_batch:
                 now, batch = Slice(), LongBatch(message)
-                for _ in self._store.prepare(batch):
+                for _ in self._context.store.prepare(batch):
                     await now.pause_if_over()
                 await now.pause()
-                put = self._store.put_long_batch(batch)
+                put = self._context.store.put_long_batch(batch)
                 await now.pause()
-                while self._store.dispatch():
+                while self._context.store.dispatch():
                     await now.pause_if_over()
                 count = len(put.physical_offsets)
                 if put.status is PutStatus.OK and not count:
-                    count, parts = batch.count, []
+                    count, context = batch.count, []
                     for offsets in batch.physical_offsets():
-                        parts.append(offset_ids(message.store_host, offsets))
+                        context.append(offset_ids(message.store_host, offsets))
                         await now.pause_if_over()
-                    ids = ",".join(parts)
+                    ids = ",".join(context)
                 else:
                     ids = offset_ids(message.store_host, put.physical_offsets)
         finally:
             self._long_batches -= 1
             connection.go_on()
-        self._statistics.sent_one(message, put, self._clock.monotonic_ms() - since_ms, count)
-        if self._counts is not None:
-            self._counts.put(message, put, batch.count)
+        self._context.statistics.sent_one(message, put, self._context.clock.monotonic_ms() - since_ms, count)
+        if self._context.counts is not None:
+            self._context.counts.put(message, put, batch.count)
         return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
 
     def _answer_batch(
@@ -313,10 +305,10 @@ class SendHandlers(Handlers):
     ) -> Command | None:
         answer = SendMessageResponse(
             msg_id=ids,
-            queue_id=self._topics.static.everywhere(message.topic, message.queue_id),
+            queue_id=self._context.topics.static.everywhere(message.topic, message.queue_id),
             queue_offset=put.queue_offset,
             transaction_id=unique_key,
-            batch_uniq_id=unique_key if self._topics.is_batch_topic(message.topic) else None,
+            batch_uniq_id=unique_key if self._context.topics.is_batch_topic(message.topic) else None,
         )
         answer_fields = header_fields(answer) | self._answer_fields
         return self._answer(connection, command, put, answer_fields, waits=waits)
@@ -339,17 +331,17 @@ class SendHandlers(Handlers):
     ) -> Command | None:
         if put.status is not PutStatus.OK:
             return self._refuse(command, *put_refusal(put, self._store_settings.message_bytes_max))
-        if self._durability is None:
+        if self._context.durability is None:
             return reply(command, fields=fields)
-        if not waits or self._durability.has(put.end_offset):
-            self._durability.wake()
+        if not waits or self._context.durability.has(put.end_offset):
+            self._context.durability.wake()
             return reply(command, fields=fields)
-        self._durability.hold(put.end_offset, _Late(self, connection, command, fields))
+        self._context.durability.hold(put.end_offset, _Late(self, connection, command, fields))
         return None
 
     @property
     def _lacks_replicas(self) -> bool:
-        return self._durability is not None and self._durability.lacks_replicas
+        return self._context.durability is not None and self._context.durability.lacks_replicas
 
     def _refuse(self, command: Command, code: int, remark: str) -> Command:
         return reply(command, code, remark, fields=self._answer_fields)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import random
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.answers import REJECTED
 from rmqkit.broker.copies import with_changes
 from rmqkit.broker.durability import Outcome
-from rmqkit.broker.pull.handler import REJECTED
-from rmqkit.broker.send.checks import NO_BODY, SendChecks, decode_v1, decode_v2, stamps_of
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.errors import PeerRefused, RemotingError
 from rmqkit.protocol import properties as property_names
@@ -33,13 +32,13 @@ __all__ = ["ReplyHandlers"]
 _PUSH_TIMEOUT_MS = 10_000
 
 
-class ReplyHandlers(Handlers):
+class ReplyHandlers(Handlers[SendContext]):
     """Passes replies on."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._checks = SendChecks(parts)
-        _, self._answer_fields = stamps_of(self._settings)
+    def __init__(self, context: SendContext) -> None:
+        super().__init__(context)
+        self._checks = SendChecks(context)
+        _, self._answer_fields = stamps_of(self._context.settings)
 
     @answers(RequestCode.SEND_REPLY_MESSAGE, lane="reply")
     async def reply(self, connection: Connection, command: Command) -> Command:
@@ -52,17 +51,17 @@ class ReplyHandlers(Handlers):
         return await self._reply(connection, command, decode_v2(command, b=""))
 
     async def _reply(self, connection: Connection, command: Command, header: SendMessageRequest) -> Command:
-        if self._settings.broker_role is BrokerRole.SLAVE and not self._settings.acts_as_master:
+        if self._context.settings.broker_role is BrokerRole.SLAVE and not self._context.settings.acts_as_master:
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
         if not command.body:
-            raise PeerRefused(ResponseCode.SYSTEM_ERROR, NO_BODY, self._identity.ip)
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, NO_BODY, self._context.identity.ip)
         topic = self._checks.topic_of(connection, header)
         if isinstance(topic, tuple):
             return reply(command, *topic, fields=self._answer_fields)
         failure = await self._push(connection, command, header)
         queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums or 1)
         answer = SendMessageResponse("0", queue_id, 0) if failure is None else None
-        if self._settings.store_replies:
+        if self._context.settings.store_replies:
             answer = await self._store_reply(connection, command, header, topic, queue_id) or answer
         code = ResponseCode.SUCCESS if failure is None else ResponseCode.SYSTEM_ERROR
         return reply(command, code, failure, header=answer, fields=self._answer_fields)
@@ -73,10 +72,10 @@ class ReplyHandlers(Handlers):
         client_id = properties.get(property_names.REPLY_TO_CLIENT)
         if client_id is None:
             return "reply message properties[REPLY_TO_CLIENT] is null"
-        requester = self._clients.producer_connection(client_id)
+        requester = self._context.clients.producer_connection(client_id)
         if requester is None:
             return f"push reply message fail, channel of <{client_id}> not found."
-        now_ms = self._clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         properties[property_names.PUSH_REPLY_TIME] = str(now_ms)
         pushed = PushReplyRequest(
             producer_group=header.producer_group,
@@ -91,7 +90,7 @@ class ReplyHandlers(Handlers):
             reconsume_times=header.reconsume_times,
             unit_mode=header.unit_mode,
             born_host=connection.peer,
-            store_host=host_text(self._identity.store_host),
+            store_host=host_text(self._context.identity.store_host),
             store_timestamp=now_ms,
         )
         push = request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, command.payload)
@@ -114,17 +113,17 @@ class ReplyHandlers(Handlers):
             sys_flag=header.sys_flag,
             born_timestamp=header.born_timestamp,
             born_host=connection.peer_host,
-            store_host=self._identity.store_host,
+            store_host=self._context.identity.store_host,
             reconsume_times=header.reconsume_times or 0,
         )
-        put = self._store.put(message)
+        put = self._context.store.put(message)
         if put.status is not PutStatus.OK:
             return None
-        self._statistics.sent_one(message, put, 0.0)
-        if self._counts is not None:
-            self._counts.put(message, put)
-        if self._durability is not None and not self._durability.has(put.end_offset):
-            outcome, _ = await self._durability.wait(put.end_offset)
+        self._context.statistics.sent_one(message, put, 0.0)
+        if self._context.counts is not None:
+            self._context.counts.put(message, put)
+        if self._context.durability is not None and not self._context.durability.has(put.end_offset):
+            outcome, _ = await self._context.durability.wait(put.end_offset)
             if outcome is Outcome.FAILED:
                 return None
         return SendMessageResponse(offset_id(message.store_host, put.physical_offset), queue_id, put.queue_offset)

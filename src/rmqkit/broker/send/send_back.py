@@ -13,10 +13,11 @@ import asyncio
 import random
 from collections.abc import Awaitable
 
-from rmqkit.broker.answers import Handlers, answers
+from rmqkit.broker.answers import CODES
 from rmqkit.broker.copies import copy_of
 from rmqkit.broker.durability import Outcome
-from rmqkit.broker.send.checks import CODES, tries_max
+from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.send.checks import SendContext, tries_max
 from rmqkit.broker.transaction.half import record_at
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
@@ -37,29 +38,31 @@ __all__ = ["SendBackHandlers"]
 _FIRST_LEVEL = 3
 
 
-class SendBackHandlers(Handlers):
+class SendBackHandlers(Handlers[SendContext]):
     """Takes messages back."""
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     def send_back(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """Store the copy of a message that is to be consumed again."""
         header = decode_header_leniently(command, ConsumerSendBackRequest)
-        if self._durability is not None and self._durability.is_full:
+        if self._context.durability is not None and self._context.durability.is_full:
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
-        group = self._groups.get(header.group)
+        group = self._context.groups.get(header.group)
         if group is None:
             remark = f"subscription group not exist, {header.group} {FAQ}"
             return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
-        if not self._settings.broker_permission & Permission.WRITE:
-            remark = f"the broker[{self._identity.ip}] sending message is forbidden"
+        if not self._context.settings.broker_permission & Permission.WRITE:
+            remark = f"the broker[{self._context.identity.ip}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
         if group.retry_queue_nums <= 0:
             return reply(command)
-        retry = self._topics.ensure(retry_topic(header.group), group.retry_queue_nums, unit=bool(header.unit_mode))
+        retry = self._context.topics.ensure(
+            retry_topic(header.group), group.retry_queue_nums, unit=bool(header.unit_mode)
+        )
         if not retry.perm & Permission.WRITE:
             remark = f"the topic[{retry.topic_name}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
-        record = record_at(self._store, header.offset)
+        record = record_at(self._context.store, header.offset)
         if record is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         return self._put(command, self._copy(command, header, group, record), record.topic, header.group)
@@ -72,7 +75,7 @@ class SendBackHandlers(Handlers):
         is_given_up = level < 0 or record.reconsume_times >= tries_max(command, header.max_reconsume_times, group)
         if is_given_up:
             level = 0
-            topic = self._topics.ensure(dlq_topic(header.group), 1).topic_name
+            topic = self._context.topics.ensure(dlq_topic(header.group), 1).topic_name
             queue_id = 0
         else:
             level = level or _FIRST_LEVEL + record.reconsume_times
@@ -90,23 +93,23 @@ class SendBackHandlers(Handlers):
                 property_names.WAIT: "false",
             },
             reconsume_times=record.reconsume_times + 1,
-            store_host=self._identity.store_host,
+            store_host=self._context.identity.store_host,
         )
         if level > 0 and message.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT):
-            self._schedule.defer(message, level)
+            self._context.schedule.defer(message, level)
         return message
 
     def _put(self, command: Command, message: PutMessage, topic: str, group: str) -> Command | Awaitable[Command]:
-        put = self._store.put(message)
+        put = self._context.store.put(message)
         if put.status is not PutStatus.OK:
             return reply(command, ResponseCode.SYSTEM_ERROR, put.status.value)
         owner = decode_fields(command).get("Owner", "null")
-        self._statistics.sent_back(message, put, topic=topic, group=group, owner=owner)
-        if self._counts is not None:
-            self._counts.given_up(message)
-        if self._durability is None or self._durability.has(put.end_offset):
+        self._context.statistics.sent_back(message, put, topic=topic, group=group, owner=owner)
+        if self._context.counts is not None:
+            self._context.counts.given_up(message)
+        if self._context.durability is None or self._context.durability.has(put.end_offset):
             return reply(command)
-        return _answer_when_durable(command, self._durability.wait(put.end_offset))
+        return _answer_when_durable(command, self._context.durability.wait(put.end_offset))
 
 
 async def _answer_when_durable(command: Command, waiting: asyncio.Future[tuple[Outcome, str]]) -> Command:

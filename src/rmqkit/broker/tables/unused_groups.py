@@ -17,10 +17,17 @@ this broker created stays. Loop only. Ours.
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
-from rmqkit.broker.context import Parts
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.clients import ClientTable
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.clock import Clock
 from rmqkit.protocol.names import dlq_topic, retry_topic
 from rmqkit.remoting.turns import Slice
+from rmqkit.store.message_store import MessageStore
 
 __all__ = ["ROUND_SECONDS", "drop_unused_groups"]
 
@@ -29,36 +36,48 @@ ROUND_SECONDS = 60.0
 _log = logging.getLogger(__name__)
 
 
-async def drop_unused_groups(parts: Parts) -> int:
+class UnusedGroupsContext(Protocol):
+    """What the round that drops unused groups may touch."""
+
+    clients: ClientTable
+    clock: Clock
+    groups: GroupTable
+    offsets: OffsetTable
+    settings: BrokerSettings
+    store: MessageStore
+    topics: TopicTable
+
+
+async def drop_unused_groups(context: UnusedGroupsContext) -> int:
     """Drop the groups that nobody used; returns how many."""
-    before_ms = parts.clock.monotonic_ms() - parts.settings.unused_group_keep_ms
-    candidates = parts.groups.appeared_before(before_ms)
-    if not candidates or not parts.settings.auto_create_group:
+    before_ms = context.clock.monotonic_ms() - context.settings.unused_group_keep_ms
+    candidates = context.groups.appeared_before(before_ms)
+    if not candidates or not context.settings.auto_create_group:
         return 0  # without that setting they could not come back
-    with_offsets, now, dropped = parts.offsets.all_groups, Slice(), set[str]()
+    with_offsets, now, dropped = context.offsets.all_groups, Slice(), set[str]()
     for group in candidates:
-        if group in with_offsets or group not in parts.groups or _has_messages(parts, group):
-            parts.groups.keep(group)
-        elif parts.clients.consumers(group) is None and _drop(parts, group):
+        if group in with_offsets or group not in context.groups or _has_messages(context, group):
+            context.groups.keep(group)
+        elif context.clients.consumers(group) is None and _drop(context, group):
             dropped.add(group)
         await now.pause_if_over()
     if dropped:
-        parts.offsets.forget_pulls(dropped)
+        context.offsets.forget_pulls(dropped)
         _log.info("%d groups went away: they were created as they appeared, and nobody used them", len(dropped))
     return len(dropped)
 
 
-def _has_messages(parts: Parts, group: str) -> bool:
-    config = parts.topics.get(retry_topic(group))
+def _has_messages(context: UnusedGroupsContext, group: str) -> bool:
+    config = context.topics.get(retry_topic(group))
     queues = range(config.read_queue_nums if config is not None else 0)
     return (
-        any(parts.store.max_offset(retry_topic(group), queue_id) for queue_id in queues)
-        or parts.topics.get(dlq_topic(group)) is not None
+        any(context.store.max_offset(retry_topic(group), queue_id) for queue_id in queues)
+        or context.topics.get(dlq_topic(group)) is not None
     )
 
 
-def _drop(parts: Parts, group: str) -> bool:
-    one = parts.groups.remove_unused(group)
+def _drop(context: UnusedGroupsContext, group: str) -> bool:
+    one = context.groups.remove_unused(group)
     if one is not None and one.retry is not None:
-        parts.topics.remove_unused(retry_topic(group), one.retry)
+        context.topics.remove_unused(retry_topic(group), one.retry)
     return one is not None

@@ -34,10 +34,16 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from rmqkit.broker.context import Parts
 from rmqkit.broker.copies import copy_of, with_changes
 from rmqkit.broker.delay.levels import Elsewhere
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP, immunity_ms, number, op_offsets, real_place
+from rmqkit.broker.transaction.half import (
+    TRANSACTION_GROUP,
+    TransactionContext,
+    immunity_ms,
+    number,
+    op_offsets,
+    real_place,
+)
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
@@ -67,17 +73,17 @@ class CheckBack:
     """Asks producers about half messages, or with ``elsewhere`` moves them to other brokers.
     `round` has to be called every ``transactionCheckInterval``."""
 
-    def __init__(self, parts: Parts, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(self, context: TransactionContext, elsewhere: Elsewhere | None = None) -> None:
         self._elsewhere = elsewhere
-        self._settings = parts.settings
-        self._store_settings = parts.store_settings
-        self._store = parts.store
-        self._topics = parts.topics
-        self._offsets = parts.offsets
-        self._clients = parts.clients
-        self._ops = parts.ops
-        self._clock = parts.clock
-        self._durability = parts.durability
+        self._settings = context.settings
+        self._store_settings = context.store_settings
+        self._store = context.store
+        self._topics = context.topics
+        self._offsets = context.offsets
+        self._clients = context.clients
+        self._ops = context.ops
+        self._clock = context.clock
+        self._durability = context.durability
         self._producer_turn = 0
         self._is_stopping = False
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, put_refusal
 from rmqkit.broker.copies import copy_of
 from rmqkit.broker.delay.timer import put_aside
 from rmqkit.broker.durability import Durability
-from rmqkit.broker.send.checks import CODES, NOT_ENOUGH_REPLICAS, put_refusal
+from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.settings import BrokerRole
-from rmqkit.broker.transaction.half import committed, half_at, immunity_ms, number, record_at
+from rmqkit.broker.transaction.half import TransactionContext, committed, half_at, immunity_ms, number, record_at
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -40,13 +39,13 @@ _NO_REMARK = "not set any response code"
 _RESUMABLE = (names.HALF_TOPIC, names.TRANS_CHECK_MAX_TIME_TOPIC)
 
 
-class TransactionHandlers(Handlers):
+class TransactionHandlers(Handlers[TransactionContext]):
     """Ends transactions, and asks again about those that were given up."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._ops = parts.ops
-        self._store_settings = parts.store_settings
+    def __init__(self, context: TransactionContext) -> None:
+        super().__init__(context)
+        self._ops = context.ops
+        self._store_settings = context.store_settings
 
     @answers(RequestCode.END_TRANSACTION)
     def end(self, connection: Connection, command: Command) -> Command | Awaitable[Command] | None:
@@ -54,13 +53,13 @@ class TransactionHandlers(Handlers):
         header = decode_header_leniently(command, EndTransactionRequest, drops_unreadable=False)
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, _UNKNOWN):
             return reply(command, ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
-        if self._settings.broker_role is BrokerRole.SLAVE:
+        if self._context.settings.broker_role is BrokerRole.SLAVE:
             return reply(command, ResponseCode.SLAVE_NOT_AVAILABLE, _NO_REMARK)
         if header.commit_or_rollback == _UNKNOWN:
             return None
-        if self._ops.is_full or (self._durability is not None and self._durability.is_full):
+        if self._ops.is_full or (self._context.durability is not None and self._context.durability.is_full):
             return reply(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
-        half = half_at(self._store, header.commit_log_offset)
+        half = half_at(self._context.store, header.commit_log_offset)
         if half is None:
             return reply(command, ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
         refusal = self._refusal(header, half)
@@ -80,11 +79,11 @@ class TransactionHandlers(Handlers):
             physical_offset = decode_offset_id(header.msg_id)[2]
         except ValueError:
             return reply(command, ResponseCode.SYSTEM_ERROR, failed)
-        record = record_at(self._store, physical_offset)
+        record = record_at(self._context.store, physical_offset)
         if record is None or record.topic not in _RESUMABLE:
             return reply(command, ResponseCode.SYSTEM_ERROR, failed)
         changes = {property_names.TRANSACTION_CHECK_TIMES: "0"}
-        put = self._store.put(copy_of(record, topic=names.HALF_TOPIC, queue_id=0, changes=changes))
+        put = self._context.store.put(copy_of(record, topic=names.HALF_TOPIC, queue_id=0, changes=changes))
         if put.status is not PutStatus.OK:
             return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
         return reply(command)
@@ -96,8 +95,10 @@ class TransactionHandlers(Handlers):
         properties = decode_properties(half.properties)
         own_immunity = properties.get(property_names.CHECK_IMMUNITY_SECONDS)
         if own_immunity is not None and not header.from_transaction_check:
-            timeout_ms = self._settings.transaction_timeout_ms
-            if self._clock.now_ms() - half.born_timestamp > max(timeout_ms, immunity_ms(own_immunity, timeout_ms)):
+            timeout_ms = self._context.settings.transaction_timeout_ms
+            if self._context.clock.now_ms() - half.born_timestamp > max(
+                timeout_ms, immunity_ms(own_immunity, timeout_ms)
+            ):
                 return ResponseCode.ILLEGAL_OPERATION, _NO_REMARK  # the producer is asked instead
         group = properties.get(property_names.PRODUCER_GROUP)
         if group is None or header.producer_group != group:
@@ -116,27 +117,27 @@ class TransactionHandlers(Handlers):
         properties = decode_properties(message.properties)
         level = number(properties.get(property_names.DELAY))
         if level > 0:
-            self._schedule.defer(message, level)
-        elif (refusal := put_aside(self._timer, message, properties)) is not None:
+            self._context.schedule.defer(message, level)
+        elif (refusal := put_aside(self._context.timer, message, properties)) is not None:
             return reply(command, *refusal)
-        if self._durability is not None and self._durability.lacks_replicas:
+        if self._context.durability is not None and self._context.durability.lacks_replicas:
             return reply(command, *NOT_ENOUGH_REPLICAS)
-        put = self._store.put(message)
+        put = self._context.store.put(message)
         if put.status is not PutStatus.OK:
             return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
-        self._statistics.moved(message, put)
+        self._context.statistics.moved(message, put)
         self._decided(half, is_commit=True)
-        if self._durability is None:
+        if self._context.durability is None:
             return reply(command)
-        if command.is_one_way or self._durability.has(put.end_offset):
-            self._durability.wake()
+        if command.is_one_way or self._context.durability.has(put.end_offset):
+            self._context.durability.wake()
             return reply(command)
-        return self._answer_when_durable(self._durability, command, put.end_offset)
+        return self._answer_when_durable(self._context.durability, command, put.end_offset)
 
     def _decided(self, half: Record, *, is_commit: bool) -> None:
         self._ops.add(half.queue_id, half.queue_offset)
-        if self._counts is not None:
-            self._counts.decided(half, is_commit=is_commit)
+        if self._context.counts is not None:
+            self._context.counts.decided(half, is_commit=is_commit)
 
     async def _answer_when_durable(self, durability: Durability, command: Command, end_offset: int) -> Command:
         outcome, reason = await durability.wait(end_offset)

@@ -17,9 +17,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.context import Parts
+from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.replication.acting_master import ActingMaster, OnMaster
+from rmqkit.broker.replication.context import ReplicationContext
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
@@ -33,7 +33,7 @@ _TOLD_MAX = 256
 _log = logging.getLogger(__name__)
 
 
-class MemberHandlers(Handlers):
+class MemberHandlers(Handlers[ReplicationContext]):
     """Answers them.
 
     Args:
@@ -44,14 +44,14 @@ class MemberHandlers(Handlers):
 
     def __init__(
         self,
-        parts: Parts,
+        context: ReplicationContext,
         *,
         ha_address: str,
         acting: ActingMaster | None,
         on_master: OnMaster | None,
         believes: Callable[[Connection, HaInfo], bool],
     ) -> None:
-        super().__init__(parts)
+        super().__init__(context)
         self._ha_address = ha_address
         self._acting = acting
         self._on_master = on_master
@@ -68,9 +68,9 @@ class MemberHandlers(Handlers):
     async def ha_info(self, connection: Connection, command: Command) -> Command:
         """Says where this master's log is followed, or follows the master that says so."""
         told = decode_header_leniently(command, HaInfo)
-        if self._settings.broker_role is not BrokerRole.SLAVE:
+        if self._context.settings.broker_role is not BrokerRole.SLAVE:
             is_asked = told.master_ha_address is None
-            return reply(command, header=HaInfo(self._ha_address, 0, self._address) if is_asked else HaInfo())
+            return reply(command, header=HaInfo(self._ha_address, 0, self._context.address) if is_asked else HaInfo())
         if told.master_address and told.master_ha_address and self._acting is not None and self._on_master is not None:
             if not self._believes(connection, told):
                 self._doubt(connection, told)

@@ -13,9 +13,12 @@ Source: behaviour.md §2.4, §10.2, §10.5; store.md §21.5.
 
 from __future__ import annotations
 
-from rmqkit.broker.answers import Handlers, answers
-from rmqkit.broker.pull.handler import REJECTED
-from rmqkit.broker.send.checks import put_refusal, stamps_of
+from typing import Protocol
+
+from rmqkit.broker.answers import REJECTED, put_refusal
+from rmqkit.broker.handlers import Handlers, OwnAddress, answers
+from rmqkit.broker.send.checks import stamps_of
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply
 from rmqkit.remoting.connection import Connection
@@ -26,19 +29,26 @@ __all__ = ["RefusalHandlers"]
 _UNAVAILABLE = PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
 
 
-class RefusalHandlers(Handlers):
+class RefusalContext(Protocol):
+    """What refusals may touch."""
+
+    identity: OwnAddress
+    settings: BrokerSettings
+
+
+class RefusalHandlers(Handlers[RefusalContext]):
     """Takes no messages."""
 
     @answers(RequestCode.SEND_MESSAGE)
     @answers(RequestCode.SEND_MESSAGE_V2)
     @answers(RequestCode.SEND_BATCH_MESSAGE)
     def send(self, connection: Connection, command: Command) -> Command:
-        if not self._settings.acts_as_master:
+        if not self._context.settings.acts_as_master:
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
-        return reply(command, *put_refusal(_UNAVAILABLE, 0), fields=stamps_of(self._settings)[1])
+        return reply(command, *put_refusal(_UNAVAILABLE, 0), fields=stamps_of(self._context.settings)[1])
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     def send_back(self, connection: Connection, command: Command) -> Command:
-        if not self._settings.acts_as_master:
+        if not self._context.settings.acts_as_master:
             return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
-        return reply(command, ResponseCode.SYSTEM_ERROR, f"no master available along with {self._identity.ip}")
+        return reply(command, ResponseCode.SYSTEM_ERROR, f"no master available along with {self._context.identity.ip}")
