@@ -41,7 +41,7 @@ async def with_topics(cluster, names):
     topics = cluster.standalone._broker.context.topics
     for name in names:
         topics.put(TopicConfig(topic_name=name, perm=6))
-    await cluster.standalone._broker._told()
+    await cluster.standalone._broker.context.topics_published()
     return topics
 
 
@@ -65,7 +65,7 @@ def test_changes_that_come_close_together_are_all_routed(run):
         await asyncio.sleep(0)  # its registration is about to begin
         topics.put(TopicConfig(topic_name="B", perm=4))
         await asyncio.sleep(0)
-        await cluster.standalone._broker._told()
+        await cluster.standalone._broker.context.topics_published()
         assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
 
     run(scenario)
@@ -78,7 +78,7 @@ def test_a_change_is_routed_although_another_is_told_while_it_is_written(run):
         topics.put(TopicConfig(topic_name="A", perm=4))
         await asyncio.sleep(0)  # B is about to be written, and the registration of A begins
         await written
-        await cluster.standalone._broker._told()
+        await cluster.standalone._broker.context.topics_published()
         assert [(await routed(cluster, name)).perm for name in "AB"] == [4, 4]
 
     run(scenario)
@@ -92,7 +92,7 @@ def test_the_last_of_the_changes_of_one_topic_is_routed_and_none_of_one_that_is_
         topics.put(TopicConfig("A", perm=4))
         topics.remove("B")
         await shared
-        await cluster.standalone._broker._told()
+        await cluster.standalone._broker.context.topics_published()
         assert (await routed(cluster, "A")).perm == topics.get("A").perm == 4
         assert topics.get("B") is None
         assert (await ask_namesrv(cluster, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="B")).code == 17

@@ -32,12 +32,12 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from datetime import date
 
-from rmqkit.broker.delay.levels import delay_level
 from rmqkit.broker.put_times import PutTimes
 from rmqkit.clock import Clock
 from rmqkit.protocol import names
 from rmqkit.protocol.properties import DELAY, decode_properties
 from rmqkit.protocol.schemas.stats import BrokerStatsData, StatsItem
+from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
 __all__ = ["SAMPLE_SECONDS", "Statistics"]

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import re
 
-from rmqkit.errors import SettingsError
+from rmqkit.errors import HeaderError, SettingsError
 
-__all__ = ["delivery_time", "parse_delay_levels"]
+__all__ = ["delay_level", "delivery_time", "parse_delay_levels"]
 
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 _LEVEL = re.compile(r"(\d+)([smhd])")
+
+
+def delay_level(text: str | None) -> int:
+    """The number in property DELAY, 0 without one. Raises HeaderError: it is not a 32-bit number."""
+    if text is None:
+        return 0
+    level = int(text) if _INTEGER.fullmatch(text) else 1 << 31
+    if not -(1 << 31) <= level < 1 << 31:
+        raise HeaderError(f'property DELAY is not a number: "{text}"')
+    return level
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:

@@ -262,10 +262,10 @@ def test_topics_are_created_again_when_that_is_switched_on(run):
 def test_the_name_servers_are_told_of_a_new_permission(run):
     async def scenario(cluster):
         await cluster.send()
-        await cluster.standalone._broker._told()
+        await cluster.standalone._broker.context.topics_published()
         assert await perm_told(cluster) == 6
         assert (await change(cluster, "brokerPermission=4")).code == OK
-        await cluster.standalone._broker._told()
+        await cluster.standalone._broker.context.topics_published()
         assert await perm_told(cluster) == 4
 
     run(scenario)

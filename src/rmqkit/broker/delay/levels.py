@@ -30,7 +30,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from pathlib import Path
 from rmqkit.broker.copies import copy_of, with_changes
 from rmqkit.broker.pull.long_polling import Held, LongPolling
 from rmqkit.clock import Clock
-from rmqkit.errors import HeaderError, RecordCorrupt
+from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.properties import find_property
@@ -50,7 +49,7 @@ from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
-__all__ = ["TIMER_NAMES", "Elsewhere", "Schedule", "delay_level"]
+__all__ = ["TIMER_NAMES", "Elsewhere", "Schedule"]
 
 Elsewhere = Callable[[PutMessage], Awaitable[bool]]
 """Puts a message at another broker; whether it is stored there."""
@@ -71,23 +70,12 @@ _BROKEN_MS = 10_000
 _WAIT_MS = 86_400_000.0
 _REAL_TOPIC = property_names.REAL_TOPIC.encode()
 _REAL_QUEUE_ID = property_names.REAL_QUEUE_ID.encode()
-_INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 _Entry = tuple[int, int, int, int | None]
 """What `MessageStore.entries` yields: the offset behind it, physical offset, size, time it is due."""
 
 _HOPELESS = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 
 _log = logging.getLogger(__name__)
-
-
-def delay_level(text: str | None) -> int:
-    """The number in property DELAY, 0 without one. Raises HeaderError: it is not a 32-bit number."""
-    if text is None:
-        return 0
-    level = int(text) if _INTEGER.fullmatch(text) else 1 << 31
-    if not -(1 << 31) <= level < 1 << 31:
-        raise HeaderError(f'property DELAY is not a number: "{text}"')
-    return level
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, Refusal, put_refusal
 from rmqkit.broker.copies import with_changes
-from rmqkit.broker.delay.levels import delay_level
 from rmqkit.broker.delay.timer import put_aside
 from rmqkit.broker.durability import Outcome
 from rmqkit.broker.handlers import Handlers, answers, by_global_number, when_published
@@ -40,6 +39,7 @@ from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
 from rmqkit.remoting.turns import Slice
+from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.long_batch import LongBatch, is_long
 from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
 
