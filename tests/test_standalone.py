@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -13,6 +12,7 @@ from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.namesrv import KVPut
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
+from tests.virtual_time import run as run_virtual
 
 
 @pytest.mark.parametrize("chosen", ["", "elsewhere/kv.json"])
@@ -26,6 +26,6 @@ def test_the_kv_file_is_beside_the_broker_s_tables_unless_it_is_set(tmp_path, ch
             assert (await client.call(both.namesrv_address, command, 60_000)).code == ResponseCode.SUCCESS
             await client.close()
 
-    asyncio.run(put())
+    run_virtual(put())
     path = tmp_path / (chosen or "store/config/kvConfig.json")
     assert json.loads(path.read_bytes()) == {"configTable": {"NS": {"k": "v"}}}

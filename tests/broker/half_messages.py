@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 
 from rmqkit.broker.settings import BrokerSettings
@@ -20,6 +19,7 @@ from rmqkit.protocol.schemas.transactions import CheckTransactionRequest
 from rmqkit.store.message_store import MessageStore
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import HOST, message, read_all, small_settings
+from tests.virtual_time import run as run_virtual
 
 
 class AskedProducer:
@@ -70,7 +70,7 @@ class HalfMessages:
 
     def round(self, after_ms=0):
         self.clock.ms += after_ms
-        asyncio.run(self.check_back.round())
+        run_virtual(self.check_back.round())
 
     def records(self, topic=HALF_TOPIC):
         return [

@@ -31,6 +31,7 @@ from tests.broker.half_messages import HalfMessages
 from tests.broker.test_escape import Elsewhere
 from tests.client.peers import Peer, until
 from tests.store.stores import message, small_settings
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 OWN = "127.0.0.1:1001"
@@ -101,7 +102,7 @@ def on_group(scenario, root, **settings):
                 await group.client.close()
                 await group.master.stop()
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(

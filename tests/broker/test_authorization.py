@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -21,6 +20,7 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from tests.broker.test_admission import CLIENTS_OWN, GUARDED, OF_SERVERS, READING
 from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
+from tests.virtual_time import run as run_virtual
 
 NOTHING, DENIED = "no matched policies.", "the decision is deny."
 PUB = frozenset(["Pub"])
@@ -207,7 +207,7 @@ def test_a_broker_refuses_what_policies_do_not_allow(tmp_path):
             ANNA.sign(command)
             assert (await ask_from_elsewhere(address, command)).remark == remark.replace("127.0.0.1", "10.1.2.3")
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_policies_for_whom_nobody_knows_stop_a_start():

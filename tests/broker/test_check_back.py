@@ -15,6 +15,7 @@ from rmqkit.store.settings import StoreSettings
 from tests.broker.half_messages import HalfMessages
 from tests.golden_stores import golden_manifest, unpack_golden
 from tests.store.stores import HOST, golden_settings, message, opened, read_all
+from tests.virtual_time import run as run_virtual
 
 OLD_ENOUGH = 6001
 HOUR_MS = 3_600_000
@@ -358,7 +359,7 @@ def test_a_round_works_in_small_pieces(halves, monkeypatch):
         return seen
 
     halves.clock.ms += OLD_ENOUGH
-    seen = asyncio.run(scenario())
+    seen = run_virtual(scenario())
     assert len(set(seen)) >= 10
     assert seen[-1] == 100
 
@@ -375,7 +376,7 @@ def test_a_round_under_way_ends_when_the_broker_stops(halves, monkeypatch):
         await task
 
     halves.clock.ms += OLD_ENOUGH
-    asyncio.run(scenario())
+    run_virtual(scenario())
     done = halves.positions[0]
     assert 0 < done < 100
     assert len(halves.records()) == 100 + done
@@ -392,7 +393,7 @@ def test_a_round_lasts_a_minute_at_most(halves, monkeypatch):
 
     halves.clock.ms += OLD_ENOUGH
     monkeypatch.setattr(halves.store, "put", slow_put)
-    asyncio.run(halves.check_back.round())
+    run_virtual(halves.check_back.round())
     assert halves.positions == (6, 0)
 
 
@@ -409,7 +410,7 @@ def test_ops_that_come_without_end_do_not_keep_a_round_from_asking(halves, monke
 
     halves.clock.ms += OLD_ENOUGH
     monkeypatch.setattr(halves.store, "get", busy_get)
-    asyncio.run(halves.check_back.round())
+    run_virtual(halves.check_back.round())
     assert len(producer.asked) == 1
 
 

@@ -10,6 +10,7 @@ import pytest
 from rmqkit.broker import durability
 from rmqkit.broker.durability import Durability, Outcome
 from rmqkit.testing.clock import StandingClock
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 FLUSH_MS, SLAVE_MS = 5000, 3000
@@ -87,7 +88,7 @@ def run(scenario, **what):
     async def main():
         await scenario(Waiting(**what))
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_a_round_releases_all_it_covers_in_order():

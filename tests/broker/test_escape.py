@@ -22,6 +22,7 @@ from tests.broker.cluster import Cluster
 from tests.broker.half_messages import HalfMessages
 from tests.broker.test_schedule import Delays, running
 from tests.store.stores import message, read_all
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS, until
 
 STAMPS = {"CLUSTER": "DefaultCluster", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
@@ -57,7 +58,7 @@ def other(tmp_path):
             async with asyncio.timeout(SECONDS), Other(tmp_path / "other", **settings) as opened:
                 await scenario(opened)
 
-        asyncio.run(main())
+        run_virtual(main())
 
     return runner
 
@@ -192,7 +193,7 @@ def on_delays(root, scenario, **settings):
             await scenario(delays, Elsewhere())
             await delays.schedule.stop_elsewhere()
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("flush", list(FlushDiskType))

@@ -23,6 +23,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.broker.groups_of_brokers import SECONDS, Brokers
 from tests.client.peers import until
+from tests.virtual_time import run as run_virtual
 
 ACTING = {"acts_as_master": True, "transaction_timeout_ms": 500, "transaction_check_interval_ms": 200}
 QUICK = {"route_interval_ms": 100, "heartbeat_interval_ms": 200}
@@ -46,7 +47,7 @@ def on_brokers(test):
             async with asyncio.timeout(3 * SECONDS):
                 await test(*args, **kwargs)
 
-        asyncio.run(main())
+        run_virtual(main())
 
     return run
 

@@ -23,6 +23,7 @@ from tests.golden_stores import unpack_golden
 from tests.protocol.test_ha import STREAMS, golden_stream, split
 from tests.remoting.test_remoting import AcceptedTransport
 from tests.store.stores import golden_settings, small_settings
+from tests.virtual_time import run as run_virtual
 
 FILE_BYTES = 4096
 HEARTBEAT_MS = 5000
@@ -41,7 +42,7 @@ def on_loop(request):
 
 
 def run(scenario):
-    asyncio.run(scenario)
+    run_virtual(scenario)
 
 
 @pytest.mark.parametrize("reported_offset", [0, 131_072, 300_000])

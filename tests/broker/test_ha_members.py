@@ -32,6 +32,7 @@ from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
 from tests.broker.ha_links import master, turns, until
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.store.stores import small_settings
+from tests.virtual_time import run as run_virtual
 
 ELSEWHERE = "127.0.0.2"
 ONE = HaAddresses("127.0.0.1")
@@ -127,7 +128,7 @@ def test_members_are_who_the_name_servers_tell_of_and_are_remembered():
         assert not members.is_any_known
         await members.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_members_are_not_somewhere_on_the_internet(caplog):
@@ -222,7 +223,7 @@ def test_without_name_servers_nobody_is_a_member_and_all_that_are_allowed_count(
             refused = await it.slave(host=ELSEWHERE)
             await until(lambda: not refused.is_open)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("is_member", [True, False])
@@ -252,7 +253,7 @@ def test_an_unknown_address_waits_until_the_name_servers_were_asked(tmp_path, is
                 await until(lambda: not slave.is_open)
                 assert it.ha._waiting == []
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert caplog.text.count("is refused at the HA port") == (not is_member)
 
 
@@ -267,7 +268,7 @@ def test_links_that_wait_are_few(tmp_path):
             told.gate.set()
             await until(lambda: not any(slave.is_open for slave in slaves))
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_copy_from_this_machine_counts_when_the_name_servers_tell_of_a_member_here(tmp_path):
@@ -282,7 +283,7 @@ def test_a_copy_from_this_machine_counts_when_the_name_servers_tell_of_a_member_
             await until(lambda: it.ha.replicated_offset(2) == end)
             assert (it.ha.in_sync_count(), it.links[0].in_sync) == (2, True)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_the_first_link_of_an_address_counts_until_it_is_silent(tmp_path):
@@ -297,7 +298,7 @@ def test_the_first_link_of_an_address_counts_until_it_is_silent(tmp_path):
             late.report(0)
             await until(lambda: it.ha.replicated_offset(2) == 0)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 # ---- when the port is open to others
@@ -355,7 +356,7 @@ def test_the_port_is_open_from_the_start_where_slaves_are_wanted(tmp_path, setti
             await until(it.ha._server.is_serving)
             assert await is_open(ELSEWHERE, it.port)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_port_that_is_in_use_is_found_at_the_start_also_where_it_is_not_opened(tmp_path):
@@ -368,7 +369,7 @@ def test_a_port_that_is_in_use_is_found_at_the_start_also_where_it_is_not_opened
                 with pytest.raises(Exception, match=r"cannot listen on 0\.0\.0\.0"):
                     await again.start("0.0.0.0", taken.getsockname()[1])
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 # ---- TLS
@@ -435,7 +436,7 @@ def test_a_plain_slave_is_refused_where_tls_is_asked_for_and_taken_where_it_is_n
             end = it.put()
             assert len(await (await it.slave(0)).has(end)) == end
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert "it speaks no TLS, haTlsEnable=true asks for it" in caplog.text
 
 
@@ -470,7 +471,7 @@ def test_tls_without_what_it_needs_is_refused_at_the_start(tmp_path):
             with pytest.raises(SettingsError, match=r"at a slave needs tls\.enable=true"):
                 HaSlave(it.store, settings, it.clock, RemotingClient(), address="a", flushes=False)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)

@@ -38,6 +38,7 @@ from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
 from tests.broker.conversation import ha_frames
 from tests.store.stores import message, opened, put_all, read_all, small_settings
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS, until
 
 REPORT = struct.Struct(">q")
@@ -247,7 +248,7 @@ def test_the_stream_of_a_real_master_becomes_its_log(tmp_path):
             assert 0 < status.last_read_timestamp <= SYSTEM_CLOCK.now_ms() + 1
         await master.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_slave_goes_on_where_it_was_cut(tmp_path):
@@ -272,7 +273,7 @@ def test_a_slave_goes_on_where_it_was_cut(tmp_path):
             assert log_of(slave.store) == log_of(master.store)
             assert len(frames) > 16
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def records(store):
@@ -298,7 +299,7 @@ def test_every_record_can_be_read_when_all_came(tmp_path):
             assert records(slave.store) == records(master.store)
             assert len(records(slave.store)) == 200
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_signs_of_life_are_sent_and_not_answered(tmp_path):
@@ -314,7 +315,7 @@ def test_signs_of_life_are_sent_and_not_answered(tmp_path):
             await link.send(frame(end), frame(end))
             assert slave.is_following
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_heartbeats_are_not_answered(tmp_path):
@@ -326,7 +327,7 @@ def test_heartbeats_are_not_answered(tmp_path):
             await until(lambda: len(link.reports) == 2)
             assert link.reports[0] == 0
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("is_heartbeat", [False, True])
@@ -345,7 +346,7 @@ def test_an_offset_that_is_not_the_logs_end_ends_the_link(tmp_path, caplog, is_h
             await again.reported(master.store.max_physical_offset)
             assert not slave.is_diverged
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert "the master goes on at 1200, the own log ends at 900" in caplog.text
 
 
@@ -361,7 +362,7 @@ def test_what_is_no_frame_ends_the_link(tmp_path, caplog, garbage):
             assert (again.reports[0], slave.store.max_physical_offset) == (0, 0)
             assert not slave.is_diverged
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert "an HA frame of" in caplog.text
 
 
@@ -379,7 +380,7 @@ def test_a_master_that_speaks_first_is_not_listened_to(tmp_path, caplog):
             assert slave.may_serve
             assert slave.store.max_physical_offset == 0
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert "speaks before" in caplog.text
 
 
@@ -390,7 +391,7 @@ def test_a_silent_master_is_left(tmp_path, caplog):
             await until(lambda: first.is_closed)
             assert (first.reports[0], second.reports[0]) == (0, 0)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert "haHousekeepingInterval 30" in caplog.text
 
 
@@ -409,7 +410,7 @@ def test_topics_are_copied_before_the_first_report(tmp_path):
             await master.link(2)
             assert done == [True, True]
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_the_master_may_move(tmp_path):
@@ -434,7 +435,7 @@ def test_the_master_may_move(tmp_path):
             assert len(master.links) == 1
             await other.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_the_master_may_move_while_a_slave_gets_ready(tmp_path):
@@ -449,7 +450,7 @@ def test_the_master_may_move_while_a_slave_gets_ready(tmp_path):
             assert not any(link.reports for link in master.links)
         await other.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_configured_address_goes_first(tmp_path):
@@ -461,7 +462,7 @@ def test_a_configured_address_goes_first(tmp_path):
             await master.link()
         await master.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_pauses_get_longer_and_a_reason_is_told_once(tmp_path, monkeypatch, caplog):
@@ -478,7 +479,7 @@ def test_pauses_get_longer_and_a_reason_is_told_once(tmp_path, monkeypatch, capl
             assert slave.may_serve  # the master is gone
             return pauses
 
-    assert asyncio.run(scenario()) == [500, 1000, 2000, 4000, 5000, 5000]
+    assert run_virtual(scenario()) == [500, 1000, 2000, 4000, 5000, 5000]
     (told,) = warnings(caplog)
     assert "cannot connect to 127.0.0.1:1: Connection refused" in told
 
@@ -530,7 +531,7 @@ def test_any_cut_of_the_stream_gives_the_same_log(tmp_path_factory, cuts):
                 assert len(sink.written) - len(set(sink.written)) <= 1, "the heartbeat may have a report of its own"
                 assert log_of_replica(slave.store) == log_of(store)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def log_of_replica(store):
@@ -556,7 +557,7 @@ def test_all_frames_of_one_read_are_reported_once(tmp_path):
                 link.resume_writing()
                 assert len(sink.written) == 3
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 @given(st.binary(max_size=3000))
@@ -571,7 +572,7 @@ def test_any_bytes_end_in_a_documented_way(tmp_path_factory, data):
             feed(link, data)
             feed(link, frame(0, data))
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 # ---- the disk
@@ -606,7 +607,7 @@ def test_under_sync_flush_only_what_is_on_the_disk_is_reported(tmp_path, monkeyp
             assert records(slave.store) == records(master.store)
 
     try:
-        asyncio.run(scenario())
+        run_virtual(scenario())
     finally:
         gate.set()
 
@@ -626,7 +627,7 @@ def test_the_first_report_waits_for_the_disk(tmp_path):
             assert slave.store.durable_offset == len(data)
             await master.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_what_cannot_be_flushed_is_never_reported(tmp_path, monkeypatch, caplog):
@@ -647,7 +648,7 @@ def test_what_cannot_be_flushed_is_never_reported(tmp_path, monkeypatch, caplog)
             assert slave.status().max_offset == slave.store.max_physical_offset
             monkeypatch.undo()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert len([line for line in warnings(caplog) if "the disk is gone" in line]) == 1
 
 
@@ -671,7 +672,7 @@ def test_a_full_disk_is_tried_again(tmp_path, monkeypatch, caplog):
             await link.send(*frames)
             await link.reported(master.store.max_physical_offset)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert len([line for line in warnings(caplog) if "No space left" in line]) == 1
 
 
@@ -724,7 +725,7 @@ def test_a_slave_with_another_history_stops_and_says_where(tmp_path, caplog, com
             assert log_of(slave.store) == own_log
             assert len(master.compared) <= 16
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_slave_that_is_ahead_waits_for_its_master(tmp_path, caplog):
@@ -746,7 +747,7 @@ def test_a_slave_that_is_ahead_waits_for_its_master(tmp_path, caplog):
             await link.send(*frames_of(master.store, link.reports[0]))
             await link.reported(master.store.max_physical_offset)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_slave_that_was_ahead_stops_when_its_master_goes_on_differently(tmp_path):
@@ -759,7 +760,7 @@ def test_a_slave_that_was_ahead_stops_when_its_master_goes_on_differently(tmp_pa
             await until(lambda: slave._divergence is not None)
             assert slave._divergence.physical_offset == end
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_parted_log_is_not_served_after_a_restart_without_a_master(tmp_path):
@@ -776,7 +777,7 @@ def test_a_parted_log_is_not_served_after_a_restart_without_a_master(tmp_path):
             assert slave.may_serve
             assert not (slave.store.root / "diverged").exists()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_master_that_has_deleted_what_follows_is_not_followed(tmp_path, caplog):
@@ -789,7 +790,7 @@ def test_a_master_that_has_deleted_what_follows_is_not_followed(tmp_path, caplog
             assert all(link.reports == [] for link in master.links)
             return warnings(caplog)  # before the master leaves
 
-    (told,) = asyncio.run(scenario())
+    (told,) = run_virtual(scenario())
     assert "begins at 8192" in told and "remove this slave's store" in told
 
 
@@ -803,7 +804,7 @@ def test_histories_are_compared_from_where_the_masters_log_begins(tmp_path):
             assert slave._divergence.physical_offset == slave.parting
             assert min(master.compared) >= 28672
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 class Trimmed:
@@ -834,7 +835,7 @@ def test_a_master_that_cannot_be_asked_is_not_followed_yet(tmp_path, caplog, cod
             await until(lambda: any(link.reports for link in master.links))
             assert len(master.store.file_starts) >= 1
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert [line for line in warnings(caplog) if f"answered with code {code}: told to" in line]
 
 
@@ -860,7 +861,7 @@ def test_a_stream_that_is_no_continuation_stops_the_slave(tmp_path, caplog):
             assert f"physical offset {first[1]} on" in told
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
+        run_virtual(scenario())
 
 
 def test_a_log_that_is_found_to_have_parted_before_a_link_is_not_continued(tmp_path, monkeypatch):
@@ -884,7 +885,7 @@ def test_a_log_that_is_found_to_have_parted_before_a_link_is_not_continued(tmp_p
             monkeypatch.undo()
         await master.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 # ---- with tables and our own master
@@ -932,7 +933,7 @@ def test_the_first_record_of_a_topic_waits_for_its_type(tmp_path):
                 await sync.close()
             await master.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("flush", FlushDiskType)

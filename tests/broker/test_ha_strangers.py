@@ -20,6 +20,7 @@ from rmqkit.store.settings import StoreSettings
 from tests.broker.stranger import Stranger
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.elsewhere import BELIEVES_US
+from tests.virtual_time import run as run_virtual
 from tests.waiting import until
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
@@ -115,7 +116,7 @@ def test_eight_zero_bytes_from_another_address_get_nothing_of_the_log(tmp_path, 
             for each in (stranger, slave):
                 await each.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert caplog.text.count("127.0.0.2:") == 1
     assert "is refused at the HA port: haAllowedAddresses=127.0.0.1 leaves it out" in caplog.text
     assert caplog.text.count("authenticationEnabled does not hold at the HA port") == is_guarded
@@ -139,7 +140,7 @@ def test_the_echo_of_a_stranger_is_no_copy_that_an_answer_waits_for(tmp_path):
             for each in (stranger, slave):
                 await each.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_local_program_that_is_no_member_gets_the_log_but_is_no_copy(tmp_path, caplog):
@@ -159,7 +160,7 @@ def test_a_local_program_that_is_no_member_gets_the_log_but_is_no_copy(tmp_path,
         finally:
             await name_server.stop()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_report_from_a_slaves_address_does_not_stop_the_slave_from_counting(tmp_path):
@@ -179,7 +180,7 @@ def test_a_report_from_a_slaves_address_does_not_stop_the_slave_from_counting(tm
             for each in (stranger, slave):
                 await each.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 # ---- who registers as a further slave, and where users are in force
@@ -240,7 +241,7 @@ def test_a_slave_that_somebody_elsewhere_registered_is_no_member(tmp_path, comes
                 assert await raw_send(port, b"1") == FLUSH_SLAVE_TIMEOUT
             await link.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert ("127.0.0.2:10911 is registered as another broker b, but from 10.9.9.9" in caplog.text) is not is_member
 
 
@@ -275,5 +276,5 @@ def test_with_users_a_registered_slave_gets_nothing_before_it_has_signed(tmp_pat
                     assert link.log == b""
                 await link.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert "is refused at the HA port" in caplog.text

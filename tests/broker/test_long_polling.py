@@ -11,6 +11,7 @@ from rmqkit.broker.pull import long_polling
 from rmqkit.broker.pull.long_polling import Held, LongPolling
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.store.message_store import Arrival
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 
@@ -42,7 +43,7 @@ def in_loop(scenario):
         await scenario(waiting)
         waiting.held.close()
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_only_the_pulls_a_message_concerns_are_answered_at_once_and_in_order():

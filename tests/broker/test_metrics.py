@@ -31,6 +31,7 @@ from rmqkit.remoting.server import ListenFailed
 from rmqkit.standalone import Standalone
 from rmqkit.store.message_store import Arrival, PutMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
+from tests.virtual_time import run as run_virtual
 
 HOST = "127.0.0.1"
 PROM = {"exporter_type": ExporterType.PROM, "exporter_port": 0}
@@ -153,7 +154,7 @@ def test_everything_that_is_told_is_in_the_table_and_of_the_right_server(tmp_pat
                 assert "rmqkit_event_loop_lag_milliseconds" in names
                 assert all(server in rows[name].servers and not rows[name].absent for name in names)
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_slaves_are_told(run):
@@ -191,7 +192,7 @@ def test_a_port_in_use_stops_the_start_before_anything_is_written(tmp_path):
                     await Standalone(tmp_path / "b", **{name: taken}).start()
                 assert not (tmp_path / "b").exists()
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(

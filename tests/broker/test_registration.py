@@ -23,6 +23,7 @@ from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerT
 from tests.broker.cluster import Cluster
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.client.peers import Peer, on_loop, until
+from tests.virtual_time import run as run_virtual
 
 
 async def ask_namesrv(cluster, code, **fields):
@@ -134,8 +135,8 @@ def test_topics_that_name_servers_list_as_ordered_are_marked(tmp_path):
         async with Cluster(tmp_path / "store") as cluster:
             assert [await order(cluster, topic) for topic in "TUV"] == [True, False, True]
 
-    asyncio.run(first())
-    asyncio.run(second())
+    run_virtual(first())
+    run_virtual(second())
 
 
 def test_an_answer_that_cannot_be_read_changes_nothing(run):

@@ -3,8 +3,6 @@ send the topic that was made for it."""
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -14,6 +12,7 @@ from rmqkit.protocol.schemas.namesrv import RouteRequest
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
+from tests.virtual_time import run as run_virtual
 
 
 def test_name_servers_know_the_retry_topic_when_a_heartbeat_is_answered(tmp_path):
@@ -31,7 +30,7 @@ def test_name_servers_know_the_retry_topic_when_a_heartbeat_is_answered(tmp_path
             assert found == [ResponseCode.SUCCESS] * 20
             await client.close()
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_name_servers_know_a_new_topic_when_its_first_send_is_answered(tmp_path):
@@ -58,4 +57,4 @@ def test_name_servers_know_a_new_topic_when_its_first_send_is_answered(tmp_path)
             assert found == [ResponseCode.SUCCESS] * 20
             await client.close()
 
-    asyncio.run(main())
+    run_virtual(main())

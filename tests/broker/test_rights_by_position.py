@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from tests.store.stores import message, opened, small_settings
+from tests.virtual_time import run as run_virtual
 
 ROOT, ANNA, EVE = (Credentials(access_key=name, secret_key="secret12") for name in ("root", "anna", "eve"))
 USERS = AuthenticationSettings(
@@ -121,7 +121,7 @@ def test_who_has_no_right_on_a_topic_cannot_reach_its_messages_by_their_place(tm
                 answer = await ask(address, ANNA, code, **fields, group="ga")
                 assert answer.code == ResponseCode.SUCCESS, (code, answer.remark)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_body_that_looks_like_a_record_is_no_message_and_any_other_is(tmp_path):

@@ -22,6 +22,7 @@ from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
 from tests.store.stores import golden_settings, message, read_all, small_settings
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 LEVELS = "1s 5s 10s"
@@ -140,7 +141,7 @@ def test_a_delayed_message_is_stored_under_its_level_and_delivered_when_it_is_du
             assert copy.store_timestamp == delays.clock.ms
             assert [entry[3] for entry in delays.store.entries("T", 1, 0, count_max=9)] == [java_hash("A")]
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_level_above_the_last_counts_as_the_last(root):
@@ -150,7 +151,7 @@ def test_a_level_above_the_last_counts_as_the_last(root):
             (stored,) = delays.records(SCHEDULE_TOPIC, 2)
             assert decode_properties(stored.properties)["DELAY"] == "3"
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_each_level_delivers_in_the_order_of_its_queue(root):
@@ -163,7 +164,7 @@ def test_each_level_delivers_in_the_order_of_its_queue(root):
             delays.clock.ms += 4000
             assert sorted(await delays.delivered(60), key=int) == [b"%d" % number for number in range(60)]
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_level_that_was_empty_for_long_delivers_again(root):
@@ -174,7 +175,7 @@ def test_a_level_that_was_empty_for_long_delivers_again(root):
                 delays.clock.ms += 86_400_000
                 assert len(await delays.delivered(round_number + 1)) == round_number + 1
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_restart_delivers_what_became_due_meanwhile_and_nothing_twice(root):
@@ -193,7 +194,7 @@ def test_a_restart_delivers_what_became_due_meanwhile_and_nothing_twice(root):
             assert await again.delivered(3) == [b"before", b"meanwhile", b"after"]
         assert again.offsets() == {"1": 1, "2": 1, "3": 1}
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_without_the_offset_file_everything_is_delivered_again(root):
@@ -206,7 +207,7 @@ def test_without_the_offset_file_everything_is_delivered_again(root):
         async with running(root, clock=delays.clock) as again:
             assert len(await again.delivered(2)) == 2
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize(("offset", "count"), [(-5, 1), (10**12, 0)])
@@ -222,7 +223,7 @@ def test_an_offset_outside_its_queue_is_corrected(root, offset, count):
             again.clock.ms += 1000
             await again.delivered(count + 1)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_delay_made_shorter_delivers_at_once_what_is_farther_off(root):
@@ -232,7 +233,7 @@ def test_a_delay_made_shorter_delivers_at_once_what_is_farther_off(root):
         async with running(root, levels="1h 1s", clock=delays.clock) as again:
             assert await again.delivered(1) == [b"was two hours"]
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_level_taken_from_the_table_delivers_when_its_messages_said(root):
@@ -246,7 +247,7 @@ def test_a_level_taken_from_the_table_delivers_when_its_messages_said(root):
             again.clock.ms += 1
             assert await again.delivered(1) == [b"third"]
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_clock_set_back_delivers_at_once_what_it_put_too_far_off(root):
@@ -256,7 +257,7 @@ def test_a_clock_set_back_delivers_at_once_what_it_put_too_far_off(root):
             delays.clock.ms -= 3_600_000
             await delays.delivered(1)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_store_that_refuses_is_tried_again_with_the_same_message(root, monkeypatch):
@@ -279,7 +280,7 @@ def test_a_store_that_refuses_is_tried_again_with_the_same_message(root, monkeyp
                     delays.clock.ms += 10
             assert delays.bodies() == [b"0", b"1", b"2"]
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_what_can_never_be_stored_does_not_hold_up_its_level(root, monkeypatch, caplog):
@@ -300,7 +301,7 @@ def test_what_can_never_be_stored_does_not_hold_up_its_level(root, monkeypatch, 
             assert "dropped: MESSAGE_ILLEGAL, too long" in caplog.text
             assert delays.store.max_offset(HALF_TOPIC, 1) == 0
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_level_that_fails_is_tried_again_and_holds_up_no_other(root, monkeypatch, caplog):
@@ -322,7 +323,7 @@ def test_a_level_that_fails_is_tried_again_and_holds_up_no_other(root, monkeypat
             delays.clock.ms += 10_000
             assert await delays.delivered(2) == [b"second", b"first"]
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_backlog_does_not_keep_the_loop_from_its_work(root, monkeypatch):
@@ -340,7 +341,7 @@ def test_a_backlog_does_not_keep_the_loop_from_its_work(root, monkeypatch):
             assert ticks > 200 // 32
 
     monkeypatch.setattr("rmqkit.broker.delay.levels._ROUND_MS_MAX", 1.5)  # one run of messages a round
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def _every_call_later():
@@ -375,7 +376,7 @@ def test_offsets_are_written_when_the_copies_before_them_are_on_the_disk(root, m
             await delays.schedule.persist_round()
             assert delays.offsets() == {"1": 2}
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_under_sync_flush_messages_are_delivered_too(root):
@@ -389,7 +390,7 @@ def test_under_sync_flush_messages_are_delivered_too(root):
             delays.clock.ms += 1000
             assert await delays.delivered(4) == [b"0", b"1", b"2", b"3"]
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_with_extension_files_the_due_time_comes_from_them(root):
@@ -402,7 +403,7 @@ def test_with_extension_files_the_due_time_comes_from_them(root):
             delays.clock.ms += 1
             await delays.delivered(1)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_what_apache_left_pending_is_delivered(tmp_path):
@@ -424,4 +425,4 @@ def test_what_apache_left_pending_is_delivered(tmp_path):
         delays.schedule.stop()
         delays.store.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())

@@ -42,6 +42,7 @@ from rmqkit.store.message_store import MessageStore
 from tests.broker.cluster import Cluster
 from tests.broker.conversation import exchanges
 from tests.store.stores import small_settings
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 SETTINGS = BrokerSettings(broker_name="bk", cluster_name="C1")
@@ -159,7 +160,7 @@ def test_a_round_asks_and_takes_over_what_a_real_slave_does(tmp_path):
             assert master.asked == real
             return slave
 
-    slave = asyncio.run(scenario())
+    slave = run_virtual(scenario())
     topics = decode_as(GOLDEN[21].answer, TopicConfigTable)
     assert slave.topics.snapshot().topic_config_table == topics.topic_config_table
     assert slave.topics.data_version == topics.data_version == DataVersion(3, 0, 1795230036530)
@@ -197,7 +198,7 @@ def test_the_state_of_the_masters_timer_is_taken_by_who_does_not_deliver_itself(
             assert asked == (real if is_follower else [])
         return told, counts
 
-    told, counts = asyncio.run(scenario())
+    told, counts = run_virtual(scenario())
     if is_follower:
         assert told == [decode_timer_checkpoint(GOLDEN[60].answer)]
         assert counts == [decode_as(GOLDEN[61].answer, TimerMetrics)]
@@ -271,7 +272,7 @@ def test_the_type_of_a_new_topic_is_not_guessed_when_the_master_does_not_tell_it
                     await asyncio.sleep(0.002)
             assert slave.sync.is_batch_topic("B")
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinary_queues(tmp_path, monkeypatch, caplog):
@@ -290,7 +291,7 @@ def test_records_of_a_topic_that_a_dead_master_did_not_tell_of_get_ordinary_queu
                 assert not slave.sync.is_batch_topic("T")
                 assert slave.topics.get("T") == TopicConfig("T", 16, 16)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert caplog.text.count("topic T, which the master is gone without telling of, gets ordinary queues") == 1
 
 
@@ -317,7 +318,7 @@ def test_pages_are_joined_and_begun_anew_when_the_table_changes(tmp_path):
             await slave.settled(master)
             return sorted(slave.topics.snapshot().topic_config_table)
 
-    assert asyncio.run(scenario()) == ["A", "C", "D"]
+    assert run_virtual(scenario()) == ["A", "C", "D"]
     assert [fields["topicSeq"] for fields in bodies] == ["0", "2", "2"]
     versions = [fields["dataVersion"] and json.loads(fields["dataVersion"])["counter"] for fields in bodies]
     assert versions == ["", 1, 2]
@@ -340,7 +341,7 @@ def test_pages_without_end_are_refused(tmp_path, monkeypatch, caplog):
             await slave.settled(master)
             assert slave.topics.get("A") is None
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert count == 6
     assert "has no end" in caplog.text
 
@@ -353,7 +354,7 @@ def test_a_master_without_fast_port_is_asked_for_topics_on_its_main_port(tmp_pat
             assert master.codes == ROUND
             assert {port for port, _, _ in master.asked} == {"main"}
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_step_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog):
@@ -380,7 +381,7 @@ def test_a_step_that_fails_is_told_once_and_the_others_go_on(tmp_path, caplog):
             assert slave.offsets.get("G1", "TopicA", 0) == 10
 
     with caplog.at_level(logging.WARNING, logger="rmqkit.broker.replication.tables"):
-        asyncio.run(scenario())
+        run_virtual(scenario())
     told = [record.getMessage() for record in caplog.records]
     assert [line.split(" of the master")[0] for line in told] == ["consumer offsets", "groups"]
     assert "not supported; it is of an older version" in told[1]
@@ -394,7 +395,7 @@ def test_a_master_before_request_modes_is_no_failure(tmp_path, caplog):
             await slave.sync._round()
             assert master.codes == ROUND
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert not request_modes_file(tmp_path).path.exists()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -426,7 +427,7 @@ def test_another_master_is_asked_at_once_and_the_former_one_no_more(tmp_path):
             assert (len(other.asked), slave.sync.master) == (2 * len(ROUND) - 1, None)
             await other.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_nobody_there_is_told_and_no_error(tmp_path, caplog):
@@ -438,7 +439,7 @@ def test_nobody_there_is_told_and_no_error(tmp_path, caplog):
             with pytest.raises(ConnectFailed):
                 await slave.client.call(master.address, Command(21), 1000)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert "topics of the master are not copied, to be tried again: cannot connect to" in caplog.text
 
 
@@ -468,7 +469,7 @@ def test_delay_offsets_are_not_taken_over_while_this_broker_delivers(tmp_path):
         assert slave.schedule.offsets().offset_table == {3: 1}
         assert Slave(tmp_path).schedule.offsets().offset_table == {3: 1}
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize(
@@ -499,7 +500,7 @@ def test_name_servers_tell_where_the_master_is(tmp_path, answers, told):
         return masters
 
     expected = ("h:2", "h:3") if told == "h" else told
-    assert asyncio.run(scenario()) == ([expected] if expected else [])
+    assert run_virtual(scenario()) == ([expected] if expected else [])
 
 
 def test_the_fast_port_is_two_below():
@@ -550,7 +551,7 @@ def test_a_real_slave_gets_from_our_master_what_it_got_from_its_own(golden_root)
                     len(GOLDEN[code].answer) if code == 60 else loads(GOLDEN[code].answer).keys(),
                 )
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_our_slave_copies_our_master(golden_root, tmp_path):
@@ -573,4 +574,4 @@ def test_our_slave_copies_our_master(golden_root, tmp_path):
             finally:
                 await slave.client.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())

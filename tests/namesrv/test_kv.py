@@ -9,6 +9,7 @@ import pytest
 
 from rmqkit.errors import StoreMismatch, StoreUnavailable
 from rmqkit.namesrv.kv import KeyValues
+from tests.virtual_time import run as run_virtual
 
 JAVA_FILE = '{"configTable":{"ORDER_TOPIC_CONFIG":{"UnitTest":"test"}}}'
 
@@ -52,6 +53,6 @@ def test_changes_at_the_same_time_are_all_kept(tmp_path):
         await asyncio.gather(*(kv.put("N", key, "v") for key in keys), kv.delete("N", "k3"), kv.delete("M", "k"))
         return dict(kv.namespace("N"))
 
-    kept = asyncio.run(change())
+    kept = run_virtual(change())
     assert kept == {key: "v" for key in keys if key != "k3"}
     assert json.loads(path.read_bytes()) == {"configTable": {"N": kept}}

@@ -6,6 +6,7 @@ import asyncio
 
 from rmqkit.namesrv.routes import Departure, MemberChange
 from rmqkit.namesrv.unregistration import Unregistration
+from tests.virtual_time import run as run_virtual
 from tests.waiting import until
 
 FIRST, SECOND, THIRD = (Departure("C", f"10.0.0.{number}:1", "a") for number in (1, 2, 3))
@@ -36,7 +37,7 @@ def test_all_that_wait_are_one_batch_and_changes_are_told():
         await queue.stop()
         assert table.batches == [[FIRST, SECOND], [THIRD]], "what waits at the end is taken"
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_queue_that_never_started_stops(caplog):
@@ -48,7 +49,7 @@ def test_a_queue_that_never_started_stops(caplog):
         await queue.stop()
         assert table.batches == [[FIRST]]
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     assert "a at 10.0.0.2:1 is not unregistered: the queue is full" in caplog.text
 
 
@@ -71,4 +72,4 @@ def test_a_batch_that_fails_keeps_no_other_from_being_taken(caplog):
         assert len(told) == 2
         assert "brokers are not unregistered" in caplog.text
 
-    asyncio.run(scenario())
+    run_virtual(scenario())

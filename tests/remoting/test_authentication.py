@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from rmqkit import Message, PeerRefused, Producer, ProducerSettings, SendFailed
@@ -12,6 +10,7 @@ from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, Credentials, inner_credentials
 from rmqkit.standalone import Standalone
+from tests.virtual_time import run as run_virtual
 
 USERS = AuthenticationSettings(
     enabled=True,
@@ -93,4 +92,4 @@ def test_a_broker_takes_messages_of_a_known_user_only(tmp_path):
             with pytest.raises((SendFailed, PeerRefused), match=r"check signature failed"):
                 await send(standalone.namesrv_address, access_key="anna", secret_key="guess")
 
-    asyncio.run(main())
+    run_virtual(main())

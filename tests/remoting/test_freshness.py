@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
@@ -15,6 +14,7 @@ from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.freshness import Freshness
 from rmqkit.standalone import Standalone
+from tests.virtual_time import run as run_virtual
 
 NOW_MS = 1_800_000_000_000
 WINDOW_MS = 300_000
@@ -70,4 +70,4 @@ def test_our_clients_are_taken_where_full_signatures_are_required(tmp_path):
                 assert answer.code == 0, answer.remark
             await client.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())

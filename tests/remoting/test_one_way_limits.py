@@ -9,6 +9,7 @@ import pytest
 from rmqkit.errors import ConnectFailed
 from rmqkit.protocol.command import request
 from rmqkit.remoting.client import RemotingClient
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 
@@ -38,4 +39,4 @@ def test_a_one_way_request_to_a_peer_that_takes_nothing_fails_in_time():
             for writer in held:
                 writer.transport.abort()  # it would not see that the other end is gone
 
-    asyncio.run(scenario())
+    run_virtual(scenario())

@@ -16,6 +16,7 @@ from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, NeedClientAuth, ServerTls, ServerTlsSettings, TlsMode
 from tests.certificates import OPENSSL, REASON
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason=REASON)
@@ -42,7 +43,7 @@ def served(scenario, **settings):
         finally:
             await server.close()
 
-    return asyncio.run(main())
+    return run_virtual(main())
 
 
 def warnings(caplog):

@@ -21,6 +21,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import Dispatch, Lane
 from rmqkit.remoting.permits import Permits
 from rmqkit.remoting.server import ListenFailed, RemotingServer
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 ECHO, SILENT, BROKEN, SLOW, CALL_BACK, REFUSING = 1001, 1002, 1003, 1004, 1005, 1006
@@ -89,7 +90,7 @@ def run(scenario, **server_options):
         async with Peers(**server_options) as peers:
             await scenario(peers)
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_many_calls_share_one_connection_and_find_their_answers():
@@ -188,7 +189,7 @@ def test_a_peer_that_takes_nothing_does_not_keep_its_connection_after_a_time_out
                 await small
             await client.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_calls_under_way_fail_when_the_connection_closes():
@@ -461,7 +462,7 @@ def test_calls_beyond_the_permits_wait_their_turn_and_time_out():
         permits.give_back()
         assert await permits.take(1)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
 
 
 def test_a_frame_that_trickles_in_is_not_waited_for_without_end(monkeypatch):
@@ -528,7 +529,7 @@ def test_requests_of_one_read_are_handled_together():
         one_way = Command(7, 4, flag=2)
         connection.data_received(b"".join(encode_command(one_way)))
 
-    asyncio.run(main())
+    run_virtual(main())
     assert seen == ["begin", 1, 2, "end", "written", 3, "written", 4]
 
 
@@ -572,7 +573,7 @@ def test_what_the_dispatch_answers_at_once_is_not_handled():
         connection.data_received(b"".join(b"".join(encode_command(Command(code, code))) for code in (8, 7, 8, 7)))
         assert transport.data == b"at onceat once"
 
-    asyncio.run(main())
+    run_virtual(main())
     assert seen == ["given 7", "handled 7", "given 7", "handled 7"]
 
 
@@ -607,4 +608,4 @@ def test_what_is_gathered_is_written_by_the_flush():
         await asyncio.sleep(0)
         assert transport.data == b"abc"
 
-    asyncio.run(main())
+    run_virtual(main())

@@ -24,6 +24,7 @@ from rmqkit.remoting.tls import (
 )
 from rmqkit.standalone import Standalone
 from tests.certificates import OPENSSL, REASON, Certificate, make_certificate
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason=REASON)
@@ -70,7 +71,7 @@ def talk(tls: ServerTls | None, *clients: ClientTls | None, body: bytes = b"hell
         await server.close()
         return heard
 
-    return asyncio.run(main())
+    return run_virtual(main())
 
 
 ANYONE = ClientTlsSettings(tls_enable=True)
@@ -170,7 +171,7 @@ def test_garbage_after_a_client_hello_closes_that_connection(server_certificate,
         await server.close()
         return heard
 
-    asyncio.run(main())
+    run_virtual(main())
     assert "TLS handshake failed" in caplog.text
 
 
@@ -185,4 +186,4 @@ def test_producer_broker_and_name_server_speak_tls_only(tmp_path, server_certifi
         ):
             return (await producer.send(Message(topic="T", body=b"secret"))).status.value
 
-    assert asyncio.run(main()) == "SEND_OK"
+    assert run_virtual(main()) == "SEND_OK"

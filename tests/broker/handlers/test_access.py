@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import stat
 
@@ -14,6 +13,7 @@ from rmqkit.protocol.command import Command
 from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
+from tests.virtual_time import run as run_virtual
 
 OK, NO_PERMISSION = 0, 16
 ENTRY = {"resource": "Topic:orders", "actions": ["Pub"], "decision": "Allow"}
@@ -45,7 +45,7 @@ def test_users_and_policies_are_there_after_a_restart_for_the_owner_alone(tmp_pa
             return [await ask(servers.broker_address, None, code, body, **fields) for code, body, fields in requests]
 
     user, subject = {"username": "anna"}, {"subject": "User:anna"}
-    made = asyncio.run(
+    made = run_virtual(
         session(
             (RequestCode.AUTH_CREATE_USER, {"password": "secret12", "userType": "super"}, user),
             (RequestCode.AUTH_CREATE_ACL, {"policies": [{"policyType": "Custom", "entries": [ENTRY]}]}, subject),
@@ -54,7 +54,7 @@ def test_users_and_policies_are_there_after_a_restart_for_the_owner_alone(tmp_pa
     assert [answer.code for answer in made] == [OK, OK]
     file = tmp_path / "config" / "access.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    users, acl = asyncio.run(session((RequestCode.AUTH_LIST_USER, None, {}), (RequestCode.AUTH_GET_ACL, None, subject)))
+    users, acl = run_virtual(session((RequestCode.AUTH_LIST_USER, None, {}), (RequestCode.AUTH_GET_ACL, None, subject)))
     assert json.loads(bytes(users.payload)) == [
         {"username": "anna", "password": "secret12", "userType": "Super", "userStatus": "enable"}
     ]
@@ -85,8 +85,8 @@ def test_a_change_decides_at_once_who_is_let_in_and_outlives_the_broker(tmp_path
             assert not await remark(servers.broker_address, Credentials(access_key="root", secret_key="changed1"))
             assert not await remark(servers.broker_address, INNER)
 
-    asyncio.run(first())
-    asyncio.run(second())
+    run_virtual(first())
+    run_virtual(second())
 
 
 def test_a_resource_that_is_none_forgets_nothing(run):
@@ -125,4 +125,4 @@ def test_only_super_users_look_after_super_users(tmp_path):
             assert await answer(ROOT, RequestCode.AUTH_UPDATE_USER, "bert", userType="Normal") == (OK, None)
             assert await answer(anna, RequestCode.AUTH_DELETE_USER, "bert") == (OK, None)
 
-    asyncio.run(scenario())
+    run_virtual(scenario())

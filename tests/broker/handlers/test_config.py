@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 
@@ -17,6 +16,7 @@ from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, QueryMess
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.settings import SECRET, Configuration, parse_properties
 from tests.broker.cluster import Cluster
+from tests.virtual_time import run as run_virtual
 
 OK, ERROR, NO_PERMISSION = 0, 1, 16
 
@@ -128,7 +128,7 @@ def test_a_change_has_a_new_version_and_is_kept_in_the_file(tmp_path):
             assert (settings["maxMessageSize"], settings["longPollingEnable"]) == ("4096", "false")
             assert version["counter"] == 1
 
-    asyncio.run(main())
+    run_virtual(main())
     assert file.read_text() == "# ours\nbrokerName=broker-a\nmaxMessageSize=4096\nlongPollingEnable=false\n"
 
 
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_written_leaves_everything_as_it_was(tmp_path):
             assert answer.remark.startswith(f"cannot write {tmp_path}/a-file/broker.conf: ")
             assert await shown(cluster) == before
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
@@ -164,7 +164,7 @@ def test_what_has_no_effect_is_shown_kept_and_told_once(tmp_path, caplog):
             assert (settings["maxTopicLength"], settings["popReviveConcurrency"]) == ("200", "1")
             assert version["counter"] == 1
 
-    asyncio.run(main())
+    run_virtual(main())
     assert "maxTopicLength=200\n" in file.read_text()
     told = [one.getMessage() for one in caplog.records if "without effect" in one.getMessage()]
     assert told == [

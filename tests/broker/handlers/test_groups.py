@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -12,6 +11,7 @@ from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.offsets import UpdateConsumerOffsetRequest
 from rmqkit.protocol.schemas.pull import PullFlag
 from tests.broker.cluster import Cluster
+from tests.virtual_time import run as run_virtual
 
 CREATE = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
 SEVERAL = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST
@@ -76,8 +76,8 @@ def test_a_group_is_changed_and_kept(tmp_path):
             assert stored["attributes"] == {"priority.factor": "5"}
             assert "subscriptionDataSet" not in stored
 
-    asyncio.run(first())
-    asyncio.run(second())
+    run_virtual(first())
+    run_virtual(second())
 
 
 def test_asking_for_a_group_creates_it_where_that_is_allowed(run):

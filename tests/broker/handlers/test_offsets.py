@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
@@ -19,6 +17,7 @@ from rmqkit.protocol.schemas.offsets import (
 )
 from rmqkit.protocol.schemas.stats import TopicStatsTable
 from tests.broker.cluster import Cluster
+from tests.virtual_time import run as run_virtual
 
 
 def test_committed_offsets_survive_a_restart(tmp_path):
@@ -36,8 +35,8 @@ def test_committed_offsets_survive_a_restart(tmp_path):
             assert await cluster.number(RequestCode.QUERY_CONSUMER_OFFSET, query) == 3
             assert [m.body for m in read_messages((await cluster.pull()).body)] == [b"hello"]
 
-    asyncio.run(first())
-    asyncio.run(second())
+    run_virtual(first())
+    run_virtual(second())
     stored = loads((tmp_path / "store/config/consumerOffset.json").read_bytes())
     assert stored["offsetTable"] == {"T@g": {"0": 3}}
     assert stored["groupTopicMap"] == {"g": ["T"]}

@@ -18,6 +18,7 @@ from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, Subscri
 from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest
 from rmqkit.protocol.schemas.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from tests.broker.cluster import FAQ, Cluster
+from tests.virtual_time import run as run_virtual
 
 
 def test_offsets_outside_the_queue_are_moved(run):
@@ -569,4 +570,4 @@ def test_filters_survive_a_restart_with_their_bitmaps(tmp_path):
             assert found.data.dead_time == 0
             assert bodies(await cluster.pull(flags=0, version=1)) == [b"7"]
 
-    asyncio.run(main())
+    run_virtual(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock
+from tests.virtual_time import run as run_virtual
 
 NEEDED_BY_CLUSTER_LIST = """
     brokerActive putTps getTransferredTps sendThreadPoolQueueSize pullThreadPoolQueueSize ackThreadPoolQueueSize
@@ -44,7 +44,7 @@ def with_broker(root, scenario):
             finally:
                 await client.close()
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_a_fresh_broker(tmp_path):

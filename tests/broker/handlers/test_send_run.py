@@ -24,6 +24,7 @@ from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
 from tests.store.stores import read_all
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 
@@ -133,8 +134,8 @@ def test_sends_of_one_read_are_answered_and_stored_as_one_by_one(tmp_path, runs,
                 answered.pop(7)  # the broker makes one
             return {opaque: told(answer) for opaque, answer in answered.items()}, await stored(cluster), [*runs]
 
-    *together, run_sizes = asyncio.run(outcome("together", [frames]))
-    *single, _ = asyncio.run(outcome("single", [[one] for one in frames]))
+    *together, run_sizes = run_virtual(outcome("together", [frames]))
+    *single, _ = run_virtual(outcome("single", [[one] for one in frames]))
     assert max(run_sizes) >= 3 or odd == "large", "some were stored together"
     if odd == "any queue":
         return  # the broker takes one at random
@@ -180,8 +181,8 @@ def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, flush):
             kept = [(one.body, one.properties, one.sys_flag) for one in read_all(store, TIMER_TOPIC)]
             return {opaque: told(answer) for opaque, answer in answers.items()}, kept, await stored(cluster), [*runs]
 
-    *together, run_sizes = asyncio.run(outcome("together", [frames]))
-    *single, _ = asyncio.run(outcome("single", [[one] for one in frames]))
+    *together, run_sizes = run_virtual(outcome("together", [frames]))
+    *single, _ = run_virtual(outcome("single", [[one] for one in frames]))
     assert max(run_sizes) >= 2, "those in a row were stored together"
     assert together == single
 
@@ -255,9 +256,9 @@ def test_under_sync_flush_sends_of_one_read_are_answered_as_one_by_one(tmp_path,
                 answered |= await peer.ask(*requests)
             return {opaque: told(answer) for opaque, answer in answered.items()}, await stored(cluster)
 
-    together = asyncio.run(outcome("together", [frames]))
+    together = run_virtual(outcome("together", [frames]))
     assert max(runs) > 1
-    assert together == asyncio.run(outcome("single", [[one] for one in frames]))
+    assert together == run_virtual(outcome("single", [[one] for one in frames]))
 
 
 @pytest.mark.parametrize(
@@ -283,8 +284,8 @@ def test_a_run_that_waited_is_answered_like_single_sends(tmp_path, runs, monkeyp
             return {opaque: told(answer) for opaque, answer in answered.items()}
 
     frames = [frame(number) for number in range(4, 8)]
-    together = asyncio.run(answers_of("together", [frames]))
-    assert together == asyncio.run(answers_of("single", [[one] for one in frames]))
+    together = run_virtual(answers_of("together", [frames]))
+    assert together == run_virtual(answers_of("single", [[one] for one in frames]))
     assert {(one[0], one[1]) for one in together.values()} == {(code, remark)}
 
 

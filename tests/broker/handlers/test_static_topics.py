@@ -14,6 +14,7 @@ from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.schemas.pull import PullFlag
 from tests.broker.cluster import Cluster
 from tests.interop.static_topics import creation
+from tests.virtual_time import run as run_virtual
 
 
 async def ask(cluster, command):
@@ -42,8 +43,8 @@ def test_a_static_topic_survives_a_restart_and_ends_with_its_topic(tmp_path):
             assert loads(file.read_bytes())["topicQueueMappingInfoMap"] == {}
             assert await send(cluster, 0) == (0, "0", "0")
 
-    asyncio.run(first())
-    asyncio.run(second())
+    run_virtual(first())
+    run_virtual(second())
 
 
 def test_a_static_topic_is_written_once_and_told_with_its_queues(run, monkeypatch):
@@ -115,4 +116,4 @@ def test_a_store_with_moved_queues_is_not_opened(tmp_path):
             pass
 
     with pytest.raises(StoreMismatch, match="topic T: queue 7 has been on another broker"):
-        asyncio.run(start())
+        run_virtual(start())

@@ -16,6 +16,7 @@ from rmqkit.protocol.schemas.namesrv import TopicRoute
 from rmqkit.protocol.schemas.offsets import QueueRequest, UpdateConsumerOffsetRequest
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicRequest
 from tests.broker.cluster import Cluster
+from tests.virtual_time import run as run_virtual
 
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
 SEVERAL = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
@@ -203,8 +204,8 @@ def test_a_deleted_topic_takes_queues_offsets_and_pop_retries_along(tmp_path):
             await cluster.send("T")
             assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 1
 
-    asyncio.run(first())
-    asyncio.run(second())
+    run_virtual(first())
+    run_virtual(second())
 
 
 def test_the_tables_that_slaves_and_tools_read(run):

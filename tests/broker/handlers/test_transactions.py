@@ -23,6 +23,7 @@ from rmqkit.protocol.schemas.transactions import CheckTransactionRequest, EndTra
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02"
@@ -374,8 +375,8 @@ def test_what_is_open_at_a_stop_is_asked_about_after_the_next_start(tmp_path):
             assert [record.body for record in await stored(cluster)] == [b"committed", b"open"]
             assert set(asked) == {b"open"}
 
-    asyncio.run(first())
-    asyncio.run(second())
+    run_virtual(first())
+    run_virtual(second())
 
 
 def test_a_half_message_that_was_given_up_can_be_asked_about_again(run):
