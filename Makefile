@@ -8,16 +8,16 @@ FUZZER := $(VENV)/.fuzzer
 UV     := requirements/uv.sh $(VENV)
 LOCKS  := requirements/run.txt requirements/spark.txt requirements/otel.txt requirements/lake.txt requirements/report.txt requirements/examples.txt requirements/dev.txt requirements/docs.txt
 ARGS   ?=
-JOBS   ?= 1
+JOBS   ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 2 || echo 1)
 SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help env check test test-unit crash crash-ha soak streams eos demo docs bench bench-broker bench-pop bench-timer bench-ha bench-spark bench-recovery damage fuzz lock clean
+.PHONY: help env check test interop ci test-unit crash crash-ha soak streams eos demo docs bench bench-broker bench-pop bench-timer bench-ha bench-spark bench-recovery damage fuzz lock clean
 
 help: ## list the tasks
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo; JOBS=2 runs the tests in two processes.'
+	@echo '  PYTHON=python3.12 chooses the interpreter of a new environment; ARGS="-k name" goes to pytest and the demo; tests share two cores where there are two, JOBS=1 takes one.'
 
 env: $(STAMP) ## make .venv with everything that the tasks below need
 	@echo "env: $(VENV) is up to date ($$($(BIN)/python --version))"
@@ -32,12 +32,21 @@ check: $(STAMP) ## format, lint, types, import contracts
 	@echo "check: import contracts"
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 
-test: check $(FUZZER) ## check, then every test (Java tests skip, with the reason, where Java is missing)
+PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode $(BIN)/python -m pytest
+
+test: check $(FUZZER) ## check, then every test that needs Python alone, and Java for Spark: six minutes
 	@echo "test: pytest"
-	@PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode $(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) $(ARGS)
+	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --ignore=tests/interop $(ARGS)
+
+interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and C++; skipped, with the reason, where these are missing
+	@$(PYTEST) tests/interop $(ARGS)
+
+# One run for both: while the tests of other programs wait, the others compute.
+ci: check $(FUZZER)
+	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --second-try $(ARGS)
 
 test-unit: $(STAMP) ## the tests that need only Python
-	@$(BIN)/python -m pytest -m "not interop and not spark" $(ARGS)
+	@$(PYTEST) --ignore=tests/interop -m "not spark" $(ARGS)
 
 crash: $(STAMP) ## 2,000 simulated power cuts and 500 SIGKILLs under the store, 10 minutes; ARGS="--seed 7" repeats
 	@$(BIN)/python -m tests.faults.crash $(ARGS)

@@ -1,0 +1,18 @@
+"""What `make test` leaves out is a folder: tests that start other people's programs are in tests/interop."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+PEERS = re.compile(r"mark\.interop|tests\.interop\.(kit|go_and_node|mqadmin)|ApachePair|servers import .*\bAPACHE\b")
+
+
+def test_nobody_else_starts_them():
+    inside, outside = [], []
+    for path in TESTS.rglob("test_*.py"):
+        if PEERS.search(path.read_text()) and path != Path(__file__):
+            (inside if TESTS / "interop" in path.parents else outside).append(path.name)
+    assert outside == []
+    assert len(inside) > 10
