@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import gzip
 import json
-import shutil
+import os
 import tarfile
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 __all__ = ["GoldenStore", "golden_manifest", "unpack_golden"]
 
 _FOLDER = Path(__file__).parent / "golden"
+_BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -44,15 +43,42 @@ def _manifest_text(name: str) -> bytes:
 
 def unpack_golden(name: str, into: Path) -> GoldenStore:
     """Unpack a copy of a store into an empty directory."""
-    shutil.copytree(_unpacked(name), into, dirs_exist_ok=True)
+    for one in _files(name):
+        path = into / one.path
+        if one.parts is None:
+            path.mkdir(one.mode)
+            continue
+        with path.open("xb") as file:
+            os.fchmod(file.fileno(), one.mode)
+            for position, content in one.parts:
+                os.pwrite(file.fileno(), content, position)
+            file.truncate(one.size)
+        os.utime(path, (one.mtime, one.mtime))
     return GoldenStore(into / "store", golden_manifest(name))
 
 
+@dataclass(frozen=True)
+class _File:
+    """A file of an archive without its holes: nine tenths of a store are zeros. A folder has no parts."""
+
+    path: str
+    mode: int
+    mtime: float
+    size: int
+    parts: list[tuple[int, bytes]] | None
+
+
 @functools.cache
-def _unpacked(name: str) -> Path:
-    """A store that nobody changes, for copies: unpacking takes ten times as long. It is there while the process is."""
-    folder = Path(tempfile.mkdtemp(prefix="rmq-golden-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+def _files(name: str) -> list[_File]:
     with tarfile.open(_FOLDER / f"store-{name}.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder
+        return [
+            _File(one.name, one.mode, one.mtime, one.size, _parts(content.read()) if content else None)
+            for one in archive
+            for content in [archive.extractfile(one)]
+        ]
+
+
+def _parts(content: bytes) -> list[tuple[int, bytes]]:
+    """Blocks that are not all zeros, with their places."""
+    blocks = ((at, content[at : at + _BLOCK_BYTES]) for at in range(0, len(content), _BLOCK_BYTES))
+    return [(at, block) for at, block in blocks if block.count(0) < len(block)]
