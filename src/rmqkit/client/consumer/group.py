@@ -232,7 +232,7 @@ class GroupCoordinator:
         return {queue: offset for queue, offset in known.items() if offset is not None}
 
     def status(self, state: str) -> MemberStatus:
-        """What every queue is doing; ``state`` is that of the client."""
+        """The state of every queue; ``state`` is that of the client."""
         queues_of = self._runtime.routes.subscribe_queues
         wanted = sorted(self.subscriptions.keys() - {retry_topic(self._context.group)}) if self._is_open else ()
         return MemberStatus(
@@ -351,7 +351,7 @@ class GroupCoordinator:
 
 
 class Consumer(Client):
-    """What push, pull and pop consumers have in common."""
+    """Base class of push, pull and pop consumers: a member of a group that gets messages."""
 
     _reserved_group = "DEFAULT_CONSUMER"
     _coordinator: GroupCoordinator
@@ -379,7 +379,7 @@ class Consumer(Client):
         self._coordinator.assigned.pause(queues, is_paused=False)
 
     def status(self) -> MemberStatus:
-        """What every queue is doing, and why those that stand still do; its text is a table."""
+        """The state of every queue, and why it stands still if it does; its text is a table."""
         return self._coordinator.status(self._state.value)
 
     def _make_trace(self, settings: ClientSettings) -> BackgroundHook:

@@ -45,7 +45,7 @@ from rmqkit.remoting.connection import Connection
 
 _log = logging.getLogger(__name__)
 _Sent = tuple[int, Connection | None]
-"""An offset, and over which connection a broker was told it."""
+"""An offset, and the connection over which it was sent to a broker."""
 
 
 class OffsetStore(ABC):
@@ -139,7 +139,7 @@ class RemoteOffsetStore(OffsetStore):
 
     async def save_all(self) -> None:
         """`save` for every queue, of every topic one first: where a broker has nothing of the group and topic yet,
-        Apache's makes a new table for each offset it is told at once, and keeps one of them."""
+        Apache's makes a new table for each of the offsets that come at once, and keeps one of them."""
         firsts = {(queue.broker_name, queue.topic): queue for queue in self._offsets}
         rest = self._offsets.keys() - firsts.values()
         await asyncio.gather(*(self.save(queue) for queue in firsts.values()))

@@ -47,7 +47,7 @@ class ProcessQueue:
     and ``consumed_ms`` are when it last was, in ms since the epoch, 0 for never; ``rates`` counts for its topic.
 
     The pull loop keeps here where it is: ``next_offset`` (None before the group's offset is known), ``max_offset`` as
-    the last answer told it, ``broker_id`` that it suggested, the ``error`` of a pull that got no answer, and
+    the last answer said, ``broker_id`` that it suggested, the ``error`` of a pull that got no answer, and
     ``is_taking_over`` while the former owner may still save its offset."""
 
     is_popped = False

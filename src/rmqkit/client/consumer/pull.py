@@ -4,7 +4,7 @@
 a program calls  and the consumer
 ===============  ===============================================================================================
 `subscribe`      is a member of its group: queues are shared, pulled in the background, given out by `poll`
-`assign`         reads these queues, pulled in the background, given out by `poll`; nobody is told
+`assign`         reads these queues, pulled in the background, given out by `poll`; no broker knows
 `schedule`       is a member of its group, and calls a task of the program for each of its queues over and over
 only `pull`      does nothing by itself: the program says which queue and offset, and saves offsets
 ===============  ===============================================================================================

@@ -57,7 +57,7 @@ _BLOCKED = _SILENT | {QueueState.PAUSED}
 _REPORTED_LATE = frozenset((QueueState.FAILING, QueueState.BUSY, QueueState.WAITING_FOR_TURN))
 
 STILL_SECONDS = 1.0
-"""How long a loop may stand still before that is told."""
+"""How long a loop may stand still before that is logged."""
 _LOOKS = 4
 """Looks in that time."""
 _LIBRARY = (f"{Path(__file__).parents[2]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}", selectors.__file__)
@@ -152,7 +152,7 @@ class QueueWatch:
             seen.moved_ms, is_slow = now_ms, False
         status.is_stalled = is_slow and status.state not in _FINE and (status.backlog != 0 or status.state in _SILENT)
         if status.state is not seen.state:
-            # What is told only of a queue that stands still began when it did.
+            # A state that is reported only of a queue that stands still began when the queue did.
             seen.state, seen.since_ms = status.state, seen.moved_ms if status.state in _REPORTED_LATE else now_ms
         status.since_ms = wall_ms - round(now_ms - seen.since_ms)
         return status

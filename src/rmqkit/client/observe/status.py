@@ -44,7 +44,7 @@ class QueueStatus(Struct, kw_only=True):
     Attributes:
         consumed_offset: the first offset that is not consumed; None before it is known where to begin.
         pulled_offset: the next offset to pull.
-        max_offset: one past the last message, as the broker told with the last pull.
+        max_offset: one past the last message, as the answer to the last pull said.
         held_messages, held_bytes: pulled and not consumed.
         reason: what the state is about: message, limit, address, code.
         since_ms: when it came into this state, in ms since the epoch.

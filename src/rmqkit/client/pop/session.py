@@ -83,7 +83,7 @@ _SEPARATORS = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}
 
 
 class PopResult(Struct):
-    """What a pop brought: messages that match the subscription, others that only have a tag of the same hash, and such
+    """The messages of a pop: those that match the subscription, others that only have a tag of the same hash, and such
     whose bodies cannot be unpacked; all of them are to be acknowledged. ``rest_count`` more are at the broker."""
 
     status: PopStatus

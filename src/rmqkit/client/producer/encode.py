@@ -43,7 +43,7 @@ class EncodedMessage(Struct, gc=False):
     """A message, or a batch, as send requests carry it.
     ``msg_id`` is the unique key, of a batch those of its messages, joined by commas; ``properties`` is the property
     string; ``reconsume_times`` and ``retries_max`` are only for messages sent to a retry topic. Where hooks are,
-    ``on_end`` is told once how the send ended, ``outcome`` is what it is told."""
+    ``on_end`` is called once, with ``outcome``, when the send ended."""
 
     topic: str
     body: bytes

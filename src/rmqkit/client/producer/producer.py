@@ -47,7 +47,7 @@ class Producer(Client):
         name_servers: ``host:port;host:port``; None takes the environment's ``NAMESRV_ADDR``.
         settings: time-outs, retries, compression.
         runtime: shares another client's connections instead of having its own.
-        hooks: are told of every send.
+        hooks: are called for every send.
     """
 
     closes_last = True

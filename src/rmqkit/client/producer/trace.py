@@ -5,7 +5,7 @@ record                    written when
 ========================  =====================================================================================
 Pub                       a broker stored a message or a batch; not after a one-way or failed send
 SubBefore, SubAfter       a handler is called with a message, and when it ended; both when a message is polled
-EndTransaction            a broker is told how a transaction ended
+EndTransaction            the end of a transaction is sent to its broker
 Recall                    a broker answered a recall, with ``trace_recalls``
 ========================  =====================================================================================
 

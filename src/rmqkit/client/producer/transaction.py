@@ -5,9 +5,9 @@ step                                   what happens
 =====================================  =========================================================================
 half send                              the message is stored where no consumer sees it
 … other than SEND_OK                   rolled back; ``execute`` is not called
-``execute(message, argument)``         the local transaction; what it returns is told to the broker, one-way
+``execute(message, argument)``         the local transaction; what it returns is sent to the broker, one-way
 CHECK_TRANSACTION_STATE                the broker did not hear how it ended: any producer of the group is asked,
-                                       ``check(message)`` says it, and that is told as above
+                                       ``check(message)`` says it, and that is sent as above
 either raises, or returns None         UNKNOWN: the broker asks again, by default up to 15 times, then gives up
 =====================================  =========================================================================
 
@@ -77,7 +77,7 @@ class TransactionResult(Struct):
 
     Attributes:
         sent: where the half message is stored; its ``msg_id`` is the id of the transaction.
-        state: what the broker was told.
+        state: the end that was sent to the broker.
         error: what ``execute`` raised.
     """
 

@@ -188,7 +188,7 @@ def _awaits(coroutine: object) -> Iterator[tuple[FrameType, int]]:
 
 
 class Reply(Struct):
-    """What a consumer replied.
+    """A consumer's reply to a request.
 
     Attributes:
         body: decompressed.

@@ -124,7 +124,7 @@ class BrokerCalls:
         self._timeout_ms = timeout_ms
 
     async def heartbeat(self, address: str, data: HeartbeatData) -> None:
-        """HEART_BEAT: what this client produces to and consumes."""
+        """HEART_BEAT: announce the groups of this client and what they subscribe to."""
         await self._ask(address, request(RequestCode.HEART_BEAT, body=msgspec.json.encode(data)))
 
     async def unregister(

@@ -70,14 +70,14 @@ class ClientSettings(ClientTlsSettings, kw_only=True):
     namespace: Annotated[
         str, Setting("namespace", "part of the names of all topics and groups at brokers: <namespace>%<name>")
     ] = ""
-    namespace_v2: Annotated[str, Setting("namespaceV2", "namespace told beside topics, for proxies")] = ""
+    namespace_v2: Annotated[str, Setting("namespaceV2", "namespace sent beside topics, for proxies")] = ""
     vip_channel: Annotated[
         bool, Setting("vipChannelEnabled", "whether requests other than pulls go to the brokers' port - 2")
     ] = False
     enable_trace: Annotated[bool, Setting("enableTrace", "whether messages are traced to the trace topic")] = False
     trace_topic: Annotated[str, Setting("traceTopic", "topic that tells what became of messages")] = TRACE_TOPIC
     trace_batch_count: Annotated[
-        int, Setting("traceMsgBatchNum", "acts that the trace topic is told of together", low=1, high=20)
+        int, Setting("traceMsgBatchNum", "acts that are sent to the trace topic together", low=1, high=20)
     ] = 10
     trace_recalls: Annotated[
         bool, Setting("com.rocketmq.recall.default.trace.enable", "whether the trace topic tells of recalls, too")

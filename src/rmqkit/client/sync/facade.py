@@ -156,7 +156,7 @@ async def _close_all(clients: list[Client]) -> None:
 
 
 class _Blocking:
-    """What the facades have in common."""
+    """Base class of the facades."""
 
     _portal: Portal
     _client: Client
@@ -254,7 +254,7 @@ class TransactionProducer(Producer):
 
 
 class _Consumer(_Blocking):
-    """What the consumers have in common."""
+    """Base class of the consumers' facades."""
 
     unsubscribe = _calls(consumer.Consumer.unsubscribe)
     pause = _calls(consumer.Consumer.pause)
