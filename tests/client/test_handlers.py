@@ -138,7 +138,7 @@ async def test_running_information_tells_where_threads_and_tasks_stand_if_asked(
     assert "thread MainThread" in lines
     calls = lines[lines.index("task handler 0 of group CG") + 1 :]
     assert next(i for i, line in enumerate(calls) if "ConcurrentConsumeService._work" in line) == 0
-    assert any("waiting_for_the_gate" in line and "test_inquiries.py" in line for line in calls)
+    assert any("waiting_for_the_gate" in line and "test_handlers.py" in line for line in calls)
 
 
 @on_loop
