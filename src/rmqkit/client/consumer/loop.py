@@ -38,7 +38,7 @@ from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.namespace import remove_namespace
 from rmqkit.client.runtime.requests import Pulled, PullStatus
-from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX, MASTER_ID, NOT_REGISTERED
+from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX, MASTER_ID
 from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, PeerRefused, RemotingError, RmqError
 from rmqkit.filter.subscription import matches_tags
@@ -137,7 +137,7 @@ class PullLoop:
         return now is not None and (now.sub_string, now.expression_type) == (asked.sub_string, asked.expression_type)
 
     async def _pull(self, subscription: SubscriptionData, offset: int) -> Pulled:
-        broker_id, address = self._broker(self._process_queue.broker_id)
+        broker_id, address = self._runtime.routes.broker_for(self._queue, self._process_queue.broker_id)
         commit_offset = self._context.offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
         if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
@@ -177,13 +177,6 @@ class PullLoop:
             process_queue.stats.pull_ms += process_queue.pulled_ms - asked_ms
         return pulled
 
-    def _broker(self, broker_id: int) -> tuple[int, str]:
-        """Find the wanted broker, or one in its place: id and address. Raises ConnectFailed: no route has any."""
-        found = self._runtime.routes.any_address(self._runtime.routes.broker_of(self._queue), broker_id)
-        if found is None:
-            raise ConnectFailed(self._queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
-        return found
-
     async def _accept(self, subscription: SubscriptionData, pulled: Pulled) -> None:
         if pulled.status is PullStatus.FOUND:
             messages, unreadable = self._unpack(subscription, pulled)
@@ -219,7 +212,7 @@ class PullLoop:
         Raises RemotingError, PeerRefused: the broker did not say."""
         start_from = self._context.settings.start_from
         saved = await self._context.offsets.fetch(self._queue)
-        (_, address), calls = self._broker(MASTER_ID), self._runtime.calls
+        (_, address), calls = self._runtime.routes.broker_for(self._queue), self._runtime.calls
         is_retry = self._queue.topic.startswith(RETRY_PREFIX)
         if (
             start_from is StartFrom.NEW_MESSAGES
@@ -231,11 +224,10 @@ class PullLoop:
         if saved is not None:
             return saved
         match start_from:
-            case StartFrom.NEW_MESSAGES:
-                return 0 if is_retry else await calls.max_offset(address, self._queue)
             case StartFrom.FIRST_OFFSET:
                 return 0
-            case StartFrom.LAST_OFFSET:
+            case StartFrom.LAST_OFFSET | StartFrom.NEW_MESSAGES:
+                # All of a retry topic: what is there was consumed once already, and has to be consumed again.
                 return 0 if is_retry else await calls.max_offset(address, self._queue)
             case StartFrom.TIMESTAMP:
                 if is_retry:
@@ -246,7 +238,7 @@ class PullLoop:
     def _asked_address(self, error: ConnectFailed | ConnectionLost) -> str:
         """The broker that an error is about, as heartbeats and other queues name it."""
         try:
-            return self._broker(self._process_queue.broker_id)[1]
+            return self._runtime.routes.broker_for(self._queue, self._process_queue.broker_id)[1]
         except ConnectFailed:
             return error.address
 

@@ -36,7 +36,6 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from rmqkit.client.runtime.routes import NOT_REGISTERED
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import BodyError, ClientError, ConnectFailed, ConnectionLost, RmqError
 from rmqkit.protocol import fastjson
@@ -116,11 +115,15 @@ class RemoteOffsetStore(OffsetStore):
     async def fetch(self, queue: MessageQueue) -> int | None:
         """Read the offset saved at the broker and keep it here; None when there is none.
         Raises RemotingError, PeerRefused: the broker did not say."""
-        offset = await self._runtime.calls.committed_offset(self._address(queue), self._group, queue)
+        offset = await self._runtime.calls.committed_offset(
+            self._runtime.routes.broker_for(queue)[1], self._group, queue
+        )
         if offset is not None:
             self._offsets[queue] = offset
             if offset:  # brokers also say 0 of a young queue when they have no offset of it: have them keep one
-                self._sent[queue] = self._confirmed[queue] = self._over_connection(self._address(queue), offset)
+                self._sent[queue] = self._confirmed[queue] = self._over_connection(
+                    self._runtime.routes.broker_for(queue)[1], offset
+                )
         return offset
 
     async def save(self, queue: MessageQueue) -> None:
@@ -129,7 +132,7 @@ class RemoteOffsetStore(OffsetStore):
         if offset is None:
             return
         try:
-            address = self._address(queue)
+            address = self._runtime.routes.broker_for(queue)[1]
             if self._confirmed.get(queue) == self._over_connection(address, offset):
                 return
             await self._runtime.calls.commit_offset(address, self._group, queue, offset)
@@ -160,7 +163,7 @@ class RemoteOffsetStore(OffsetStore):
         if offset is None:
             return False  # given up during this round: its next owner may be further
         try:
-            address = self._address(queue)
+            address = self._runtime.routes.broker_for(queue)[1]
             if self._sent.get(queue) == self._over_connection(address, offset):
                 return True
             await self._runtime.calls.commit_offset_one_way(address, self._group, queue, offset)
@@ -180,12 +183,6 @@ class RemoteOffsetStore(OffsetStore):
 
     def _over_connection(self, address: str, offset: int) -> _Sent:
         return offset, self._runtime.remoting.connected(address)
-
-    def _address(self, queue: MessageQueue) -> str:
-        found = self._runtime.routes.any_address(self._runtime.routes.broker_of(queue))
-        if found is None:
-            raise ConnectFailed(queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
-        return found[1]
 
 
 class _OffsetFile(Struct, rename="camel"):

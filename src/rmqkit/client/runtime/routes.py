@@ -344,6 +344,14 @@ class ClientRouteTable:
                 return candidate, addresses[candidate]
         return next(iter(sorted(addresses.items())))
 
+    def broker_for(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> tuple[int, str]:
+        """Find the broker of a queue as `any_address`: id and address.
+        Raises ConnectFailed: no route names a broker of that name."""
+        found = self.any_address(self.broker_of(queue), broker_id)
+        if found is None:
+            raise ConnectFailed(queue.broker_name, "no route names a broker of that name", NOT_REGISTERED)
+        return found
+
     async def find_address(self, broker_name: str, topic: str, broker_id: int = MASTER_ID) -> str:
         """Find an address as `any_address`, and refresh a topic's route if there is none.
         Raises ConnectFailed: no route names a broker of that name. Raises NoRoute: no name server answered."""
