@@ -1,22 +1,19 @@
-"""`rmq store` as processes: what a person and a program get, exit codes, one-line errors."""
+"""`rmq store`: what a person and a program get, exit codes, one-line errors."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rmqkit.client.sync.facade import Producer
 from rmqkit.protocol.message import Message
+from tests.cli.in_process import rmq
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone
-
-RMQ = Path(sys.executable).with_name("rmq")
-SECONDS_MAX = 150
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def config(golden, tmp_path) -> Path:
 
 
 def store(*arguments: object, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([RMQ, "store", *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS_MAX)
+    done = rmq("store", *arguments)
     assert done.returncode == exit_code, done.stderr
     return done
 
