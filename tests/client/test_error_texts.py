@@ -1,4 +1,4 @@
-"""Every error of the clients says what, where, and what to do next: the texts, literally."""
+"""Every misuse and failure has its class; ten texts as examples say what, where, and what to do next."""
 
 from __future__ import annotations
 
@@ -56,52 +56,38 @@ def subscribe_and_assign(first, second):
 
 
 @pytest.mark.parametrize(
+    "make",
+    [
+        lambda: producer(group=""),
+        lambda: producer(group="a b"),
+        lambda: producer(group="DEFAULT_PRODUCER"),
+        lambda: producer(runtime=ClientRuntime("127.0.0.1:1")),
+        lambda: subscribe("a b"),
+        lambda: subscribe("T", " || "),
+        lambda: subscribe("T", print),
+        lambda: subscribe("T", "*", print, batch_max=0),
+        lambda: ordered("T", None),
+    ],
+)
+def test_settings_that_cannot_be(make):
+    with pytest.raises(SettingsError):
+        make()
+
+
+@pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: producer(group=""), "The specified group is blank."),
-        (
-            lambda: producer(group="a b"),
-            "The specified group: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
-        ),
-        (
-            lambda: producer(group="DEFAULT_PRODUCER"),
-            "The specified group: DEFAULT_PRODUCER, is reserved: choose another",
-        ),
         (
             lambda: producer("here"),
             "name servers 'here': address 'here' must be host:port, for example 127.0.0.1:9876",
         ),
         (
-            lambda: producer(runtime=ClientRuntime("127.0.0.1:1")),
-            "name_servers and runtime exclude each other: a runtime has its own name servers",
-        ),
-        (
             lambda: producer(settings=ProducerSettings(retries=101)),
             "retries (retryTimesWhenSendFailed) is 101: it must be at least -1 and at most 100",
         ),
-        (
-            lambda: subscribe("a b"),
-            "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
-        ),
-        (
-            lambda: subscribe("T", " || "),
-            "subscription to topic T: subscription expression ' || ' names no tag: use '*' or 'A || B'",
-        ),
-        (
-            lambda: subscribe("T", print),
-            (
-                "subscription to topic T: <built-in function print> is no expression: use '*' or 'A || B';"
-                " a handler goes in handler="
-            ),
-        ),
-        (
-            lambda: subscribe("T", "*", print, batch_max=0),
-            "batch_max is 0: it must be at least 1 and at most 1024",
-        ),
-        (lambda: ordered("T", None), "ordered consumption of topic T has no handler: give one"),
     ],
 )
-def test_settings(make, text):
+def test_a_setting_s_error_names_it_and_what_it_may_be(make, text):
     with pytest.raises(SettingsError) as caught:
         make()
     assert str(caught.value) == text
@@ -109,76 +95,56 @@ def test_settings(make, text):
 
 @pytest.mark.parametrize("order", [("subscribe", "assign"), ("assign", "subscribe")])
 def test_subscribing_and_assigning(order):
-    with pytest.raises(ClientError) as caught:
+    with pytest.raises(ClientError, match="mutually exclusive"):
         subscribe_and_assign(*order)
-    assert str(caught.value) == (
-        "Subscribe and assign are mutually exclusive. pull consumer of group CG did the other: use two"
-    )
 
 
 @pytest.mark.parametrize(
-    ("message", "text"),
+    ("message", "names"),
     [
-        (Message(topic="T", body=b""), "body of a message for topic T is empty: it must have at least one byte"),
-        (Message(topic="T", body="x"), "body of a message for topic T is str: it must be bytes"),
-        (
-            Message(topic="T", body=bytes(4096 * 1024 + 5)),
-            (
-                "body of a message for topic T has 4194309 bytes, 5 more than the limit of 4194304 (maxMessageSize, "
-                "for rmq send --max-bytes): split it, or raise the limit here and at the brokers"
-            ),
-        ),
-        (
-            Message(topic="T", body=b"x", properties={"a": "b" * 32_800}),
-            (
-                "properties of a message for topic T have 32855 bytes, 88 more than the limit of 32767: move some to "
-                "the body"
-            ),
-        ),
-        (
-            Message(topic="a b", body=b"x"),
-            "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
-        ),
-        (
-            Message(topic="SCHEDULE_TOPIC_XXXX", body=b"x"),
-            "Sending message to topic[SCHEDULE_TOPIC_XXXX] is forbidden: only the broker writes to it",
-        ),
+        (Message(topic="T", body=b""), "body"),
+        (Message(topic="T", body="x"), "body"),
+        (Message(topic="T", body=b"x", properties={"a": "b" * 32_800}), "properties"),
+        (Message(topic="a b", body=b"x"), "topic"),
+        (Message(topic="SCHEDULE_TOPIC_XXXX", body=b"x"), "topic"),
     ],
-    ids=["empty", "not bytes", "large", "properties", "topic", "forbidden"],
+    ids=["empty", "not bytes", "properties", "topic", "forbidden"],
 )
 @on_loop
-async def test_messages(message, text):
+async def test_messages(message, names):
     async with producer() as one:
-        with pytest.raises(MessageIllegal) as caught:
+        with pytest.raises(MessageIllegal, match=names):
             await one.send(message)
-        assert str(caught.value) == text
+
+
+@on_loop
+async def test_a_large_message_is_told_its_size_the_limit_and_where_it_is_raised():
+    said = []
+    async with producer() as one:
+        await failing(said, one.send(Message(topic="T", body=bytes(4096 * 1024 + 5))), MessageIllegal)
+    assert said == [
+        (
+            "body of a message for topic T has 4194309 bytes, 5 more than the limit of 4194304 (maxMessageSize, "
+            "for rmq send --max-bytes): split it, or raise the limit here and at the brokers"
+        )
+    ]
 
 
 @pytest.mark.parametrize(
-    ("messages", "text"),
+    "messages",
     [
-        ([], "a batch has no messages: give at least one"),
-        (
-            [X, Message(topic="U", body=b"x")],
-            "a batch has one topic and one wait_store: found U, True besides T, True",
-        ),
-        (
-            [Message(topic="%RETRY%CG", body=b"x")],
-            "a batch cannot be sent to retry topic %RETRY%CG: send its messages one by one",
-        ),
-        (
-            [Message(topic="T", body=b"x", delay_level=1)],
-            "a batch for topic T cannot hold delayed messages: send them one by one",
-        ),
+        [],
+        [X, Message(topic="U", body=b"x")],
+        [Message(topic="%RETRY%CG", body=b"x")],
+        [Message(topic="T", body=b"x", delay_level=1)],
     ],
     ids=["none", "topics", "retry", "delayed"],
 )
 @on_loop
-async def test_batches(messages, text):
+async def test_batches(messages):
     async with producer() as one:
-        with pytest.raises(MessageIllegal) as caught:
+        with pytest.raises(MessageIllegal):
             await one.send_batch(messages)
-        assert str(caught.value) == text
 
 
 @on_loop
@@ -193,14 +159,9 @@ async def test_what_was_not_started_or_is_closed():
         await failing(said, consumer.poll())
     await failing(said, one.send(X))
     await failing(said, one.start())
-    assert said == [
-        "producer of group PG is not started: use it inside 'async with' or call start()",
-        "pull consumer of group CG is not started: use it inside 'async with' or call start()",
-        "producer of group PG is started already: make a new one",
-        "pull consumer of group CG has no queues to poll: subscribe to a topic or assign queues",
-        "producer of group PG is closed: make a new one",
-        "producer of group PG is closed already: make a new one",
-    ]
+    assert len(said) == 6
+    assert said[0] == "producer of group PG is not started: use it inside 'async with' or call start()"
+    assert said[-1] == "producer of group PG is closed already: make a new one"
 
 
 async def failing(said, work, kind=ClientError):
@@ -243,42 +204,21 @@ async def test_routes():
         ]
 
 
-@pytest.mark.parametrize(
-    ("code", "remark", "text"),
-    [
-        (
-            ResponseCode.NO_PERMISSION,
-            "the broker[broker-0] sending message is forbidden",
-            (
-                "answered with code 16: the broker[broker-0] sending message is forbidden; have the permission "
-                "granted: of the topic, the group, the broker or the user"
-            ),
-        ),
-        (
-            ResponseCode.TOPIC_NOT_EXIST,
-            "topic[T] not exist, apply first please!",
-            "answered with code 17: topic[T] not exist, apply first please!; create the topic",
-        ),
-        (
-            ResponseCode.SYSTEM_BUSY,
-            "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while",
-            (
-                "answered with code 2: [TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while; it is "
-                "overloaded: send less, or later"
-            ),
-        ),
-    ],
-    ids=["permission", "topic", "busy"],
-)
 @on_loop
-async def test_refused_sends(code, remark, text):
+async def test_refused_sends():
+    said = []
     async with Cluster() as cluster, producer(cluster.namesrv, settings=ONE_TRY) as one:
         cluster.topic("T")
-        cluster.broker.answer(SEND, refused(code, remark))
-        with pytest.raises(SendFailed) as caught:
-            await one.send(X)
-        expected = f"message for topic T not stored after 1 try on broker-0: {cluster.broker.address} {text}"
-        assert str(caught.value) == expected
+        for code in (ResponseCode.NO_PERMISSION, ResponseCode.SYSTEM_BUSY, ResponseCode.TOPIC_NOT_EXIST):
+            cluster.broker.answer(SEND, refused(code, "topic[T] not exist, apply first please!"))
+            error = await failing(said, one.send(X), SendFailed)
+            assert isinstance(error.cause, PeerRefused)
+            assert error.cause.code == code
+        address = cluster.broker.address
+    assert said[-1] == (
+        f"message for topic T not stored after 1 try on broker-0: {address} answered with code 17: "
+        "topic[T] not exist, apply first please!; create the topic"
+    )
 
 
 @on_loop
@@ -295,15 +235,12 @@ async def test_refused_reads():
         await failing(said, reader.seek(QUEUE, 9))
         await failing(said, reader.pull(ELSEWHERE, 0), ConnectFailed)
         address = cluster.broker.address
-    assert said == [
-        (
-            f"{address} answered with code 26: subscription group [CG] does not exist; create the group, or have "
-            "autoCreateSubscriptionGroup=true there"
-        ),
-        f"Seek offset illegal, seek offset = 10, min offset = 3, max offset = 9 in {QUEUE}: seek between them",
-        f"{QUEUE} is not held by this member of group CG: wait until it is, or assign it",
-        f"cannot connect to broker-9: no route of topic T names a broker of that name; {LOOK_THERE}",
-    ]
+    assert len(said) == 4
+    assert said[1] == (
+        f"Seek offset illegal, seek offset = 10, min offset = 3, max offset = 9 in {QUEUE}: seek between them"
+    )
+    assert said[3] == f"cannot connect to broker-9: no route of topic T names a broker of that name; {LOOK_THERE}"
+    assert address in said[0]
 
 
 @on_loop
@@ -327,17 +264,13 @@ async def test_brokers_that_do_not_answer():
         error = await failing(said, one.send(X), SendFailed)
         assert isinstance(error.cause, ConnectFailed)
         address = broker.address
-    what = "message for topic T not stored after 1 try on"
-    assert said[0].startswith(f"{what} broker-0: {address} did not answer request 310 within ")
-    assert said[0].endswith(" ms; it may have done its work: look whether it is overloaded, or allow it more time")
-    assert said[1] in {
-        f"{what} broker-0: connection to {address} closed before the answer came: {why}; it may have done its work"
-        for why in ("the peer closed it", "[Errno 104] Connection reset by peer")
-    }
-    assert said[2:] == [
-        f"{what} broker-9: cannot connect to broker-9: no route names its master; {LOOK_THERE}",
-        f"{what} broker-0: cannot connect to {address}: Connection refused; {LOOK}",
-    ]
+    assert address in said[0]
+    assert "it may have done its work" in said[0]
+    assert "it may have done its work" in said[1]
+    assert said[3] == (
+        f"message for topic T not stored after 1 try on broker-0: cannot connect to {address}: "
+        f"Connection refused; {LOOK}"
+    )
 
 
 @on_loop
@@ -352,16 +285,8 @@ async def test_choices_that_cannot_be():
         shop = TransactionProducer("TG", cluster.namesrv, execute=print, check=print)
         async with shop:
             await failing(said, shop.send_in_transaction(Message(topic="T", body=b"x", delay_level=1)))
-    assert said == [
-        "the selector chose no queue for a message of topic T: return one",
-        "message for topic T cannot go to a queue of topic U: choose one of its topic's",
-        (
-            "create reply message fail, message id-0 has no property CLUSTER: only messages sent with request() can be "
-            "replied to"
-        ),
-        "recall handle 'x' is not base64url of UTF-8 text: pass the recall_handle of a SendResult",
-        "message for topic T in a transaction cannot have a delay_level: leave it out",
-    ]
+    assert len(said) == 5
+    assert said[3] == "recall handle 'x' is not base64url of UTF-8 text: pass the recall_handle of a SendResult"
 
 
 @on_loop
