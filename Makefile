@@ -34,7 +34,7 @@ check: $(STAMP) ## format, lint, types, import contracts
 
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.cache/bytecode $(BIN)/python -m pytest
 
-test: check $(FUZZER) ## check, then every test that needs Python alone, and Java for Spark: six minutes
+test: check $(FUZZER) ## check, then every test that needs Python alone, and Java for Spark
 	@echo "test: pytest"
 	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) --ignore=tests/interop $(ARGS)
 
