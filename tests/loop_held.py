@@ -265,6 +265,9 @@ def _headers(operation: Operation, sign: Sign, *, is_long: bool) -> Iterator[tup
     for mark in (_MARKS if is_long else (";",)) if texts else ():
         count = (_HEADER - len(header(plain))) // len(texts) // (len(json.dumps(mark)) - 2)
         yield f"long {mark!r}", header(plain | dict.fromkeys(texts, mark * count))
+    for mark in ";,|" if is_long and texts else "":
+        numbered = mark.join(map(str, range(10_000, 10_000 + (_HEADER - len(header(plain))) // len(texts) // 6)))
+        yield f"names {mark!r}", header(plain | dict.fromkeys(texts, numbered))
     for shape, number in (("large", (1 << 31) - 1), ("huge", (1 << 63) - 1), ("negative", -(1 << 63))):
         if is_long:
             yield shape, header({name: str(number) if value == "0" else value for name, value in plain.items()})

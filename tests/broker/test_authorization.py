@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import json
+from ipaddress import ip_address, ip_network
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rmqkit.broker.access.policies import Authorization, objection
+from rmqkit.broker.access.policies import Authorization
+from rmqkit.broker.access.policy_index import PolicyIndex
 from rmqkit.broker.access.rights import needed
 from rmqkit.broker.access.users import AccessTable
 from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
@@ -45,6 +49,11 @@ def policies(custom, default=()):
     return AclInfo(policies=[AclPolicy(policy_type=kind, entries=list(entries)) for kind, entries in pairs])
 
 
+def objection(acl, resource, actions, *addresses):
+    remark = PolicyIndex("anna", acl).remark(resource, actions, addresses)
+    return remark and remark.removeprefix(f"User:anna has no permission to access {resource} from {addresses[-1]}, ")
+
+
 @pytest.mark.parametrize(
     ("custom", "default", "expected"),
     [
@@ -71,6 +80,9 @@ def policies(custom, default=()):
         ([entry("*", ips=["10.2.0.0/16", "10.1.2.3"])], [], None),
         ([entry("*", ips=["10.2.0.0/16", "::/0"])], [], NOTHING),
         ([entry("*", ips=["10.2.0.0/16"])], [entry("Topic:orders")], None),
+        ([entry("Topic:o*"), entry("Topic:oa*", allows=False), entry("Topic:ord", allows=False)], [], None),
+        ([entry("Topic:orders"), entry("Topic:orders", allows=False)], [], None),
+        ([entry("Topic:or*", "Sub"), entry("Topic:or*", allows=False), entry("Topic:*")], [], DENIED),
     ],
 )
 def test_the_most_special_entry_decides(custom, default, expected):
@@ -160,16 +172,61 @@ def test_a_judgement_holds_until_policies_change(tmp_path):
     assert refusal() is None
 
 
-def test_judgements_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.access.policies._JUDGED_MAX", 3)
-    authorization = Authorization(access_table(tmp_path), "c", None)
+NAMES = st.text("ab", max_size=4)
+RESOURCES = st.one_of(st.just("*"), st.builds("Topic:{}{}".format, NAMES, st.sampled_from(["", "*"])))
+ENTRIES = st.lists(
+    st.builds(
+        entry,
+        RESOURCES,
+        st.sampled_from(["Pub", "Sub", "All"]),
+        allows=st.booleans(),
+        ips=st.sampled_from([(), ("10.0.0.0/8",), ("::1", "11.0.0.0/8")]),
+    ),
+    max_size=12,
+)
+
+
+def most_special(entries, resource, actions, ip):
+    """As the reference does it: look at every entry."""
+    found = [
+        one
+        for one in entries
+        if (one.resource == resource or (one.resource[-1] == "*" and resource.startswith(one.resource[:-1])))
+        and {*actions, "All"} & {*one.actions}
+        and (not one.source_ips or any(ip_address(ip) in ip_network(each) for each in one.source_ips))
+    ]
+    return max(found, key=lambda one: (one.resource[-1] != "*", len(one.resource)), default=None)
+
+
+@given(ENTRIES, ENTRIES, NAMES, st.sampled_from(["10.1.2.3", "11.1.2.3", "::1"]))
+def test_an_index_of_policies_judges_as_a_look_at_every_entry_does(custom, default, name, ip):
+    resource = f"Topic:{name}"
+    decisive = most_special(custom, resource, PUB, ip) or most_special(default, resource, PUB, ip)
+    expected = NOTHING if decisive is None else None if decisive.decision == "Allow" else DENIED
+    assert objection(policies(custom, default), resource, PUB, ip) == expected
+
+
+def test_policies_have_to_allow_it_from_each_address():
+    acl = policies([entry("*", ips=["10.0.0.0/8"])])
+    assert objection(acl, "Topic:orders", PUB, "10.0.0.1", "10.0.0.2") is None
+    assert objection(acl, "Topic:orders", PUB, "10.0.0.1", "11.0.0.2") == NOTHING
+
+
+def test_addresses_that_an_entry_remembers_are_bounded(monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.access.policy_index._ADDRESSES_MAX", 3)
+    index = PolicyIndex("anna", policies([entry("*", ips=["10.0.0.0/8"])]))
     for number in range(10):
-        assert authorization.refusal("anna", {"b": f"T{number}"}, Command(Code.SEND_MESSAGE_V2), ["1.1.1.1"])
-        assert len(authorization._judged) <= 3
-    judged = dict(authorization._judged)
-    endless = "T" * 1_000_000  # no topic has such a name
-    assert endless in str(authorization.refusal("anna", {"b": endless}, Command(Code.SEND_MESSAGE_V2), ["1.1.1.1"]))
-    assert authorization._judged == judged
+        assert index.remark("Topic:orders", PUB, [f"10.0.0.{number}"]) is None
+        assert index.remark("Topic:orders", PUB, [f"11.0.0.{number}"]) is not None
+    (one,) = index._types[0]._prefixed[0][0]
+    assert len(one._by_address) <= 3
+
+
+def test_what_a_body_names_twice_is_judged_once():
+    queues = [{"topic": "T", "brokerName": "b", "queueId": number} for number in range(3)]
+    body = json.dumps({"clientId": "c", "consumerGroup": "g", "mqSet": queues}).encode()
+    asked = list(needed(Command(Code.LOCK_BATCH_MQ, body=body), {}, "c"))
+    assert [resource for resource, _ in asked] == ["Group:g", "Topic:T"]
 
 
 def test_a_body_that_cannot_be_read_is_refused(tmp_path):

@@ -9,9 +9,6 @@ import uvloop
 
 from tests.loop_held import MAX_SECONDS, held, table
 
-JUDGED_BY_TOPIC = ("41 ", "42 ", "200151 ")
-"""Their bodies name thousands of topics, each of which is judged by every policy at once: up to 0.6 s (tuning.md)."""
-
 
 @pytest.mark.parametrize(
     ("run", "has_users"), [(asyncio.run, False), (uvloop.run, True)], ids=["asyncio", "users on uvloop"]
@@ -20,5 +17,4 @@ def test_no_request_at_its_bounds_holds_the_loop_of_broker_or_name_server(tmp_pa
     found = run(held(tmp_path, is_long=False, has_users=has_users))
     print(table(found, 25))
     assert len(found) > 400
-    known = JUDGED_BY_TOPIC if has_users else ()
-    assert [one for one in found if one.seconds > MAX_SECONDS and not one.name.startswith(known)] == []
+    assert [one for one in found if one.seconds > MAX_SECONDS] == []

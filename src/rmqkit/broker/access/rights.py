@@ -22,7 +22,7 @@ Source: behaviour.md §9.8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -148,11 +148,8 @@ def needed(
         if code not in _REPLIES or not topic.endswith(f"{cluster}_REPLY_TOPIC"):
             yield (_group(topic), _SUB) if topic.startswith(RETRY_PREFIX) else (f"Topic:{topic}", _PUB)
     elif code in _IN_BODIES:
-        for group, topics in _said(command):
-            yield _group(group), _SUB
-            for topic in topics:
-                if not topic.startswith(RETRY_PREFIX):
-                    yield f"Topic:{topic}", _SUB
+        for resource in dict.fromkeys(_said(command)):
+            yield resource, _SUB
 
 
 def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
@@ -160,7 +157,7 @@ def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
         value = _NULL
     if value is None or (flag == "-" and not value.strip()):
         return
-    for name in filter(None, value.split(flag)) if flag and flag in ";," else (value,):
+    for name in filter(None, dict.fromkeys(value.split(flag))) if flag and flag in ";," else (value,):
         if "roup" in field:
             yield f"Group:{name}"
         elif flag == "=" or not name.startswith(RETRY_PREFIX):
@@ -211,17 +208,25 @@ def _group(name: str) -> str:
     return f"Group:{name.removeprefix(RETRY_PREFIX)}"
 
 
-def _said(command: Command) -> Iterator[tuple[str, list[str]]]:
-    """The groups and their topics in a body."""
+def _said(command: Command) -> Iterator[str]:
+    """The groups in a body, each with its topics behind it."""
     try:
         if command.code == Code.HEART_BEAT:
             for one in decode_body(command, HeartbeatData).consumerDataSet:
-                yield one.group_name, [each.topic for each in one.subscription_data_set]
+                yield _group(one.group_name)
+                yield from _topics(each.topic for each in one.subscription_data_set)
         elif command.code == Code.BATCH_ACK_MESSAGE:
-            for ack in decode_body(command, BatchAckBody).acks:
-                yield ack.group, [ack.topic]
+            acks = decode_body(command, BatchAckBody).acks
+            for group, topic in dict.fromkeys((ack.group, ack.topic) for ack in acks):
+                yield _group(group)
+                yield from _topics([topic])
         else:
             locks = decode_body(command, LockBody)
-            yield locks.consumer_group, [queue.topic for queue in locks.queues]
+            yield _group(locks.consumer_group)
+            yield from _topics(queue.topic for queue in locks.queues)
     except ProtocolError:
         raise NotReadable from None
+
+
+def _topics(names: Iterable[str]) -> Iterator[str]:
+    return (f"Topic:{name}" for name in names if not name.startswith(RETRY_PREFIX))
