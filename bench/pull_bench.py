@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rmqkit.broker.pull.handler import PullHandlers
-from rmqkit.broker.pull.long_polling import Held
+from rmqkit.broker.pull.long_polling import WaitingPull
 from rmqkit.broker.send.handler import SendHandlers
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.clients import Member
@@ -95,11 +95,11 @@ def _send_us(parts: Any, rounds: int) -> dict[str, float]:
     until_ms = SYSTEM_CLOCK.monotonic_ms() + 3_600_000
 
     def hold() -> None:
-        long_polling.hold("S", 0, Held(peer, 0, None, until_ms, hold))  # type: ignore[arg-type]
+        long_polling.hold("S", 0, WaitingPull(peer, 0, None, until_ms, hold))  # type: ignore[arg-type]
 
     def hold_others() -> None:
         for number in range(HELD):
-            held = Held(others[number // 10], 0, None, until_ms, lambda: None)  # type: ignore[arg-type]
+            held = WaitingPull(others[number // 10], 0, None, until_ms, lambda: None)  # type: ignore[arg-type]
             long_polling.hold(f"other-{number % 1000}", number // 1000, held)
 
     def join_groups() -> None:
@@ -136,7 +136,7 @@ async def measure(root: Path, rounds: int) -> dict[str, Any]:
     standalone = Standalone(root, broker=settings, store=StoreSettings(commit_log_file_bytes=256 << 20))
     await standalone.start()
     try:
-        parts: Any = standalone._broker._parts
+        parts: Any = standalone._broker._context
         pull = PullHandlers(parts).pull
         parts.topics.ensure("T", 1)
         for _ in range(1000):

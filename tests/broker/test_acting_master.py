@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from rmqkit.broker.delay.levels import Schedule
-from rmqkit.broker.pull.long_polling import Held, LongPolling
+from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.broker.replication.acting_master import ActingMaster
 from rmqkit.broker.replication.member_handlers import MemberHandlers
 from rmqkit.broker.replication.pre_online import PreOnline
@@ -83,7 +83,7 @@ class Group(HalfMessages):
 
     def delayed(self, body):
         deferred = message("T", 1, body, DELAY="1")
-        self.schedule.defer(deferred, 1)
+        self.schedule.schedule(deferred, 1)
         return self.store.put(deferred)
 
     def pre_online(self):
@@ -231,7 +231,9 @@ def test_held_pulls_are_answered_when_the_master_is_back(tmp_path):
         woken = []
         connection = object()
         for held_for in (connection, None):
-            held = Held(held_for, 0, None, group.clock.monotonic_ms() + 9999, lambda who=held_for: woken.append(who))
+            held = WaitingPull(
+                held_for, 0, None, group.clock.monotonic_ms() + 9999, lambda who=held_for: woken.append(who)
+            )
             group.long_polling.hold("T", 0, held)
         acting = group.acting()
         await acting.see({0: group.master.address, 1: OWN})

@@ -14,7 +14,7 @@ from rmqkit.store.offline.repair import repair
 from tests.broker.half_messages import HalfMessages
 from tests.broker.handlers.test_send_back import send_back, sent_offset
 from tests.broker.handlers.test_transactions import COMMIT, HALF, Half
-from tests.broker.pops import now_ms, parts, sent
+from tests.broker.pops import context_of, now_ms, sent
 from tests.broker.test_schedule import running
 from tests.broker.timed import STEP_MS, in_a_loop, timed
 from tests.store.stores import change_body, message, opened, put_all, small_settings
@@ -116,7 +116,7 @@ def test_a_half_message_with_another_body_is_not_committed(run, caplog, tmp_path
         half = Half(cluster, await cluster.send(body=b"transfer 100", properties=HALF))
         change_body(tmp_path / "store", b"transfer 100")
         assert (await half.decide(COMMIT))[0] == ResponseCode.SYSTEM_ERROR
-        assert parts(cluster).store.max_offset("T", 0) == 0
+        assert context_of(cluster).store.max_offset("T", 0) == 0
         assert f"the message of {HALF_TOPIC} at {half.physical_offset} {NOT_STORED}" in caplog.text
 
     run(scenario)
@@ -150,14 +150,14 @@ def test_a_message_sent_back_with_another_body_is_left_to_its_consumer(run, capl
 def test_a_popped_message_with_another_body_does_not_come_again(run, caplog, tmp_path):
     async def scenario(cluster):
         await sent(cluster, "changed", "other")
-        pops, pop_time = parts(cluster).pops, now_ms() - 5000
-        assert parts(cluster).groups.get("g")
+        service, pop_time = context_of(cluster).pop, now_ms() - 5000
+        assert context_of(cluster).groups.get("g")
         change_body(tmp_path / "store", b"changed")
-        pops.log.add("T", "g", 0, [0, 1], pop_time=pop_time, invisible_ms=1000, queue=3)
+        service.check_points.add("T", "g", 0, [0, 1], pop_time=pop_time, invisible_ms=1000, queue=3)
         async with asyncio.timeout(SECONDS):
-            while pops.log.pending:
+            while service.check_points.pending:
                 await asyncio.sleep(0.01)
-        assert parts(cluster).store.max_offset("%RETRY%g_T", 0) == 1
+        assert context_of(cluster).store.max_offset("%RETRY%g_T", 0) == 1
         assert "popped message T[0]@0 cannot be read: " in caplog.text
 
     run(scenario)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqkit.broker.copies import copy_of, with_changes
+from rmqkit.broker.copies import message_from, with_changes
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import Record
 
@@ -28,14 +28,14 @@ RECORD = Record(
 
 
 def test_without_changes_only_the_place_is_another():
-    copy = copy_of(RECORD, topic="U", queue_id=1)
+    copy = message_from(RECORD, topic="U", queue_id=1)
     assert (copy.topic, copy.queue_id, copy.prepared_transaction_offset) == ("U", 1, 0)
     kept = ("body", "properties", "flag", "sys_flag", "born_timestamp", "born_host", "store_host", "reconsume_times")
     assert [getattr(copy, name) for name in kept] == [getattr(RECORD, name) for name in kept]
 
 
 def test_what_is_named_replaces_what_was_there():
-    copy = copy_of(
+    copy = message_from(
         RECORD,
         topic="U",
         queue_id=1,
@@ -53,4 +53,4 @@ def test_what_is_named_replaces_what_was_there():
 def test_a_checksum_of_the_old_record_does_not_go_with_the_copy():
     record = Record(*(getattr(RECORD, name) for name in Record.__struct_fields__))
     record.properties += b"__CRC32#\x011234567890\x02"
-    assert copy_of(record, topic="U", queue_id=1).properties == with_changes(RECORD.properties, {})
+    assert message_from(record, topic="U", queue_id=1).properties == with_changes(RECORD.properties, {})

@@ -191,7 +191,7 @@ def on_delays(root, scenario, **settings):
         async with running(root / "store", **settings) as delays:
             delays.schedule.stop()
             await scenario(delays, Elsewhere())
-            await delays.schedule.stop_elsewhere()
+            await delays.schedule.stop_remote()
 
     run_virtual(main())
 
@@ -239,7 +239,7 @@ def test_a_stop_waits_for_what_is_on_its_way_and_counts_it(tmp_path, quick):
         delays.schedule.start(elsewhere.put)
         delays.clock.ms += 1000
         await until(lambda: elsewhere.tried)
-        stopping = asyncio.create_task(delays.schedule.stop_elsewhere())
+        stopping = asyncio.create_task(delays.schedule.stop_remote())
         await asyncio.sleep(0)
         assert not stopping.done()
         elsewhere.gate.set()
@@ -257,7 +257,7 @@ def test_delivery_goes_on_in_the_own_log_where_it_ended_elsewhere(tmp_path, quic
         delays.schedule.start(elsewhere.put)
         delays.clock.ms += 1000
         await until(lambda: elsewhere.tried.count(b"b") > 1)
-        await delays.schedule.stop_elsewhere()
+        await delays.schedule.stop_remote()
         delays.schedule.start()
         assert await delays.delivered(1) == [b"b"]
         delays.put(1, body=b"c")

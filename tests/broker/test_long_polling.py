@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from rmqkit.broker.pull import long_polling
-from rmqkit.broker.pull.long_polling import Held, LongPolling
+from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.store.message_store import Arrival
 from tests.virtual_time import run as run_virtual
@@ -28,7 +28,9 @@ class Waiting:
 
     def hold(self, name, *, queue_offset=0, wait_ms=60_000, queue_id=0, connection=None, codes=None, wants=None):
         until_ms = SYSTEM_CLOCK.monotonic_ms() + wait_ms
-        one = Held(connection or object(), queue_offset, codes, until_ms, lambda: self.answered.append(name), wants)
+        one = WaitingPull(
+            connection or object(), queue_offset, codes, until_ms, lambda: self.answered.append(name), wants
+        )
         self.held.hold("T", queue_id, one)
 
     async def until(self, *names):
@@ -112,7 +114,7 @@ def test_who_holds_again_while_being_answered_waits_on():
             waiting.answered.append("once")
             waiting.hold("twice", queue_offset=1, wait_ms=1)
 
-        waiting.held.hold("T", 0, Held(None, 0, None, SYSTEM_CLOCK.monotonic_ms(), again))
+        waiting.held.hold("T", 0, WaitingPull(None, 0, None, SYSTEM_CLOCK.monotonic_ms(), again))
         await waiting.until("once", "twice")
         assert len(waiting.held) == 0
 
@@ -141,7 +143,7 @@ def test_an_answer_that_closes_another_ones_connection_is_the_only_one():
         def close():
             waiting.held.connection_closed(connection)
 
-        waiting.held.hold("T", 0, Held(None, 0, None, SYSTEM_CLOCK.monotonic_ms() + 60_000, close))
+        waiting.held.hold("T", 0, WaitingPull(None, 0, None, SYSTEM_CLOCK.monotonic_ms() + 60_000, close))
         assert len(waiting.held) == 0  # a part of the broker, no client
         waiting.hold("closed", connection=connection)
         waiting.held.arrived([arrival()])
@@ -156,7 +158,7 @@ def test_a_pull_that_cannot_be_answered_does_not_stop_the_sender(caplog):
         def fail():
             raise OSError("disk")
 
-        waiting.held.hold("T", 0, Held(None, 0, None, SYSTEM_CLOCK.monotonic_ms() + 60_000, fail))
+        waiting.held.hold("T", 0, WaitingPull(None, 0, None, SYSTEM_CLOCK.monotonic_ms() + 60_000, fail))
         waiting.hold("next")
         with caplog.at_level(logging.CRITICAL):
             waiting.held.arrived([arrival()])

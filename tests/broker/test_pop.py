@@ -33,7 +33,7 @@ from tests.waiting import SECONDS
 async def settled(cluster, count=0):
     """Until so many check points are pending."""
     async with asyncio.timeout(SECONDS):
-        while len(context_of(cluster).pops.log) != count:
+        while len(context_of(cluster).pop.check_points) != count:
             await asyncio.sleep(0.01)
 
 
@@ -127,7 +127,7 @@ def test_several_that_wait_share_what_comes(run):
         await pop(cluster)
         waiting = [asyncio.create_task(pop(cluster, poll_time=10_000, max_msg_nums=1)) for _ in range(4)]
         async with asyncio.timeout(SECONDS):
-            while len(context_of(cluster).pops.waiting) < 4:
+            while len(context_of(cluster).pop.waiting) < 4:
                 await asyncio.sleep(0.01)
         await sent(cluster, *"wxyz")
         assert sorted(body for answer in await asyncio.gather(*waiting) for body in answer) == list("wxyz")
@@ -143,7 +143,7 @@ def test_there_is_room_for_so_many_that_wait(run):
         await pop(cluster)
         waiting = asyncio.create_task(pop(cluster, poll_time=10_000))
         async with asyncio.timeout(SECONDS):
-            while not len(context_of(cluster).pops.waiting):
+            while not len(context_of(cluster).pop.waiting):
                 await asyncio.sleep(0.01)
         assert (await pop(cluster, poll_time=10_000)).code == ResponseCode.POLLING_FULL
         await sent(cluster, "next")
@@ -156,7 +156,7 @@ def test_who_waits_is_forgotten_with_its_connection_and_answered_when_the_broker
     async def scenario(cluster):
         await sent(cluster, "first")
         await pop(cluster)
-        waiting = context_of(cluster).pops.waiting
+        waiting = context_of(cluster).pop.waiting
         gone = cluster.new_client()
         for client in (gone, cluster.client):
             cluster.client, kept = client, cluster.client
@@ -203,7 +203,7 @@ def test_acks_of_many_and_what_a_restart_knows(run, tmp_path, merges):
         assert (await ack(cluster, first.handles["d"])).code == 0
 
     async def after(cluster):
-        assert len(context_of(cluster).pops.log) == 1
+        assert len(context_of(cluster).pop.check_points) == 1
         assert (await pop(cluster)).code == ResponseCode.POLLING_TIMEOUT
         again = await pop(cluster, poll_time=10_000, max_msg_nums=2)
         assert sorted(again) == ["c", "f"]
@@ -212,7 +212,7 @@ def test_acks_of_many_and_what_a_restart_knows(run, tmp_path, merges):
         await settled(cluster)
 
     async def at_last(cluster):
-        assert len(context_of(cluster).pops.log) == 0
+        assert len(context_of(cluster).pop.check_points) == 0
         revive = "rmq_sys_REVIVE_LOG_DefaultCluster"
         offsets = context_of(cluster).offsets.queues("CID_RMQ_SYS_REVIVE_GROUP", revive)
         store = context_of(cluster).store
@@ -312,7 +312,7 @@ def test_a_notification_tells_that_there_is_something(run):
         assert not await told(cluster, 50)
         waiting = asyncio.create_task(told(cluster, 10_000))
         async with asyncio.timeout(SECONDS):
-            while not len(context_of(cluster).pops.asking):
+            while not len(context_of(cluster).pop.notifications):
                 await asyncio.sleep(0.01)
         await sent(cluster, "b")
         assert await waiting
@@ -445,7 +445,7 @@ def test_a_reset_is_given_to_who_waits(run):
         await pop(cluster)
         asked = asyncio.create_task(pop(cluster, poll_time=10_000))
         async with asyncio.timeout(SECONDS):
-            while not len(context_of(cluster).pops.waiting):
+            while not len(context_of(cluster).pop.waiting):
                 await asyncio.sleep(0.01)
         fields = {"topic": "T", "group": "g", "timestamp": -1, "isForce": "true", "queueId": 0, "offset": 1}
         assert (await cluster.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **fields)).code == 0
@@ -456,7 +456,7 @@ def test_a_reset_is_given_to_who_waits(run):
 
 async def held(cluster, count=1):
     async with asyncio.timeout(SECONDS):
-        while len(context_of(cluster).pops.waiting) != count:
+        while len(context_of(cluster).pop.waiting) != count:
             await asyncio.sleep(0.01)
 
 
@@ -470,7 +470,7 @@ def test_a_topic_and_its_retry_topic_may_both_be_waited_for(run):
         await held(cluster, 2)
         await sent(cluster, "b", queue_id=1)
         assert list(await own) == ["b"]
-        context_of(cluster).pops.waiting.close()
+        context_of(cluster).pop.waiting.close()
         assert (await retries).code == ResponseCode.POLLING_TIMEOUT
 
     run(scenario)
@@ -485,7 +485,7 @@ def test_a_topic_that_goes_while_a_pop_waits_is_told_of_and_leaves_no_offset(run
         own = context_of(cluster)
         own.topics.remove("T")
         own.offsets.remove_topic("T")
-        own.pops.waiting.wake("T", "g")
+        own.pop.waiting.wake("T", "g")
         assert (await waiting).code == ResponseCode.TOPIC_NOT_EXIST
         assert own.offsets.get("g", "T", 0) is None
 
@@ -497,7 +497,7 @@ def test_an_ack_in_order_whose_pop_a_crash_forgot_skips_no_message(run):
         await sent(cluster, *"abc")
         ordered = {"order": True, "queue_id": 0}
         first = await pop(cluster, **ordered)
-        context_of(cluster).pops.orders.forget("T", "g", 0)
+        context_of(cluster).pop.orders.forget("T", "g", 0)
         assert (await ack(cluster, first.handles["c"])).code == 0
         assert (await ack(cluster, first.handles["a"])).code == 0
         assert list(await pop(cluster, **ordered)) == ["b", "c"]

@@ -44,7 +44,7 @@ async def without_slave(brokers):
 
 
 def pending(brokers, name):
-    return set().union(*brokers.context(name).pops.log.pending.values())
+    return set().union(*brokers.context(name).pop.check_points.pending.values())
 
 
 @on_brokers

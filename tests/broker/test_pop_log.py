@@ -10,7 +10,7 @@ import random
 import msgspec
 import pytest
 
-from rmqkit.broker.pop.check_points import PopLog
+from rmqkit.broker.pop.check_points import CheckPointStore
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.pop import CheckPoint, StoredAck
@@ -74,7 +74,7 @@ def test_acks_that_are_put_off_are_stored_together(run):
         for body in "ca":
             assert (await ack(cluster, first.handles[body])).code == 0
         assert [tag for _, tag, _ in stored(cluster)] == ["ck"]
-        context_of(cluster).pops.log.write_acks()
+        context_of(cluster).pop.check_points.write_acks()
         assert [tag for _, tag, _ in stored(cluster)] == ["ck", "bAck"]
         assert msgspec.json.decode(stored(cluster)[1][2], type=StoredAck).ack_offsets == [2, 0]
 
@@ -144,17 +144,17 @@ def test_a_group_that_a_crash_lost_gets_back_what_it_popped(run, tmp_path):
 def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(run):
     async def scenario(cluster):
         await sent(cluster, *"abc")
-        pops, pop_time = context_of(cluster).pops, now_ms() - 5000
+        service, pop_time = context_of(cluster).pop, now_ms() - 5000
         assert context_of(cluster).groups.get("g")
-        log, place, queues = pops.log, ("T", "g"), map(str, range(8))
+        log, place, queues = service.check_points, ("T", "g"), map(str, range(8))
         log.add(*place, 0, [0, 1], pop_time=pop_time, invisible_ms=1000, queue=3)
         log.ack({(*place, 0, 0, pop_time): [0]})
-        told, lag = pops.gather(), dict.fromkeys(((queue,) for queue in queues), 0)
+        told, lag = service.gather(), dict.fromkeys(((queue,) for queue in queues), 0)
         assert told["rocketmq_pop_revive_lag"] == lag | {("3",): 1}
         assert told["rocketmq_pop_revive_latency"]["3",] >= 4000
         assert log.buffered == (1, 1)
-        await pops.revive.round()
-        told = pops.gather()
+        await service.revive.round()
+        told = service.gather()
         assert (told["rocketmq_pop_revive_lag"], log.buffered) == (lag, (0, 0))
         assert told["rocketmq_pop_revive_in_message_total"] == {
             (*place, "CK", "PUT_OK"): 1,
@@ -164,7 +164,7 @@ def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(run):
         assert told["rocketmq_pop_revive_retry_messages_total"] == {(*place, "PUT_OK"): 1}
         assert sum(told["rocketmq_pop_buffer_scan_time_consume"][()].counts)
         context_of(cluster).topics.remove("T")
-        assert not pops.gather()["rocketmq_pop_revive_in_message_total"]
+        assert not service.gather()["rocketmq_pop_revive_in_message_total"]
 
     run(scenario, broker={"pop_buffer_merge": True})
 
@@ -172,12 +172,12 @@ def test_metrics_tell_what_was_put_what_is_put_off_and_what_is_late(run):
 @pytest.mark.parametrize("merges", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_read_again_is_what_was_pending(run, seed, merges):
-    """Pops, acks and revivals at random: another log over the same store knows the same."""
+    """PopService, acks and revivals at random: another log over the same store knows the same."""
     choices = random.Random(seed)
 
     async def scenario(cluster):
         own = context_of(cluster)
-        log, handed, position = own.pops.log, [], 0
+        log, handed, position = own.pop.check_points, [], 0
         for step in range(300):
             if choices.random() < 0.4:
                 offsets = sorted(choices.sample(range(position, position + 12), choices.randint(1, 8)))
@@ -194,7 +194,7 @@ def test_what_is_read_again_is_what_was_pending(run, seed, merges):
                 log.commit()
         log.write_acks()
         log.commit()
-        again = PopLog(own.store, own.groups, own.offsets, own.settings, own.clock, own.identity.store_host)
+        again = CheckPointStore(own.store, own.groups, own.offsets, own.settings, own.clock, own.identity.store_host)
         again.load(8, offsets_at_ms=1 << 62)
         assert log.pending == again.pending != {}
         assert log.in_flight == again.in_flight

@@ -19,22 +19,22 @@ def test_a_check_point_whose_message_cannot_be_read_holds_up_no_other(run, monke
 
     async def scenario(cluster):
         await sent(cluster, *"ab")
-        pops, pop_time = context_of(cluster).pops, now_ms() - 5000
+        service, pop_time = context_of(cluster).pop, now_ms() - 5000
         assert context_of(cluster).groups.get("g")
-        read = pops.revive._record
+        read = service.revive._record
 
         def fails(pending, offset):
             if offset == 0:
                 raise OSError(5, "Input/output error")
             return read(pending, offset)
 
-        monkeypatch.setattr(pops.revive, "_record", fails)
+        monkeypatch.setattr(service.revive, "_record", fails)
         for offset in range(2):
-            pops.log.add("T", "g", 0, [offset], pop_time=pop_time, invisible_ms=1000, queue=3)
+            service.check_points.add("T", "g", 0, [offset], pop_time=pop_time, invisible_ms=1000, queue=3)
         async with asyncio.timeout(SECONDS):
-            while len(pops.log) > 1:
+            while len(service.check_points) > 1:
                 await asyncio.sleep(0.01)
-        assert pops.log.pending == {("T", "g", 0, 0, pop_time): {0}}
+        assert service.check_points.pending == {("T", "g", 0, 0, pop_time): {0}}
 
     run(scenario)
 
@@ -46,10 +46,10 @@ def test_acks_that_are_put_off_are_not_forgotten_when_others_write_into_the_revi
         tags = encode_properties({"TAGS": kind})
         own.store.put(PutMessage(REVIVE_TOPIC, 3, b"{}", tags, 0, 0, now_ms(), host, host))
         pop_time = now_ms()
-        own.pops.log.add("T", "g", 0, [0], pop_time=pop_time, invisible_ms=60_000, queue=3)
-        own.pops.log.ack({("T", "g", 0, 0, pop_time): [0]})
-        assert own.pops.log.buffered == (1, 1)
-        await own.pops.revive.round()
-        assert (own.pops.log.pending, own.pops.log.buffered) == ({}, (0, 0))
+        own.pop.check_points.add("T", "g", 0, [0], pop_time=pop_time, invisible_ms=60_000, queue=3)
+        own.pop.check_points.ack({("T", "g", 0, 0, pop_time): [0]})
+        assert own.pop.check_points.buffered == (1, 1)
+        await own.pop.revive.round()
+        assert (own.pop.check_points.pending, own.pop.check_points.buffered) == ({}, (0, 0))
 
     run(scenario, broker={"pop_buffer_merge": True})

@@ -13,21 +13,21 @@ from tests.broker.pops import ack, context_of, now_ms, pop, sent
 
 async def warm(cluster):
     """Every queue of the revive topic has something, so that it takes part in shared writes."""
-    log = context_of(cluster).pops.log
+    log = context_of(cluster).pop.check_points
     for queue in range(8):
         log.add("T", "warm", 0, [queue], pop_time=queue, invisible_ms=1 << 50, queue=queue)
 
 
 def mark(log, offset, group="g"):
     arguments = {"pop_time": offset, "invisible_ms": 1 << 50, "queue": log.next_queue()}
-    return log.mark("T", group, 0, [offset], **arguments, before=offset, after=offset + 1)
+    return log.new("T", group, 0, [offset], **arguments, before=offset, after=offset + 1)
 
 
 def test_what_a_turn_brings_is_one_write(run, monkeypatch):
     async def scenario(cluster):
         await warm(cluster)
         own = context_of(cluster)
-        log, store, counts = own.pops.log, own.store, []
+        log, store, counts = own.pop.check_points, own.store, []
         put_run = store.put_run
         monkeypatch.setattr(store, "put_run", lambda messages: counts.append(len(messages)) or put_run(messages))
         monkeypatch.setattr(store, "put", lambda message: pytest.fail("put alone"))
@@ -60,7 +60,7 @@ def test_what_is_refused_is_not_given_away_and_popped_again(run, monkeypatch, fa
             several = await asyncio.gather(*(pop(cluster, max_msg_nums=1) for _ in range(2)))
         assert {one.code for one in several} == {ResponseCode.SYSTEM_ERROR}
         assert ("Input/output" if fault else "no space") in several[0].remark
-        assert (own.offsets.get("g", "T", 0), len(own.pops.log), own.pops.log.in_flight) == (0, 0, {})
+        assert (own.offsets.get("g", "T", 0), len(own.pop.check_points), own.pop.check_points.in_flight) == (0, 0, {})
         assert list(await pop(cluster)) == ["a", "b", "c"]
 
     run(scenario)
@@ -69,7 +69,7 @@ def test_what_is_refused_is_not_given_away_and_popped_again(run, monkeypatch, fa
 def test_behind_a_check_point_that_is_refused_no_other_of_its_queue_is_stored(run, monkeypatch):
     async def scenario(cluster):
         own = context_of(cluster)
-        log, put = own.pops.log, own.store.put
+        log, put = own.pop.check_points, own.store.put
         refusals = iter([PutResult(PutStatus.OS_PAGE_CACHE_BUSY, reason="busy")])
         monkeypatch.setattr(own.store, "put_run", lambda messages: None)
         monkeypatch.setattr(own.store, "put", lambda message: next(refusals, None) or put(message))
@@ -87,9 +87,9 @@ def test_a_group_that_is_moved_before_the_turn_ends_stays_where_it_was_moved_to(
     async def scenario(cluster):
         own = context_of(cluster)
         own.offsets.commit("g", "T", 0, 5)
-        marked = mark(own.pops.log, 5)
+        marked = mark(own.pop.check_points, 5)
         own.offsets.reset("g", "T", 0, 2)
-        own.pops.log.store([marked], {})
+        own.pop.check_points.store([marked], {})
         assert own.offsets.get("g", "T", 0) == 2
 
     run(scenario)
@@ -102,7 +102,7 @@ def test_pops_of_one_turn_share_a_queue_out(run):
         assert sorted(body for one in several for body in one) == list("abcdef")
         answers = await asyncio.gather(*(ack(cluster, handle) for one in several for handle in one.handles.values()))
         assert {answer.code for answer in answers} == {0}
-        assert (len(context_of(cluster).pops.log), context_of(cluster).offsets.get("g", "T", 0)) == (0, 6)
+        assert (len(context_of(cluster).pop.check_points), context_of(cluster).offsets.get("g", "T", 0)) == (0, 6)
 
     run(scenario)
 
@@ -129,7 +129,7 @@ def test_a_turn_writes_its_answers_whichever_connection_fails(run):
             connection.gathered.append((command, put))
 
     async def scenario(cluster):
-        turn, peers = context_of(cluster).pops.turn, [Peer(), Peer(OSError("gone")), Peer()]
+        turn, peers = context_of(cluster).pop.batch, [Peer(), Peer(OSError("gone")), Peer()]
         for number, peer in enumerate(peers):
             turn.ack(("T", "x", 0, 0, number % 2), 0, peer, number, answer)
         turn.end()
@@ -146,13 +146,13 @@ def test_messages_of_one_answer_have_one_pop_time(run, monkeypatch):
         own.settings.higher_queues_first = False
         await sent(cluster, "a")
         await sent(cluster, "b", queue_id=1)
-        own.pops.log.add("T", "g", 1, [0], pop_time=time, invisible_ms=60_000, queue=0)
+        own.pop.check_points.add("T", "g", 1, [0], pop_time=time, invisible_ms=60_000, queue=0)
         monkeypatch.setattr("random.random", lambda: 0.0)
         monkeypatch.setattr(own, "clock", type("Still", (), {"now_ms": staticmethod(lambda: time)}))
         first, second = await pop(cluster), await pop(cluster)
         assert (list(first), list(second)) == (["a"], ["b"])
         for handle in (first.handles | second.handles).values():
             assert (await ack(cluster, handle)).code == 0
-        assert list(own.pops.log.pending) == [("T", "g", 1, 0, time)]
+        assert list(own.pop.check_points.pending) == [("T", "g", 1, 0, time)]
 
     run(scenario)

@@ -52,7 +52,7 @@ class Delays:
 
     def put(self, level, topic="T", **fields):
         delayed = message(topic, **{"queue_id": 1, "DELAY": level, **fields})
-        self.schedule.defer(delayed, level)
+        self.schedule.schedule(delayed, level)
         put = self.store.put(delayed)
         assert put.status is PutStatus.OK
         self.store.request_flush()

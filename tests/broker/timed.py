@@ -7,7 +7,7 @@ import functools
 import shutil
 from contextlib import asynccontextmanager
 
-from rmqkit.broker.delay.timer import Timer, put_aside
+from rmqkit.broker.delay.timer import Timer, schedule_timed
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import decode_properties
@@ -54,7 +54,7 @@ class Timed:
 
     def put(self, body=b"x", *, topic="T", **properties):
         one = message(topic, 1, body, **properties)
-        assert put_aside(self.timer, one, decode_properties(one.properties)) is None
+        assert schedule_timed(self.timer, one, decode_properties(one.properties)) is None
         assert self.store.put(one).status is PutStatus.OK
         self.store.request_flush()
         return one

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from rmqkit.broker.context import Parts
+from rmqkit.broker.context import BrokerContext
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.transaction.check_back import CheckBack
@@ -113,8 +113,8 @@ class Served:
         self.client = RemotingClient()
 
     @property
-    def parts(self) -> Parts:
-        return self._broker.parts
+    def parts(self) -> BrokerContext:
+        return self._broker.context
 
     async def start(self) -> None:
         await self._broker.start()
@@ -150,11 +150,11 @@ class Served:
     async def settled(self) -> None:
         """Let everything come that is due, for so long as it comes."""
         parts = self.parts
-        assert parts.timer is not None and parts.pops is not None
+        assert parts.timer is not None and parts.pop is not None
         for turn in range(1, _TURNS_MAX):
-            await parts.pops.revive.round()
+            await parts.pop.revive.round()
             await asyncio.sleep(0.004)
-            behind = parts.timer.read_behind_ms, parts.timer.offset_behind, len(parts.pops.log), _delayed(parts)
+            behind = parts.timer.read_behind_ms, parts.timer.offset_behind, len(parts.pop.check_points), _delayed(parts)
             if not any(behind):
                 return
             if turn % _TRIED == 0:  # what failed is tried again after seconds
@@ -224,7 +224,7 @@ class Served:
 _EMPTY = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
 
 
-def _delayed(parts: Parts) -> int:
+def _delayed(parts: BrokerContext) -> int:
     """Delayed messages that were not delivered."""
     ends = {queue: end for (topic, queue), end in parts.store.queue_ends().items() if topic == SCHEDULE_TOPIC}
     done = parts.schedule.offsets().offset_table

@@ -12,7 +12,7 @@ from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
-from rmqkit.broker.pop.service import Pops
+from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
@@ -44,7 +44,7 @@ class BrokerContext:
         counts: what counts for metrics; None while nobody is told them.
         may_serve: whether messages may be read from the log: not from a slave's that is not its master's.
         ask_namesakes: asks every other broker of this name; the answers of those that succeed within a second.
-        pops: what POP keeps; None at a slave, which does not pop.
+        pop: what POP keeps; None at a slave, which does not pop.
         timer: keeps messages until their second; None with ``timerWheelEnable=false``.
         topics_published: waits until the name servers know of the topics that were changed, or do not answer.
     """
@@ -71,7 +71,7 @@ class BrokerContext:
     topics_published: Callable[[], Awaitable[None]]
     ask_namesakes: Callable[[Callable[[], Command]], Awaitable[list[Command]]]
     counts: Counts | None = None
-    pops: Pops | None = None
+    pop: PopService | None = None
     may_serve: Callable[[], bool] = lambda: True
     timer: Timer | None = None
 
@@ -86,6 +86,6 @@ class BrokerContext:
     def persist(self) -> None:
         """Write all tables; one that the disk refuses keeps no other from it. Raises StoreUnavailable."""
         with ExitStack() as stack:
-            for table in (self.filters, self.offsets, self.groups, self.topics, self.pops):
+            for table in (self.filters, self.offsets, self.groups, self.topics, self.pop):
                 if table is not None:
                     stack.callback(table.persist)

@@ -12,12 +12,12 @@ from rmqkit.protocol.properties import PROPERTY_CRC, decode_properties, encode_p
 from rmqkit.protocol.record import Record
 from rmqkit.store.message_store import PutMessage
 
-__all__ = ["copy_of", "with_changes"]
+__all__ = ["message_from", "with_changes"]
 
 _PROPERTY_CRC = PROPERTY_CRC.encode()
 
 
-def copy_of(
+def message_from(
     record: Record,
     *,
     topic: str,

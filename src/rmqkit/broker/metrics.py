@@ -14,7 +14,7 @@ from rmqkit.broker.counts import NOT_COUNTED, Counts, text
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import WAITING_MAX, Durability
 from rmqkit.broker.operations.runtime_info import earliest_store_time
-from rmqkit.broker.pop.service import Pops
+from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import HELD_MAX, LongPolling
 from rmqkit.broker.replication.master import HaMaster
 from rmqkit.broker.settings import BrokerSettings
@@ -64,7 +64,7 @@ class MetricsContext(Protocol):
     groups: GroupTable
     long_polling: LongPolling
     offsets: OffsetTable
-    pops: Pops | None
+    pop: PopService | None
     settings: BrokerSettings
     statistics: Statistics
     store: MessageStore
@@ -103,7 +103,7 @@ class BrokerMetrics:
             self._counted()
             | self._tables()
             | await self._timed()
-            | (self._context.pops.gather() if self._context.pops is not None else {})
+            | (self._context.pop.gather() if self._context.pop is not None else {})
             | self._clients()
             | self._storage()
             | self._lanes()

@@ -37,7 +37,7 @@ from rmqkit.broker.operations.unsupported import UnsupportedHandlers
 from rmqkit.broker.pop.acks import PopAckHandlers
 from rmqkit.broker.pop.assignment import PopAssignmentHandlers
 from rmqkit.broker.pop.handlers import PopHandlers
-from rmqkit.broker.pop.service import Pops
+from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.handler import PullHandlers
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.pull.query import QueryHandlers
@@ -335,8 +335,8 @@ class Broker:
             self._context.statistics.add("CHANNEL_ACTIVITY", "CLOSE")
             self._context.clients.connection_closed(connection)
             self._context.long_polling.connection_closed(connection)
-            if self._context.pops is not None:
-                self._context.pops.connection_closed(connection)
+            if self._context.pop is not None:
+                self._context.pop.connection_closed(connection)
 
     def _open(self, port: int, client: RemotingClient) -> BrokerContext:
         """Read the tables and recover the store; nothing is written when that fails."""
@@ -407,11 +407,11 @@ class Broker:
         identity = OwnAddress(settings.broker_ip1, pack_host(settings.broker_ip1, port))
         groups = GroupTable(folder, settings, clock, has_light=has_light)
         offsets = OffsetTable(folder, clock, has_light=has_light)
-        pops: Pops | None = None
+        pop_service: PopService | None = None
         if master is not None:
-            pops = Pops(folder, store, topics, groups, offsets, settings, clock, identity.store_host)
+            pop_service = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host)
             advanced = master.advanced
-            waiting += [pops.arrived, lambda arrivals: advanced()]
+            waiting += [pop_service.arrived, lambda arrivals: advanced()]
         delays_ms = parse_delay_levels(store_settings.message_delay_level)
         statistics = Statistics(store, settings.cluster_name, clock, topics.is_system)
 
@@ -459,7 +459,7 @@ class Broker:
             statistics=statistics,
             counts=counts,
             timer=timer if store_settings.timer_wheel_enable else None,
-            pops=pops,
+            pop=pop_service,
             ops=OpMessages(store, identity.store_host, clock, body_bytes_max=settings.transaction_op_bytes_max),
             topics_published=self._topics_published,
             ask_namesakes=self._ask_namesakes,
@@ -504,7 +504,7 @@ class Broker:
             handlers.register(dispatch)
             handlers.register(vip_dispatch)
         PullHandlers(context).register(dispatch)
-        if context.pops is not None:
+        if context.pop is not None:
             PopHandlers(context).register(dispatch)
             for each in (dispatch, vip_dispatch):
                 PopAckHandlers(context).register(each)
@@ -530,10 +530,10 @@ class Broker:
         if context.timer is not None:
             context.timer.start()
             self._flush_timer(context.timer)
-        assert context.pops is not None, "a master pops"
-        self._stops.append(context.pops.close)
-        self._run("pop revive", context.pops.revive.round, _REVIVE_SECONDS)
-        self._run("ordered pops", context.pops.orders.persist_round, _FILTER_PERSIST_SECONDS)
+        assert context.pop is not None, "a master pops"
+        self._stops.append(context.pop.close)
+        self._run("pop revive", context.pop.revive.round, _REVIVE_SECONDS)
+        self._run("ordered pops", context.pop.orders.persist_round, _FILTER_PERSIST_SECONDS)
         self._stops += [check_back.stop, context.schedule.stop]
 
     def _flush_timer(self, timer: Timer) -> None:
@@ -614,8 +614,8 @@ def _load(context: BrokerContext) -> None:
     context.store.open()
     if context.timer is not None:
         context.timer.recover()
-    if context.pops is not None:
-        context.pops.load()
+    if context.pop is not None:
+        context.pop.load()
 
 
 async def _do(work: _Work) -> None:

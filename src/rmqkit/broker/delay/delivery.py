@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
-from rmqkit.broker.copies import copy_of
-from rmqkit.broker.delay.levels import TIMER_NAMES, Elsewhere
+from rmqkit.broker.copies import message_from
+from rmqkit.broker.delay.levels import TIMER_NAMES, RemotePut
 from rmqkit.broker.delay.timer_state import Broken, Refused, TimerState
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
@@ -126,7 +126,7 @@ class Dequeue:
                 return True
         return False
 
-    async def run_elsewhere(self, until_ms: float, put: Elsewhere) -> bool:
+    async def run_remote(self, until_ms: float, put: RemotePut) -> bool:
         """`run`, but put at other brokers. Raises Refused: some are not stored there, to be tried again.
         Raises Broken: as `run`."""
         while (due := self._next(until_ms, is_away=True)) is not None:
@@ -275,11 +275,11 @@ class Dequeue:
         if is_roll:
             times = find_property(record.properties, _ROLL_TIMES) or b"0"
             changes["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
-            message = copy_of(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
+            message = message_from(record, topic=TIMER_TOPIC, queue_id=0, changes=changes)
         elif _has_new_name(record.properties) or not record.properties.endswith(b"\x02"):
-            message = copy_of(record, topic=place[0], queue_id=place[1], changes=changes)
+            message = message_from(record, topic=place[0], queue_id=place[1], changes=changes)
         else:  # the same, at a third of the cost
-            message = copy_of(record, topic=place[0], queue_id=place[1])
+            message = message_from(record, topic=place[0], queue_id=place[1])
             added = f"TIMER_ENQUEUE_MS\x01{enqueued}\x02TIMER_DEQUEUE_MS\x01{dequeued}\x02"
             message.properties = in_stored_order(record.properties + added.encode())
         return _Ready(message, place[0], is_roll)
@@ -291,7 +291,7 @@ class Dequeue:
             return None
         changes: dict[str, str | None] = dict.fromkeys((*TIMER_NAMES, property_names.TIMER_OUT_MS))
         changes[property_names.TIMER_DELIVER_MS] = str(int(time) + self._state.precision_ms)
-        return _Ready(copy_of(record, topic=place[0], queue_id=place[1], changes=changes), place[0], is_roll=True)
+        return _Ready(message_from(record, topic=place[0], queue_id=place[1], changes=changes), place[0], is_roll=True)
 
     # ---- putting
 
@@ -312,7 +312,9 @@ class Dequeue:
             return
         for one, at in zip(run, stored, strict=True):
             end = at.physical_offset + at.size
-            self._tell(one, PutResult(PutStatus.OK, at.physical_offset, end, at.queue_offset, at.store_timestamp))
+            self._count_delivered(
+                one, PutResult(PutStatus.OK, at.physical_offset, end, at.queue_offset, at.store_timestamp)
+            )
         self._done(group)
 
     def _put_one(self, ready: _Ready) -> None:
@@ -322,9 +324,9 @@ class Dequeue:
         elif put.status is not PutStatus.OK:
             raise Refused(f"{put.status.value} {put.reason}")
         else:
-            self._tell(ready, put)
+            self._count_delivered(ready, put)
 
-    def _tell(self, ready: _Ready, put: PutResult) -> None:
+    def _count_delivered(self, ready: _Ready, put: PutResult) -> None:
         self._state.dequeued[ready.topic] += 1
         if self._on_delivered is not None and not ready.is_roll:
             self._on_delivered(ready.message, put)
@@ -354,7 +356,7 @@ class Dequeue:
         )
         if unit is not None:
             self._changed.discard(unit.physical_offset)
-        if unit is not None and state.is_told_by_another and not is_left_out:
+        if unit is not None and state.is_progress_from_peer and not is_left_out:
             record = state.record(unit.physical_offset, unit.size)
             is_left_out = record is not None and state.was_delivered(due.time_ms, record.queue_offset)
         return unit.topic_hash if unit is not None and is_left_out else None

@@ -5,7 +5,7 @@ a message of the timer topic       then
 =================================  ===========================================================================
 its second is over already         as `Late` says; a marker is dropped then
 more than the roll window ahead    parked nearer; when that comes it is put into the timer topic once more
-what was told of says delivered    left out (`TimerState.was_delivered`)
+delivered by another broker         left out (`TimerState.was_delivered`)
 says no time, or no topic          dropped and logged
 =================================  ===========================================================================
 

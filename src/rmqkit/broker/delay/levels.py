@@ -17,8 +17,8 @@ anything unexpected                 that level again after 10 s
 message can never be stored         skipped and logged: the reference tries it for ever and holds up its level
 ==================================  ==========================================================================
 
-An acting master has no log to put messages into: those due are put *elsewhere*, at other brokers, a run of a level at a
-time; what fails is tried again after 100 ms, and the level waits for it.
+An acting master has no log to put messages into: those due are put at other brokers (`RemotePut`), a run of a level at
+a time; what fails is tried again after 100 ms, and the level waits for it.
 
 The delivered copy keeps DELAY, REAL_TOPIC and REAL_QID. Offsets are written every ``flushDelayOffsetInterval`` and at
 stop, and only when the copies before them are on the disk, so a crash repeats messages and loses none.
@@ -35,8 +35,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rmqkit.broker.copies import copy_of, with_changes
-from rmqkit.broker.pull.long_polling import Held, LongPolling
+from rmqkit.broker.copies import message_from, with_changes
+from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import properties as property_names
@@ -49,9 +49,9 @@ from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
-__all__ = ["TIMER_NAMES", "Elsewhere", "Schedule"]
+__all__ = ["TIMER_NAMES", "RemotePut", "Schedule"]
 
-Elsewhere = Callable[[PutMessage], Awaitable[bool]]
+RemotePut = Callable[[PutMessage], Awaitable[bool]]
 """Puts a message at another broker; whether it is stored there."""
 
 TIMER_NAMES = (property_names.TIMER_DELAY_SECONDS, property_names.TIMER_DELAY_MS, property_names.TIMER_DELIVER_MS)
@@ -87,7 +87,7 @@ class _Level:
         offset: queue offset of the next message to deliver.
         look_at_ms: wall time at which its queue is looked at again.
         ahead: entries that were read and not delivered yet, the one at ``offset`` first.
-        is_away: whether the first of them are on their way elsewhere.
+        is_away: whether the first of them are on their way to other brokers.
     """
 
     number: int
@@ -109,7 +109,7 @@ class Schedule:
         folder: where ``delayOffset.json`` lies.
         delays_ms: ``messageDelayLevel``, level 1 first.
         flushes: whether a message can only be read after a flush round (SYNC_FLUSH).
-        on_delivered: told of every message that was put where it belongs, and where it is.
+        on_delivered: called with every message that was put where it belongs, and where it is.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class Schedule:
         self._timer: asyncio.Handle | None = None
         self._timer_ms = _NEVER
         self._is_running = False
-        self._elsewhere: Elsewhere | None = None
+        self._remote_put: RemotePut | None = None
         self._away = Tasks()
 
-    def defer(self, message: PutMessage, level: int) -> None:
+    def schedule(self, message: PutMessage, level: int) -> None:
         """Turn a message into the one that is stored until it is due; levels above the last count as the last."""
         changes: dict[str, str | None] = dict.fromkeys(TIMER_NAMES)
         if level > len(self._delays_ms):
@@ -211,9 +211,9 @@ class Schedule:
 
     # ---- delivery
 
-    def start(self, elsewhere: Elsewhere | None = None) -> None:
-        """Deliver from now on, what became due before first; into the own log, or ``elsewhere``."""
-        self._is_running, self._elsewhere = True, elsewhere
+    def start(self, remote_put: RemotePut | None = None) -> None:
+        """Deliver from now on, what became due before first; into the own log, or at other brokers."""
+        self._is_running, self._remote_put = True, remote_put
         for level in self._levels.values():
             self._clamp(level)
             level.look_at_ms = 0.0
@@ -226,7 +226,7 @@ class Schedule:
             self._timer.cancel()
         self._timer, self._timer_ms = None, _NEVER
 
-    async def stop_elsewhere(self) -> None:
+    async def stop_remote(self) -> None:
         """`stop`, and wait for what is on its way: the offsets say then what was delivered."""
         self.stop()
         await self._away.finish()
@@ -253,7 +253,7 @@ class Schedule:
                 if self._deliver_run(level, now_ms):
                     level.look_at_ms = now_ms
                     due.append(level)
-            except Exception:  # noqa: BLE001 - the outer edge of a level's work: told, and tried again later
+            except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
                 _log.exception("delay level %d: entry %d cannot be delivered", level.number, level.offset)
                 level.look_at_ms = now_ms + _BROKEN_MS
         if self._flushes and self._end_offset != end_offset:
@@ -271,8 +271,8 @@ class Schedule:
             level.ahead.extend(self._store.entries(SCHEDULE_TOPIC, level.queue_id, level.offset, count_max=_RUN))
         if not level.ahead:
             return self._find_next(level)
-        if self._elsewhere is not None:
-            return self._send_run(level, now_ms, self._elsewhere)
+        if self._remote_put is not None:
+            return self._send_run(level, now_ms, self._remote_put)
         while level.ahead:
             following, physical_offset, size, _ = entry = level.ahead[0]
             due_ms = self._due_ms(level, entry, now_ms)
@@ -295,8 +295,8 @@ class Schedule:
             due_ms = 0 if record is None else record.store_timestamp + (level.delay_ms or 0)
         return 0 if level.delay_ms is not None and due_ms > now_ms + level.delay_ms else due_ms
 
-    def _send_run(self, level: _Level, now_ms: int, put: Elsewhere) -> bool:
-        """Have the due ones of the entries read put elsewhere; the level says when to look again."""
+    def _send_run(self, level: _Level, now_ms: int, put: RemotePut) -> bool:
+        """Have the due ones of the entries read put at other brokers; the level says when to look again."""
         due = list(itertools.takewhile(lambda entry: self._due_ms(level, entry, now_ms) <= now_ms, level.ahead))
         if due:
             level.is_away = True
@@ -305,8 +305,8 @@ class Schedule:
             level.look_at_ms = self._due_ms(level, level.ahead[0], now_ms)
         return False
 
-    async def _send(self, level: _Level, due: list[_Entry], put: Elsewhere) -> None:
-        """Put messages elsewhere until all are stored or delivery stops; the offset moves past those that are."""
+    async def _send(self, level: _Level, due: list[_Entry], put: RemotePut) -> None:
+        """Put messages at other brokers until all are stored or it stops; the offset moves past the stored ones."""
         messages = ((index, self._message(level, at, size)) for index, (_, at, size, _) in enumerate(due))
         waiting = {index: message for index, message in messages if message is not None}
         passed, pause_ms = 0, 0
@@ -324,8 +324,8 @@ class Schedule:
                     passed += 1
                 pause_ms = _RETRY_MS
             level.look_at_ms = 0.0
-        except Exception:  # noqa: BLE001 - the outer edge of a level's work: told, and tried again later
-            _log.exception("delay level %d: entry %d cannot be put elsewhere", level.number, level.offset)
+        except Exception:  # noqa: BLE001 - the outer edge of a level's work: logged, and tried again later
+            _log.exception("delay level %d: entry %d cannot be put at another broker", level.number, level.offset)
             level.look_at_ms = self._clock.now_ms() + _BROKEN_MS
         finally:
             level.is_away = False
@@ -335,20 +335,20 @@ class Schedule:
         stored = self._store.copy_record(physical_offset, size)
         if stored is None:
             if physical_offset >= self._store.min_physical_offset:
-                self._tell_skipped(level, physical_offset, f"the log has no {size} bytes there")
+                self._log_skipped(level, physical_offset, f"the log has no {size} bytes there")
             return None
         try:
             record = decode_record(stored, verify_crc=self._store.checks_bodies)
         except RecordCorrupt as error:
-            self._tell_skipped(level, physical_offset, str(error))
+            self._log_skipped(level, physical_offset, str(error))
             return None
         if (record.topic, record.queue_id) == (SCHEDULE_TOPIC, level.queue_id):
             return record
-        self._tell_skipped(level, physical_offset, f"it is one of {record.topic}-{record.queue_id}")
+        self._log_skipped(level, physical_offset, f"it is one of {record.topic}-{record.queue_id}")
         return None
 
     @staticmethod
-    def _tell_skipped(level: _Level, physical_offset: int, why: str) -> None:
+    def _log_skipped(level: _Level, physical_offset: int, why: str) -> None:
         _log.error("delay level %d: message at %d is skipped: %s", level.number, physical_offset, why)
 
     def _message(self, level: _Level, physical_offset: int, size: int) -> PutMessage | None:
@@ -361,7 +361,7 @@ class Schedule:
         if topic is None or queue_id is None or not queue_id.isdigit() or topic == HALF_TOPIC.encode():
             _log.error("delayed message at %d is dropped: it is for %s-%s", physical_offset, topic, queue_id)
             return None
-        return copy_of(record, topic=topic.decode("utf-8", "replace"), queue_id=int(queue_id))
+        return message_from(record, topic=topic.decode("utf-8", "replace"), queue_id=int(queue_id))
 
     def _deliver(self, message: PutMessage, physical_offset: int) -> bool:
         """Put a message where it belongs; False when that has to be tried again."""
@@ -398,5 +398,7 @@ class Schedule:
             self._look_at(self._clock.now_ms())
 
         until_ms = self._clock.monotonic_ms() + _WAIT_MS
-        self._long_polling.hold(SCHEDULE_TOPIC, level.queue_id, Held(None, level.offset, None, until_ms, arrived))
+        self._long_polling.hold(
+            SCHEDULE_TOPIC, level.queue_id, WaitingPull(None, level.offset, None, until_ms, arrived)
+        )
         return False

@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from rmqkit.broker.answers import Refusal
-from rmqkit.broker.delay.timer import Timer, put_aside
+from rmqkit.broker.delay.timer import Timer, schedule_timed
 from rmqkit.broker.durability import Durability, Outcome
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
@@ -63,7 +63,7 @@ class RecallHandlers(Handlers[RecallContext]):
         if isinstance(handle, tuple):
             return self._refuse(command, *handle)
         marker = self._marker(connection, header, handle)
-        refusal = put_aside(self._context.timer, marker, decode_properties(marker.properties))
+        refusal = schedule_timed(self._context.timer, marker, decode_properties(marker.properties))
         put = None if refusal is not None else self._context.store.put(marker)
         if put is None or put.status is not PutStatus.OK:
             return self._refuse(command, *_FAILED)

@@ -31,10 +31,10 @@ from collections.abc import Callable
 
 from rmqkit.broker.delay.delivery import Dequeue, OnDelivered
 from rmqkit.broker.delay.enqueue import INTEGER, Enqueue, Late
-from rmqkit.broker.delay.levels import TIMER_NAMES, Elsewhere
+from rmqkit.broker.delay.levels import TIMER_NAMES, RemotePut
 from rmqkit.broker.delay.survey import Survey
 from rmqkit.broker.delay.timer_state import Broken, Refused, TimerState
-from rmqkit.broker.pull.long_polling import Held, LongPolling
+from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import ResponseCode
@@ -45,7 +45,7 @@ from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.message_store import MessageStore, PutMessage
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["NOT_ENABLED", "Timer", "asks_for_time", "put_aside"]
+__all__ = ["NOT_ENABLED", "Timer", "asks_for_time", "schedule_timed"]
 
 NOT_ENABLED = ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
 
@@ -53,7 +53,7 @@ _I32_MAX = (1 << 31) - 1
 _FILL_MS_MAX = 1.5
 _DELIVER_MS_MAX = 4.0
 _SET_BACK_MS = 5000
-_TO_TELL_MAX = 1000
+_UNPUBLISHED_MAX = 1000
 _RETRY_MS = 500
 _BROKEN_MS = 10_000
 _WAIT_MS = 86_400_000.0
@@ -68,11 +68,11 @@ def asks_for_time(properties: dict[str, str]) -> bool:
     return property_names.TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_NAMES)
 
 
-def put_aside(timer: Timer | None, message: PutMessage, properties: dict[str, str]) -> tuple[int, str] | None:
+def schedule_timed(timer: Timer | None, message: PutMessage, properties: dict[str, str]) -> tuple[int, str] | None:
     """Have the timer keep a message that asks for it; why it is refused, if it is."""
     if message.topic == TIMER_TOPIC or not asks_for_time(properties):
         return None
-    return NOT_ENABLED if timer is None else timer.defer(message, properties)
+    return NOT_ENABLED if timer is None else timer.schedule(message, properties)
 
 
 class Timer:
@@ -80,8 +80,8 @@ class Timer:
 
     Args:
         flushes: whether a message can only be read after a flush round (SYNC_FLUSH).
-        on_delivered: told of every message that was put where it belongs, and where it is.
-        copied_offset: says how far the log is at a slave, -1 while there is none. A slave is not told of a delivery
+        on_delivered: called with every message that was put where it belongs, and where it is.
+        copied_offset: says how far the log is at a slave, -1 while there is none. A slave does not hear of a delivery
             that it may not have: as master it would leave the message out.
 
     Attributes:
@@ -103,7 +103,7 @@ class Timer:
     ) -> None:
         self._copied_offset = copied_offset
         self._copied_before = -1
-        self._to_tell: deque[tuple[int, TimerCheckpoint]] = deque()
+        self._unpublished: deque[tuple[int, TimerCheckpoint]] = deque()
         self._store = store
         self._settings = settings
         self._long_polling = long_polling
@@ -117,7 +117,7 @@ class Timer:
         self._is_held = False
         self._is_running = False
         self.is_follower = False
-        self._elsewhere: Elsewhere | None = None
+        self._remote_put: RemotePut | None = None
         self._away = Tasks()
         self._is_away = False
         self._handle: asyncio.TimerHandle | None = None
@@ -129,7 +129,7 @@ class Timer:
 
     # ---- taking messages
 
-    def defer(self, message: PutMessage, properties: dict[str, str]) -> tuple[int, str] | None:
+    def schedule(self, message: PutMessage, properties: dict[str, str]) -> tuple[int, str] | None:
         """Turn a message into the one that is kept until its time, or leave it as it is when that is over; code and
         remark when it cannot be kept. Source: behaviour.md §3.4, §3.5."""
         now_ms, delay_ms_max = self._clock.now_ms(), self._settings.timer_delay_seconds_max * 1000
@@ -192,31 +192,31 @@ class Timer:
 
     def checkpoint(self) -> bytes:
         """How far the timer has come, as slaves ask for it; of a master, at a time whose log a slave has."""
-        newest, to_tell = self.state.checkpoint(is_follower=self.is_follower), self._to_tell
+        newest, unpublished = self.state.checkpoint(is_follower=self.is_follower), self._unpublished
         copied = self._copied_before = max(self._copied_before, self._copied_offset())
-        if self.is_follower or self._elsewhere is not None or copied < 0:
-            to_tell.clear()
+        if self.is_follower or self._remote_put is not None or copied < 0:
+            unpublished.clear()
             return encode_timer_checkpoint(newest)
-        if len(to_tell) < _TO_TELL_MAX:
-            to_tell.append((self._store.max_physical_offset, newest))
-        while len(to_tell) > 1 and to_tell[1][0] <= copied:
-            to_tell.popleft()
-        return encode_timer_checkpoint(to_tell[0][1])
+        if len(unpublished) < _UNPUBLISHED_MAX:
+            unpublished.append((self._store.max_physical_offset, newest))
+        while len(unpublished) > 1 and unpublished[1][0] <= copied:
+            unpublished.popleft()
+        return encode_timer_checkpoint(unpublished[0][1])
 
-    def take_over(self, told: TimerCheckpoint) -> None:
+    def take_over(self, progress: TimerCheckpoint) -> None:
         """Go on to where the master is; not while this broker delivers itself."""
         state = self.state
         if not self.is_follower:
             return
-        state.is_changed |= told != state.told and told.master_timer_queue_offset > 0
-        state.told, state.read_ms = told, told.last_read_time_ms
+        state.is_changed |= progress != state.master_progress and progress.master_timer_queue_offset > 0
+        state.master_progress, state.read_ms = progress, progress.last_read_time_ms
         self._look_in(0)
 
-    def take_further(self, told: TimerCheckpoint) -> None:
+    def take_further(self, progress: TimerCheckpoint) -> None:
         """Leave out what a member of this group delivered meanwhile, unless its state is older than this one."""
-        own = self.state.told
-        if told.data_version.timestamp >= own.data_version.timestamp and told.last_read_time_ms:
-            self.state.told, self.state.is_told_by_another = told, True
+        own = self.state.master_progress
+        if progress.data_version.timestamp >= own.data_version.timestamp and progress.last_read_time_ms:
+            self.state.master_progress, self.state.is_progress_from_peer = progress, True
 
     def take_counts(self, copied: TimerMetrics) -> None:
         """Put the master's counts in the place of the own ones; not while this broker delivers itself."""
@@ -297,19 +297,19 @@ class Timer:
 
     # ---- the rounds
 
-    def start(self, elsewhere: Elsewhere | None = None) -> None:
-        """Put on the wheel and deliver from now on, what became due before first; into the own log, or elsewhere."""
-        self._elsewhere, self.is_follower = elsewhere, False
-        self._enqueue.late = Late.PUT if elsewhere is None else Late.NEXT
+    def start(self, remote_put: RemotePut | None = None) -> None:
+        """Put on the wheel and deliver from now on, what became due before first; here, or at other brokers."""
+        self._remote_put, self.is_follower = remote_put, False
+        self._enqueue.late = Late.PUT if remote_put is None else Late.NEXT
         self.state.place()
-        if elsewhere is not None:  # what is delivered from now on the master has to know of
+        if remote_put is not None:  # what is delivered from now on the master has to know of
             self.state.files.checkpoint.data_version.advance(self._clock.now_ms())
         self._dequeue.begin()
         self._run()
 
     def follow(self) -> None:
         """Put on the wheel what the master has on its from now on, and deliver nothing."""
-        self._elsewhere, self.is_follower = None, True
+        self._remote_put, self.is_follower = None, True
         self._enqueue.late = Late.KEPT
         self.state.needs_survey &= not self.state.is_unset  # its master says what was delivered
         self._run()
@@ -325,11 +325,11 @@ class Timer:
             self._handle.cancel()
         self._handle = None
 
-    async def stop_elsewhere(self) -> None:
+    async def stop_remote(self) -> None:
         """Follow the master again, when what is on its way has arrived: the state says then what was delivered."""
         self.stop()
         await self._away.finish()
-        self.state.told = self.state.checkpoint(is_follower=False)
+        self.state.master_progress = self.state.checkpoint(is_follower=False)
         self.follow()
 
     def _look_in(self, wait_ms: float) -> None:
@@ -355,23 +355,23 @@ class Timer:
                 has_more = self._begin_second(state.floor(now_ms))
                 has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
                 self._end_seconds()
-                if not self.is_follower and self._elsewhere is None:
+                if not self.is_follower and self._remote_put is None:
                     has_more |= self._dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX)
             wait_ms = 0.0 if has_more else min(wait_ms, 1000.0)
-            if self._elsewhere is None:
+            if self._remote_put is None:
                 self._refusal = ""
         except Refused as refused:
             wait_ms = self._refused(refused)
         except Broken as broken:
             wait_ms = self._begin_anew(broken)
-        except Exception:  # noqa: BLE001 - the outer edge of the timer's work: told, and tried again later
+        except Exception:  # noqa: BLE001 - the outer edge of the timer's work: logged, and tried again later
             _log.exception("timed messages cannot be dealt with from queue offset %d on", state.queue_offset)
             wait_ms = _BROKEN_MS
         if self._flushes and state.is_changed:
             self._store.request_flush()
-        if self._elsewhere is not None and state.read_ms < state.write_ms:
+        if self._remote_put is not None and state.read_ms < state.write_ms:
             self._is_away = True
-            self._away.start(self._round_elsewhere(self._elsewhere, wait_ms), "timed messages")
+            self._away.start(self._round_remote(self._remote_put, wait_ms), "timed messages")
         else:
             self._look_in(wait_ms)
 
@@ -421,8 +421,8 @@ class Timer:
         _log.warning("the clock was set back from %d to %d: timed messages wait again", state.write_ms, now_ms)
         state.write_ms = self._begun_ms = now_ms
         if now_ms < state.read_ms:
-            state.told, state.read_ms, state.is_changed = state.checkpoint(is_follower=False), now_ms, True
-            state.is_told_by_another = False
+            state.master_progress, state.read_ms, state.is_changed = state.checkpoint(is_follower=False), now_ms, True
+            state.is_progress_from_peer = False
             self._dequeue.begin()
 
     def _end_seconds(self) -> None:
@@ -430,9 +430,9 @@ class Timer:
         if self.is_follower or self.state.queue_offset >= self._backlog_end:
             self.state.write_ms = max(self.state.write_ms, self._begun_ms)
 
-    async def _round_elsewhere(self, put: Elsewhere, wait_ms: float) -> None:
+    async def _round_remote(self, put: RemotePut, wait_ms: float) -> None:
         try:
-            if await self._dequeue.run_elsewhere(self._clock.monotonic_ms() + _DELIVER_MS_MAX, put):
+            if await self._dequeue.run_remote(self._clock.monotonic_ms() + _DELIVER_MS_MAX, put):
                 wait_ms = 0.0
             self._refusal = ""
         except Refused as refused:
@@ -454,7 +454,7 @@ class Timer:
 
     def _fill(self, until_ms: float) -> bool:
         """Put the next messages of the timer topic on the wheel; whether there may be more."""
-        end_offset = self.state.told.master_timer_queue_offset if self.is_follower else None
+        end_offset = self.state.master_progress.master_timer_queue_offset if self.is_follower else None
         while self._clock.monotonic_ms() < until_ms:
             if not self._enqueue.run(end_offset):
                 return self._wait_for_more(end_offset)
@@ -472,7 +472,7 @@ class Timer:
         if not self._is_held:
             self._is_held = True
             until_ms = self._clock.monotonic_ms() + _WAIT_MS
-            held = Held(None, state.queue_offset, None, until_ms, self._arrived)
+            held = WaitingPull(None, state.queue_offset, None, until_ms, self._arrived)
             self._long_polling.hold(TIMER_TOPIC, 0, held)
         return False
 

@@ -4,14 +4,15 @@
 queue offset        of the next message of the timer topic to put on the wheel
 read time           the next second to deliver
 write time          the one that has begun; messages for earlier ones are due when they come
-told                a checkpoint: messages before its queue offset and read time were delivered, here before the start
+master progress     a checkpoint: messages before its queue offset and read time were delivered, here before the start
                     or by another broker of this name
 ==================  =====================================================================================
 
-A slave is told by its master, every few seconds (GET_TIMER_CHECK_POINT), and puts on its own wheel what that has on
-its: not more, as what is due on the way there is delivered by the master at once. A master that comes back is told by
-the one that acted for it, and leaves out what that delivered. Written as `TimerFiles` says, ``config/timermetrics``
-beside it. Loop only, but for `write`. Source: store.md §18.5; behaviour.md §9.3, §10.1, §10.5.
+A slave asks its master for its progress every few seconds (GET_TIMER_CHECK_POINT) and puts on its own wheel what that
+has on its: not more, as what is due on the way there is delivered by the master at once. A master that comes back takes
+the progress of the broker that acted for it, and leaves out what that delivered. Written as `TimerFiles` says,
+``config/timermetrics`` beside it. Loop only, but for `write`.
+Source: store.md §18.5; behaviour.md §9.3, §10.1, §10.5.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class TimerState:
     """The positions and counts of one timer, with its files.
 
     Attributes:
-        queue_offset, read_ms, write_ms, told: see above.
-        is_told_by_another: whether ``told`` is what another broker delivered, of what is counted here as waiting.
+        queue_offset, read_ms, write_ms, master_progress: see above.
+        is_progress_from_peer: whether ``master_progress`` counts deliveries of another broker that wait here.
         left_out: queue offsets of the timer topic that are not delivered (`rmqkit.broker.delay.survey`).
         needs_survey: whether the topic is read again, and a survey has to say first what to leave out of it.
         metrics: the messages that wait, by their topic.
@@ -83,9 +84,9 @@ class TimerState:
             store.root, log_file_bytes=settings.timer_log_file_bytes, precision_ms=settings.timer_precision_ms
         )
         self.metrics = TimerMetrics()
-        self.told = TimerCheckpoint()
+        self.master_progress = TimerCheckpoint()
         self.queue_offset = self.read_ms = self.write_ms = 0
-        self.is_changed = self.is_told_by_another = self.needs_survey = False
+        self.is_changed = self.is_progress_from_peer = self.needs_survey = False
         self.left_out: set[int] = set()
         self._done_before = TimerCheckpoint()
         self._broken_ms = -1
@@ -110,7 +111,7 @@ class TimerState:
         files.load()
         total = sum(one.count for one in self.metrics.timing_count.values())
         self.queue_offset = files.recover(self._number_of, total=total)
-        known = self.told = files.checkpoint
+        known = self.master_progress = files.checkpoint
         self.read_ms = known.last_read_time_ms
         dealt_with = max(known.last_timer_queue_offset, known.master_timer_queue_offset)
         if self.queue_offset < dealt_with:  # also of a start that was killed before it was there
@@ -201,9 +202,9 @@ class TimerState:
         return ms - ms % self.precision_ms
 
     def was_delivered(self, time_ms: int, queue_offset: int) -> bool:
-        """Whether a message of the timer topic is dealt with, by what was told."""
-        told, before = self.told, self._done_before
-        return (time_ms < told.last_read_time_ms and queue_offset < told.master_timer_queue_offset) or (
+        """Whether a message of the timer topic is dealt with, by the progress of another or before a new start."""
+        progress, before = self.master_progress, self._done_before
+        return (time_ms < progress.last_read_time_ms and queue_offset < progress.master_timer_queue_offset) or (
             time_ms < before.last_read_time_ms and queue_offset < before.master_timer_queue_offset
         )
 
@@ -267,7 +268,7 @@ class TimerState:
         record = self.record(unit.physical_offset, unit.size)
         return None if record is None else record.queue_offset
 
-    # ---- what is told and written
+    # ---- what slaves ask for, and what is written
 
     def checkpoint(self, *, is_follower: bool) -> TimerCheckpoint:
         """How far the timer has come. A follower says of its master what that said."""
@@ -280,13 +281,13 @@ class TimerState:
                 master_timer_queue_offset=before.master_timer_queue_offset,
                 data_version=msgspec.structs.replace(known.data_version),
             )
-        queue_offset = self.told.master_timer_queue_offset if is_follower else self.queue_offset
+        queue_offset = self.master_progress.master_timer_queue_offset if is_follower else self.queue_offset
         return TimerCheckpoint(
             last_read_time_ms=self.read_ms,
             last_timer_log_flush_position=known.last_timer_log_flush_position,
             last_timer_queue_offset=min(self.queue_offset, queue_offset),
             master_timer_queue_offset=queue_offset,
-            data_version=msgspec.structs.replace((self.told if is_follower else known).data_version),
+            data_version=msgspec.structs.replace((self.master_progress if is_follower else known).data_version),
         )
 
     def take(self, *, is_follower: bool) -> None:

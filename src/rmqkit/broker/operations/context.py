@@ -8,7 +8,7 @@ from typing import Protocol
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
-from rmqkit.broker.pop.service import Pops
+from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
@@ -39,7 +39,7 @@ class OperationsContext(Protocol):
     groups: GroupTable
     long_polling: LongPolling
     offsets: OffsetTable
-    pops: Pops | None
+    pop: PopService | None
     queue_locks: QueueLocks
     schedule: Schedule
     settings: BrokerSettings

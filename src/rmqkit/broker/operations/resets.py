@@ -76,8 +76,8 @@ class ResetHandlers(Handlers[OperationsContext]):
         for queue_id, offset in targets.items():
             self._context.offsets.reset(header.group, header.topic, queue_id, offset)
             self._context.long_polling.wake(header.topic, queue_id, header.group)
-            if self._context.pops is not None:
-                self._context.pops.waiting.wake(header.topic, header.group, queue_id)
+            if self._context.pop is not None:
+                self._context.pop.waiting.wake(header.topic, header.group, queue_id)
         return reply(command, body=fastjson.dumps(self._body(header, targets)))
 
     def _reset_by_clients(self, command: Command, header: ResetOffsetRequest) -> Command:

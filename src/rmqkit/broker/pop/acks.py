@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from rmqkit.broker.answers import Refusal
 from rmqkit.broker.handlers import answers
-from rmqkit.broker.pop.handlers import NO_REMARK, PopAnswers
+from rmqkit.broker.pop.handlers import NO_REMARK, PopHandlerBase
 from rmqkit.broker.pop.in_flight import AckKey
 from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE
 from rmqkit.broker.pop.service import PopContext
@@ -40,7 +40,7 @@ __all__ = ["PopAckHandlers"]
 _OK = PutStatus.OK  # asking an enumeration for a member costs a call
 
 
-class PopAckHandlers(PopAnswers):
+class PopAckHandlers(PopHandlerBase):
     """Takes note of what became of popped messages."""
 
     def __init__(self, context: PopContext) -> None:
@@ -63,7 +63,7 @@ class PopAckHandlers(PopAnswers):
         if handle.revive_queue_id == ORDER_REVIVE_QUEUE:
             return reply(command, *self._ack_in_order(topic, group, queue_id, header.offset, handle.pop_time))
         key = topic, group, queue_id, handle.check_point_offset, handle.pop_time
-        self._pops.turn.ack(key, header.offset, connection, command, self._answer_acks)
+        self._pop.batch.ack(key, header.offset, connection, command, self._answer_acks)
         return None
 
     @answers(RequestCode.BATCH_ACK_MESSAGE)
@@ -77,7 +77,7 @@ class PopAckHandlers(PopAnswers):
         pending: dict[AckKey, list[int]] = {}
         for ack in acks:
             self._take_batch(ack, pending)
-        self._answer_stored(self._pops.log.ack(pending), [(connection, command)])
+        self._answer_stored(self._pop.check_points.ack(pending), [(connection, command)])
         return None
 
     @answers(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
@@ -115,7 +115,7 @@ class PopAckHandlers(PopAnswers):
         committed = self._context.offsets.get(group, topic, queue_id) or 0
         if offset < committed:
             return ResponseCode.SUCCESS, ""
-        orders = self._pops.orders
+        orders = self._pop.orders
         try:
             following = orders.ack(topic, group, queue_id, offset, pop_time, committed=committed)
         except ValueError:
@@ -123,7 +123,7 @@ class PopAckHandlers(PopAnswers):
         if following is not None and not self._context.offsets.has_reset(group, topic, queue_id):
             self._context.offsets.commit(group, topic, queue_id, following)
         if following is not None and orders.blocked_until(topic, group, queue_id) is None:
-            self._pops.waiting.wake(topic, group, queue_id)
+            self._pop.waiting.wake(topic, group, queue_id)
         return ResponseCode.SUCCESS, ""
 
     def _take_batch(self, ack: BatchAck, pending: dict[AckKey, list[int]]) -> None:
@@ -144,16 +144,16 @@ class PopAckHandlers(PopAnswers):
         self, connection: Connection, command: Command, header: ChangeInvisibleTimeRequest, handle: PopHandle
     ) -> Command | None:
         topic, group, queue_id, offset = header.topic, header.consumer_group, header.queue_id, header.offset
-        log, pop_time = self._pops.log, self._context.clock.now_ms()
-        while log.is_taken(topic, group, queue_id, offset, pop_time):
+        check_points, pop_time = self._pop.check_points, self._context.clock.now_ms()
+        while check_points.is_taken(topic, group, queue_id, offset, pop_time):
             pop_time += 1
-        queue = handle.revive_queue_id if log.has_queue(handle.revive_queue_id) else log.next_queue()
-        put = log.add(
+        queue = handle.revive_queue_id if check_points.has_queue(handle.revive_queue_id) else check_points.next_queue()
+        put = check_points.add(
             topic, group, queue_id, [offset], pop_time=pop_time, invisible_ms=header.invisible_time, queue=queue
         )
         if put.status is not _OK:
             return reply(command, ResponseCode.SYSTEM_ERROR, put.reason or put.status.value)
-        acked = log.ack({(topic, group, queue_id, handle.check_point_offset, handle.pop_time): [offset]})
+        acked = check_points.ack({(topic, group, queue_id, handle.check_point_offset, handle.pop_time): [offset]})
         answer = ChangeInvisibleTimeResponse(pop_time=pop_time, invisible_time=header.invisible_time, revive_qid=queue)
         changed = reply(command, remark=NO_REMARK, header=answer)
         self._answer_stored([put, *acked], [(connection, command)], changed)
@@ -164,8 +164,8 @@ class PopAckHandlers(PopAnswers):
         if header.offset < (self._context.offsets.get(group, topic, queue_id) or 0):
             return reply(command, remark=NO_REMARK, header=ChangeInvisibleTimeResponse())
         visible_at_ms = self._context.clock.now_ms() + header.invisible_time
-        self._pops.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
-        self._pops.waiting.wake(topic, group, queue_id)  # it works out anew when to look
+        self._pop.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
+        self._pop.waiting.wake(topic, group, queue_id)  # it works out anew when to look
         answer = ChangeInvisibleTimeResponse(
             pop_time=handle.pop_time,
             invisible_time=visible_at_ms - handle.pop_time,

@@ -31,7 +31,7 @@ from operator import attrgetter
 import msgspec
 
 from rmqkit.broker.pop.counts import ACK, CHECK_POINT, PopCounts
-from rmqkit.broker.pop.in_flight import AckKey, DueTimes, Mark, Pending, Place
+from rmqkit.broker.pop.in_flight import AckKey, ExpiryWheel, InFlightPop, NewCheckPoint, QueueKey
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
@@ -43,7 +43,7 @@ from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.pop import CheckPoint, StoredAck
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
-__all__ = ["REVIVE_GROUP", "PopLog", "revive_topic"]
+__all__ = ["REVIVE_GROUP", "CheckPointStore", "revive_topic"]
 
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 _CHECK_POINT, _ACK, _ACKS = "ck", "ack", "bAck"
@@ -69,7 +69,7 @@ def revive_topic(cluster_name: str) -> str:
     return f"rmq_sys_REVIVE_LOG_{cluster_name}"
 
 
-class PopLog:
+class CheckPointStore:
     """The check points that are pending, and the revive topic.
 
     Attributes:
@@ -94,13 +94,13 @@ class PopLog:
         self._store_host = store_host
         self._topic = revive_topic(settings.cluster_name)
         self._read: dict[int, int] = {}
-        self._queues: dict[int, dict[int, Pending]] = {}
-        self._table: dict[AckKey, Pending] = {}
-        self._due = DueTimes(clock)
-        self._unwritten: dict[Pending, None] = {}
+        self._queues: dict[int, dict[int, InFlightPop]] = {}
+        self._table: dict[AckKey, InFlightPop] = {}
+        self._expiry = ExpiryWheel(clock)
+        self._unwritten: dict[InFlightPop, None] = {}
         self._offsets_at_ms = _NEVER_MS
-        self._turn: Iterator[int] = itertools.repeat(0)
-        self.in_flight: dict[Place, int] = {}
+        self._revive_queue_ids: Iterator[int] = itertools.repeat(0)
+        self.in_flight: dict[QueueKey, int] = {}
         self.counts = PopCounts()
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class PopLog:
         ``offsets_at_ms``: when the groups' offsets were written. What was popped since then (before a crash) is not
         popped once more, but comes when its time is over."""
         self._offsets_at_ms = offsets_at_ms
-        self._turn = itertools.cycle(range(queue_count))
+        self._revive_queue_ids = itertools.cycle(range(queue_count))
         for queue_id in range(queue_count):
             committed = self._offsets.get(REVIVE_GROUP, self._topic, queue_id)
             low = self._store.min_offset(self._topic, queue_id)
@@ -132,16 +132,16 @@ class PopLog:
 
     def next_queue(self) -> int:
         """The revive queue of the next pop."""
-        return next(self._turn)
+        return next(self._revive_queue_ids)
 
     def add(
         self, topic: str, group: str, queue_id: int, offsets: list[int], *, pop_time: int, invisible_ms: int, queue: int
     ) -> PutResult:
-        """Store that messages were popped; they may leave when that is done. Arguments as of `mark`."""
-        mark = self.mark(topic, group, queue_id, offsets, pop_time=pop_time, invisible_ms=invisible_ms, queue=queue)
-        return self.store([mark], {})[0][0]
+        """Store that messages were popped; they may leave when that is done. Arguments as of `new`."""
+        one = self.new(topic, group, queue_id, offsets, pop_time=pop_time, invisible_ms=invisible_ms, queue=queue)
+        return self.store([one], {})[0][0]
 
-    def mark(
+    def new(
         self,
         topic: str,
         group: str,
@@ -153,7 +153,7 @@ class PopLog:
         queue: int,
         before: int = -1,
         after: int = -1,
-    ) -> Mark:
+    ) -> NewCheckPoint:
         """Make a check point of messages that were popped, which counts from now on; the next thing is to `store` it.
         ``queue``: of the revive topic. The caller sees to it that no other pop has the same key (`is_taken`).
         ``before``, ``after``: the group's offset, which then goes on from the one to the other."""
@@ -172,32 +172,32 @@ class PopLog:
         )
         unique_key = f"{topic}@{queue_id}@{start}@{group}@{pop_time}@{name}@ck"
         message = self._message(queue, _CHECK_POINT, unique_key, _write(check_point))
-        key, place = (topic, group, queue_id, start, pop_time), (topic, group, queue_id)
-        pending = Pending(key, place, set(offsets), due_ms, queue, -1)
+        key, queue_key = (topic, group, queue_id, start, pop_time), (topic, group, queue_id)
+        pending = InFlightPop(key, queue_key, set(offsets), due_ms, queue, -1)
         self._count_in(pending)
-        return Mark(pending, message, before, after)
+        return NewCheckPoint(pending, message, before, after)
 
     def store(
-        self, marks: list[Mark], acks: Mapping[AckKey, Iterable[int]]
+        self, new: list[NewCheckPoint], acks: Mapping[AckKey, Iterable[int]]
     ) -> tuple[list[PutResult], list[PutResult | None]]:
         """Store check points, and behind them that messages of some pops are consumed, all with one write.
         What was popped behind something whose check point is refused is refused, too: the group's offset stays before
         both. One answer per check point, and one per pop, as `ack` gives it."""
         merges = self._settings.pop_buffer_merge
         left = [self._left(key, offsets) for key, offsets in acks.items()]
-        messages = [mark.message for mark in marks]
+        messages = [one.message for one in new]
         if not merges:
             messages += [self._ack_message(pending, offsets) for pending, offsets in left if pending is not None]
         run = self._put_run(messages) if len(messages) > 1 else None
         puts: list[PutResult] = []
-        refused: dict[Place, PutResult] = {}
-        for number, mark in enumerate(marks):
-            put = run[number] if run is not None else refused.get(mark.pending.place) or self._put(mark.message)
+        refused: dict[QueueKey, PutResult] = {}
+        for number, one in enumerate(new):
+            put = run[number] if run is not None else refused.get(one.pending.queue_key) or self._put(one.message)
             puts.append(put)
-            self._marked(mark, put)
+            self._marked(one, put)
             if put.status is not _OK:
-                refused[mark.pending.place] = put
-        following = iter(run[len(marks) :]) if run is not None else map(self._put, messages[len(marks) :])
+                refused[one.pending.queue_key] = put
+        following = iter(run[len(new) :]) if run is not None else map(self._put, messages[len(new) :])
         results: list[PutResult | None] = []
         for pending, offsets in left:
             ended = None
@@ -211,14 +211,14 @@ class PopLog:
             results.append(ended)
         return puts, results
 
-    def withdraw(self, marks: Iterable[Mark]) -> None:
+    def withdraw(self, new: Iterable[NewCheckPoint]) -> None:
         """Forget check points that were not stored: their messages are not given away."""
-        for pending in [mark.pending for mark in marks]:
+        for pending in [one.pending for one in new]:
             if pending.revive_offset < 0 and self._table.get(pending.key) is pending:
                 self._count_out(pending, len(pending.left))
 
     def is_taken(self, topic: str, group: str, queue_id: int, start_offset: int, pop_time: int) -> bool:
-        """Whether a pending pop has these marks: two would be one to acks."""
+        """Whether a pending pop has this key: two would be one to acks."""
         return (topic, group, queue_id, start_offset, pop_time) in self._table
 
     def ack(self, acks: Mapping[AckKey, Iterable[int]]) -> list[PutResult | None]:
@@ -235,23 +235,23 @@ class PopLog:
     def late(self) -> dict[int, tuple[int, int]]:
         """Check points whose time is over, by revive queue: how many, and by how many ms the oldest."""
         late = dict.fromkeys(self._queues, (0, 0))
-        for pending, late_ms in self._due.late():
+        for pending, late_ms in self._expiry.late():
             count, ms = late[pending.revive_queue_id]
             late[pending.revive_queue_id] = count + 1, max(ms, late_ms)
         return late
 
-    def revived(self, pending: Pending, offsets: list[int]) -> None:
+    def revived(self, pending: InFlightPop, offsets: list[int]) -> None:
         """Messages have come again, or are gone. Without a record they come once more after a restart."""
         self._put(self._ack_message(pending, offsets))
         self._done(pending, offsets)
 
-    def due(self) -> Iterator[Pending]:
+    def due(self) -> Iterator[InFlightPop]:
         """The check points whose time has come, each until all of it is `revived` or it is postponed."""
-        return self._due.due()
+        return self._expiry.due()
 
-    def postpone(self, pending: Pending, ms: int) -> None:
+    def postpone(self, pending: InFlightPop, ms: int) -> None:
         """Try it again later."""
-        self._due.postpone(pending, ms)
+        self._expiry.postpone(pending, ms)
 
     def follow(self) -> None:
         """Take in what others have put into the revive topic, or what was there at the start.
@@ -288,7 +288,7 @@ class PopLog:
 
     # -- inside
 
-    def _left(self, key: AckKey, offsets: Iterable[int]) -> tuple[Pending | None, list[int]]:
+    def _left(self, key: AckKey, offsets: Iterable[int]) -> tuple[InFlightPop | None, list[int]]:
         """What of acknowledged messages was pending, and in which pop; None without any."""
         pending = self._table.get(key)
         if pending is None or pending.revive_offset < 0:
@@ -296,32 +296,32 @@ class PopLog:
         left = sorted(pending.left.intersection(offsets))
         return (pending, left) if left else (None, left)
 
-    def _marked(self, mark: Mark, put: PutResult) -> None:
+    def _marked(self, one: NewCheckPoint, put: PutResult) -> None:
         """Take note of what became of a check point."""
-        pending = mark.pending
-        topic, group, queue_id = pending.place
+        pending = one.pending
+        topic, group, queue_id = pending.queue_key
         self.counts.has_put(topic, group, CHECK_POINT, put.status)
         if put.status is not _OK:
             return self._count_out(pending, len(pending.left))
         pending.revive_offset = put.queue_offset
         self._wait_for(pending)
-        if mark.after != mark.before and self._offsets.get(group, topic, queue_id) == mark.before:  # not set meanwhile
-            self._offsets.commit(group, topic, queue_id, mark.after)
+        if one.after != one.before and self._offsets.get(group, topic, queue_id) == one.before:  # not set meanwhile
+            self._offsets.commit(group, topic, queue_id, one.after)
         return None
 
-    def _put_off(self, pending: Pending, offsets: list[int]) -> None:
+    def _put_off(self, pending: InFlightPop, offsets: list[int]) -> None:
         self._done(pending, offsets)
         self._count_acks(pending, len(offsets), _OK)
         pending.unwritten += offsets
         self._unwritten[pending] = None
 
-    def _count_acks(self, pending: Pending, count: int, status: PutStatus) -> None:
+    def _count_acks(self, pending: InFlightPop, count: int, status: PutStatus) -> None:
         topic, group, *_ = pending.key
         self.counts.has_put(topic, group, ACK, status, count)
         if status is _OK:
             self.counts.done[topic, group, ACK, str(pending.revive_queue_id)] += count
 
-    def _ack_message(self, pending: Pending, offsets: list[int]) -> PutMessage:
+    def _ack_message(self, pending: InFlightPop, offsets: list[int]) -> PutMessage:
         topic, group, queue_id, start, pop_time = pending.key
         name, is_one = self._settings.broker_name, len(offsets) == 1
         body = StoredAck(
@@ -403,31 +403,31 @@ class PopLog:
         topic, group, queue_id, pop_time = popped.topic, popped.group, popped.queue_id, popped.pop_time
         key, due_ms = (topic, group, queue_id, popped.start_offset, pop_time), pop_time + popped.invisible_time
         if left and key not in self._table:
-            pending = Pending(key, (topic, group, queue_id), left, due_ms, revive_queue_id, revive_offset)
+            pending = InFlightPop(key, (topic, group, queue_id), left, due_ms, revive_queue_id, revive_offset)
             self._count_in(pending)
             self._wait_for(pending)
 
-    def _count_in(self, pending: Pending) -> None:
-        place = pending.place
+    def _count_in(self, pending: InFlightPop) -> None:
+        queue_key = pending.queue_key
         self._table[pending.key] = pending
-        self.in_flight[place] = self.in_flight.get(place, 0) + len(pending.left)
+        self.in_flight[queue_key] = self.in_flight.get(queue_key, 0) + len(pending.left)
 
-    def _count_out(self, pending: Pending, count: int) -> None:
+    def _count_out(self, pending: InFlightPop, count: int) -> None:
         """Messages are not in flight any more; the last ones of their pop."""
-        in_flight, place = self.in_flight, pending.place
-        in_flight[place] -= count
-        if in_flight[place] <= 0:
-            del in_flight[place]
+        in_flight, queue_key = self.in_flight, pending.queue_key
+        in_flight[queue_key] -= count
+        if in_flight[queue_key] <= 0:
+            del in_flight[queue_key]
         del self._table[pending.key]
 
-    def _wait_for(self, pending: Pending) -> None:
+    def _wait_for(self, pending: InFlightPop) -> None:
         """Have a stored check point come when its time is over."""
         waiting, revive_offset = self._queues[pending.revive_queue_id], pending.revive_offset
         is_late = waiting and next(reversed(waiting)) > revive_offset
         waiting[revive_offset] = pending
         if is_late:  # somebody else's, read after an own one: `commit` counts on the order
             self._queues[pending.revive_queue_id] = dict(sorted(waiting.items()))
-        self._due.enter(pending)
+        self._expiry.enter(pending)
 
     def _take_ack(self, ack: StoredAck) -> None:
         pending = self._table.get((ack.topic, ack.group, ack.queue_id, ack.start_offset, ack.pop_time))
@@ -435,21 +435,21 @@ class PopLog:
             offsets = ack.ack_offsets if ack.ack_offset < 0 and ack.ack_offsets else [ack.ack_offset]
             self._done(pending, pending.left.intersection(offsets))
 
-    def _done(self, pending: Pending, offsets: Iterable[int]) -> None:
+    def _done(self, pending: InFlightPop, offsets: Iterable[int]) -> None:
         left = pending.left
         before = len(left)
         left.difference_update(offsets)
         if left:
-            self.in_flight[pending.place] -= before - len(left)
+            self.in_flight[pending.queue_key] -= before - len(left)
             return
         self._count_out(pending, before)
-        topic, group, _ = pending.place
+        topic, group, _ = pending.queue_key
         del self._queues[pending.revive_queue_id][pending.revive_offset]
         self.counts.done[topic, group, CHECK_POINT, str(pending.revive_queue_id)] += 1
-        self._due.leave(pending)
+        self._expiry.leave(pending)
 
 
-def _by_queue(several: Iterable[Pending]) -> dict[int, list[int]]:
+def _by_queue(several: Iterable[InFlightPop]) -> dict[int, list[int]]:
     """Revive offsets by revive queue."""
     in_order = sorted(several, key=attrgetter("revive_queue_id"))
     groups = itertools.groupby(in_order, key=attrgetter("revive_queue_id"))

@@ -14,9 +14,9 @@ from functools import partial
 from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, Refusal
 from rmqkit.broker.durability import Outcome
 from rmqkit.broker.handlers import Handlers, answers
-from rmqkit.broker.pop.polling import HeldPop, PopPolling
+from rmqkit.broker.pop.polling import PopLongPolling, WaitingPop
 from rmqkit.broker.pop.read import PopRead
-from rmqkit.broker.pop.service import PopContext, Pops
+from rmqkit.broker.pop.service import PopContext, PopService
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
@@ -35,7 +35,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.dispatch import OVERLOADED
 from rmqkit.store.message_store import Arrival, PutResult, PutStatus
 
-__all__ = ["NO_REMARK", "PopAnswers", "PopHandlers"]
+__all__ = ["NO_REMARK", "PopHandlerBase", "PopHandlers"]
 
 _COUNT_MAX = 32
 _READ = int(Permission.READ)  # an operation with the member itself costs two calls, asking for it one
@@ -50,13 +50,13 @@ _POPPING, _PEEKING = "pop message", "peeking message"
 """What the reference says is forbidden, whichever of these requests it was."""
 
 
-class PopAnswers(Handlers[PopContext]):
+class PopHandlerBase(Handlers[PopContext]):
     """What handlers of POP share."""
 
     def __init__(self, context: PopContext) -> None:
         super().__init__(context)
-        assert context.pops is not None, "a master pops"
-        self._pops: Pops = context.pops
+        assert context.pop is not None, "a master pops"
+        self._pop: PopService = context.pop
         self._context = context
         self._is_plain = context.durability is None and context.counts is None
         """Whether no answer waits or is measured."""
@@ -86,7 +86,7 @@ class PopAnswers(Handlers[PopContext]):
         return durability.hold(end_offset, release, answers=answers)
 
 
-class PopHandlers(PopAnswers):
+class PopHandlers(PopHandlerBase):
     """Hands out messages that are hidden from the group until they are acknowledged or their time is over."""
 
     @answers(RequestCode.POP_MESSAGE)
@@ -105,7 +105,7 @@ class PopHandlers(PopAnswers):
             remark = "parse the consumer's subscription failed"
             return reply(command, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark, header=PopMessageResponse())
         self._context.clients.compensate(header.consumer_group, header.topic, header.exp, header.exp_type)
-        return self._pop(connection, command, header, wanted, may_hold=True)
+        return self._pop_or_wait(connection, command, header, wanted, may_hold=True)
 
     @answers(RequestCode.PEEK_MESSAGE)
     def peek(self, connection: Connection, command: Command) -> Command:
@@ -136,7 +136,7 @@ class PopHandlers(PopAnswers):
         refusal = self._place_refusal(connection, header, _PEEKING)
         if refusal is not None:
             return reply(command, *refusal, header=PollingInfoResponse())
-        count = self._pops.waiting.count(header.topic, header.consumer_group, header.queue_id)
+        count = self._pop.waiting.count(header.topic, header.consumer_group, header.queue_id)
         return reply(command, remark=NO_REMARK, header=PollingInfoResponse(count))
 
     # -- inside
@@ -179,7 +179,7 @@ class PopHandlers(PopAnswers):
             return ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}"
         return None
 
-    def _pop(
+    def _pop_or_wait(
         self, connection: Connection, command: Command, header: PopMessageRequest, wanted: PullFilter, *, may_hold: bool
     ) -> Command | None:
         topic, group = header.topic, header.consumer_group
@@ -187,11 +187,11 @@ class PopHandlers(PopAnswers):
         read.pop(header)
         if read.records:
             if read.rest:
-                self._pops.waiting.wake(topic, group, header.queue_id)
-            if not read.marks:
+                self._pop.waiting.wake(topic, group, header.queue_id)
+            if not read.check_points:
                 return reply(command, remark="FOUND", header=read.answer(header), body=read.records)
             answer = partial(self._answer_popped, connection, command, header, read)
-            self._pops.turn.pop(connection, read.marks, answer)
+            self._pop.batch.pop(connection, read.check_points, answer)
             return None
         if not may_hold or header.poll_time <= 0:
             return reply(command, ResponseCode.POLLING_TIMEOUT, _NOTHING, header=read.answer(header))
@@ -201,11 +201,11 @@ class PopHandlers(PopAnswers):
             if refusal is not None:
                 answer: Command | None = reply(command, *refusal, header=PopMessageResponse())
             else:
-                answer = self._pop(connection, command, header, wanted, may_hold=may_hold)
+                answer = self._pop_or_wait(connection, command, header, wanted, may_hold=may_hold)
             if answer is not None:
                 connection.send(answer)
 
-        if self._hold(self._pops.waiting, connection, header, retry, wanted, read.blocked_until):
+        if self._hold(self._pop.waiting, connection, header, retry, wanted, read.blocked_until):
             return None
         return reply(command, ResponseCode.POLLING_FULL, _NOTHING, header=read.answer(header))
 
@@ -244,13 +244,13 @@ class PopHandlers(PopAnswers):
             if answer is not None:
                 connection.send(answer)
 
-        if self._hold(self._pops.asking, connection, header, retry, PullFilter(), read.blocked_until):
+        if self._hold(self._pop.notifications, connection, header, retry, PullFilter(), read.blocked_until):
             return None
         return reply(command, remark=NO_REMARK, header=NotificationResponse(has_msg=False, polling_full=True))
 
     def _hold(
         self,
-        polling: PopPolling,
+        polling: PopLongPolling,
         connection: Connection,
         header: PopMessageRequest | NotificationRequest,
         retry: Callable[[bool], None],
@@ -263,7 +263,7 @@ class PopHandlers(PopAnswers):
 
         until_ms = header.born_time + header.poll_time
         return polling.hold(
-            HeldPop(
+            WaitingPop(
                 connection, header.topic, header.consumer_group, header.queue_id, until_ms, retry, wants, look_at_ms
             )
         )

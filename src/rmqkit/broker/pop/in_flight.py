@@ -14,18 +14,18 @@ from msgspec import Struct
 from rmqkit.clock import Clock
 from rmqkit.store.message_store import PutMessage
 
-__all__ = ["AckKey", "DueTimes", "Mark", "Pending", "Place"]
+__all__ = ["AckKey", "ExpiryWheel", "InFlightPop", "NewCheckPoint", "QueueKey"]
 
 _SLOT_MS = 100
 
 AckKey = tuple[str, str, int, int, int]
 """What acks name a pop by: topic, group, queue id, start offset, pop time."""
 
-Place = tuple[str, str, int]
+QueueKey = tuple[str, str, int]
 """Topic, group and queue id."""
 
 
-class Pending(Struct, eq=False):
+class InFlightPop(Struct, eq=False):
     """Messages of one pop of one queue that are not all acknowledged.
 
     Attributes:
@@ -37,7 +37,7 @@ class Pending(Struct, eq=False):
     """
 
     key: AckKey
-    place: Place
+    queue_key: QueueKey
     left: set[int]
     due_ms: int
     revive_queue_id: int
@@ -61,24 +61,24 @@ class Pending(Struct, eq=False):
         return self.key[4]
 
 
-class Mark(Struct):
+class NewCheckPoint(Struct):
     """A check point that is to be stored, and the group's offset before and behind what was popped."""
 
-    pending: Pending
+    pending: InFlightPop
     message: PutMessage
     before: int
     after: int
 
 
-class DueTimes:
-    """Pending check points by when they are due."""
+class ExpiryWheel:
+    """InFlightPop check points by when they are due."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._slots: dict[int, dict[Pending, None]] = {}
+        self._slots: dict[int, dict[InFlightPop, None]] = {}
         self._numbers: list[int] = []
 
-    def due(self) -> Iterator[Pending]:
+    def due(self) -> Iterator[InFlightPop]:
         """The check points whose time has come, each until it leaves or is postponed.
         What is neither comes up again a moment later, behind the others."""
         end, numbers = self._clock.now_ms() // _SLOT_MS, self._numbers
@@ -91,19 +91,19 @@ class DueTimes:
             else:
                 del self._slots[heapq.heappop(numbers)]
 
-    def late(self) -> Iterator[tuple[Pending, int]]:
+    def late(self) -> Iterator[tuple[InFlightPop, int]]:
         """The check points whose time is over, and by how many ms."""
         now_ms = self._clock.now_ms()
         for slot in [slot for number, slot in self._slots.items() if number * _SLOT_MS <= now_ms]:
             yield from ((pending, now_ms - pending.due_ms) for pending in slot if pending.due_ms < now_ms)
 
-    def postpone(self, pending: Pending, ms: int) -> None:
+    def postpone(self, pending: InFlightPop, ms: int) -> None:
         """Have a check point come up later, also where the clock was set back."""
         self.leave(pending)
         pending.due_ms = max(pending.due_ms, self._clock.now_ms()) + ms
         self.enter(pending)
 
-    def enter(self, pending: Pending) -> None:
+    def enter(self, pending: InFlightPop) -> None:
         """Have a check point come up when it is due."""
         number = pending.due_ms // _SLOT_MS
         slot = self._slots.get(number)
@@ -112,7 +112,7 @@ class DueTimes:
             heapq.heappush(self._numbers, number)
         slot[pending] = None
 
-    def leave(self, pending: Pending) -> None:
+    def leave(self, pending: InFlightPop) -> None:
         """Forget a check point."""
         slot = self._slots.get(pending.due_ms // _SLOT_MS)
         if slot is not None:

@@ -3,7 +3,7 @@
 Waiting requests are grouped by topic and group, in the order they came. A message that arrives, in the topic or in one
 of the group's retry topics of it, lets one of them look again, in the next tick; whoever takes some of several messages
 wakes the next one. A request that finds nothing waits on; at the end of its time it looks once more. Many groups that
-a message lets look are told in slices, and so are the requests that look: the loop turns in between. Loop only.
+a message lets look are woken in slices, and so are the requests that look: the loop turns in between. Loop only.
 Source: behaviour.md §4.8.
 """
 
@@ -22,7 +22,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.turns import Turns
 from rmqkit.store.message_store import Arrival
 
-__all__ = ["HeldPop", "PopPolling"]
+__all__ = ["PopLongPolling", "WaitingPop"]
 
 _ANY_QUEUE = -1
 _LATE_MS = 20
@@ -32,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class HeldPop:
+class WaitingPop:
     """One waiting request.
 
     Attributes:
         queue_id: -1 for all queues of the topic.
         until_ms: the end of its time, ms since the epoch.
-        retry: looks again; told whether it may wait on. It answers, or holds itself once more.
+        retry: looks again; its argument says whether it may wait on. It answers, or holds itself once more.
         wants: whether a message that arrives is of interest.
         look_at_ms: when there may be something although nothing arrives; None: never.
     """
@@ -54,10 +54,10 @@ class HeldPop:
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
 
-_Several = dict[HeldPop, None]
+_Several = dict[WaitingPop, None]
 
 
-class PopPolling:
+class PopLongPolling:
     """The waiting requests of one kind."""
 
     def __init__(self, settings: BrokerSettings, clock: Clock) -> None:
@@ -79,7 +79,7 @@ class PopPolling:
         """Requests that wait for a queue, or with -1 for any queue."""
         return self._counts.get((topic, group, queue_id), 0)
 
-    def hold(self, held: HeldPop) -> bool:
+    def hold(self, held: WaitingPop) -> bool:
         """Keep a request; False when there is no room for it, or the broker stops."""
         place = (held.topic, held.group, held.queue_id)
         settings = self._settings
@@ -103,27 +103,27 @@ class PopPolling:
         """Let one request of each group that waits for these messages look again, soon."""
         if not self._count:
             return
-        told: set[tuple[str, str, int]] = set()
+        woken: set[tuple[str, str, int]] = set()
         for arrival in arrivals:
             groups = self._waiting.get(arrival.topic)
             if groups is None:
                 continue
             if len(groups) > _AT_ONCE_MAX:
-                self._turns.add(map(partial(self._tell, arrival, told), list(groups)))
+                self._turns.add(map(partial(self._wake_one, arrival, woken), list(groups)))
                 continue
             for group in groups:
-                self._tell(arrival, told, group)
+                self._wake_one(arrival, woken, group)
 
-    def _tell(self, arrival: Arrival, told: set[tuple[str, str, int]], group: str) -> None:
-        """Wake one request of a group; ``told``: whom the messages before have told already."""
+    def _wake_one(self, arrival: Arrival, woken: set[tuple[str, str, int]], group: str) -> None:
+        """Wake one request of a group; ``woken``: the queues of groups that these messages woke already."""
         place = (arrival.topic, group, arrival.queue_id)
-        if place in told:
+        if place in woken:
             return
         is_retry = arrival.topic.startswith(RETRY_PREFIX)
         for held in self._waiting.get(arrival.topic, {}).get(group, ()):
             is_here = is_retry or held.queue_id in (_ANY_QUEUE, arrival.queue_id)
             if is_here and (is_retry or held.wants(arrival)) and held not in self._woken:
-                told.add(place)
+                woken.add(place)
                 self._wake(held)
                 break
 
@@ -148,7 +148,7 @@ class PopPolling:
 
     # -- inside
 
-    def _wake(self, held: HeldPop) -> None:
+    def _wake(self, held: WaitingPop) -> None:
         """Not at once: whoever puts messages must not find itself in the middle of a pop that puts a check point."""
         if not self._woken:
             self._loop.call_soon(self._retry_woken)
@@ -162,10 +162,10 @@ class PopPolling:
         for held in woken:
             self._retry(held, may_hold=True)
 
-    def _look(self, held: HeldPop) -> None:
+    def _look(self, held: WaitingPop) -> None:
         self._retry(held, may_hold=self._clock.now_ms() < held.until_ms - _LATE_MS)
 
-    def _retry(self, held: HeldPop, *, may_hold: bool) -> None:
+    def _retry(self, held: WaitingPop, *, may_hold: bool) -> None:
         if held not in self._connections.get(held.connection, ()):
             return
         self._drop(held)
@@ -174,7 +174,7 @@ class PopPolling:
         except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach another
             _log.exception("held pop of %s by %s cannot be answered", held.topic, held.group)
 
-    def _drop(self, held: HeldPop) -> None:
+    def _drop(self, held: WaitingPop) -> None:
         self._woken.pop(held, None)
         assert held._timer is not None, "it was held"
         held._timer.cancel()
@@ -195,6 +195,6 @@ class PopPolling:
         self._count -= 1
 
 
-def _topics_of(held: HeldPop) -> tuple[str, ...]:
+def _topics_of(held: WaitingPop) -> tuple[str, ...]:
     """Where messages for a request arrive."""
     return held.topic, *(pop_retry_topic(held.group, held.topic, mark) for mark in "_+")

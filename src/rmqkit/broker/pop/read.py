@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from rmqkit.broker.pop.in_flight import Mark
+from rmqkit.broker.pop.in_flight import NewCheckPoint
 from rmqkit.broker.pop.service import PopContext
 from rmqkit.broker.send.priority import is_by_priority
 from rmqkit.broker.tables.filters import EVERYTHING, PullFilter
@@ -66,16 +66,16 @@ class PopRead:
     Attributes:
         records: stored records, or such that were written anew.
         rest: messages that the queues have beyond these.
-        marks: check points to be stored before the records leave.
+        check_points: those to be stored before the records leave.
         blocked_until: when a queue that is blocked for a pop in order is free, ms since the epoch.
     """
 
     def __init__(
         self, context: PopContext, header: PollingInfoRequest, *, count: int, wanted: PullFilter = EVERYTHING
     ) -> None:
-        assert context.pops is not None, "a master pops"
+        assert context.pop is not None, "a master pops"
         self._context = context
-        self._pops = context.pops
+        self._pop = context.pop
         self._store = context.store
         self._offsets = context.offsets
         self._group = header.consumer_group
@@ -91,12 +91,12 @@ class PopRead:
         self._is_by_priority = False
         self.records: list[Body] = []
         self.rest = 0
-        self.marks: list[Mark] = []
+        self.check_points: list[NewCheckPoint] = []
         self.blocked_until: int | None = None
 
     def pop(self, header: PopMessageRequest) -> None:
         """Take messages."""
-        self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pops.log.next_queue()
+        self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pop.check_points.next_queue()
         chance, settings = random.random() * 100, self._context.settings
         topic, group = self._context.topics.get(self._topic), self._context.groups.get(self._group)
         self._is_by_priority = not header.order and is_by_priority(topic, group, chance)
@@ -113,7 +113,7 @@ class PopRead:
                         self._add_rests(header, name, queue_ids[number:])
                         break
         except BaseException:
-            self._pops.log.withdraw(self.marks)
+            self._pop.check_points.withdraw(self.check_points)
             raise
 
     def peek(self) -> None:
@@ -181,7 +181,7 @@ class PopRead:
         return retries
 
     def _pop_queue(self, header: PopMessageRequest, topic: str, mark: str, queue_id: int) -> None:
-        group, log = self._group, self._pops.log
+        group, check_points = self._group, self._pop.check_points
         offset = before = self._start(header, topic, queue_id)
         if self._is_too_full(topic, queue_id):
             return self._add_rest(topic, queue_id, offset)
@@ -192,12 +192,12 @@ class PopRead:
         following = found.next_begin_offset
         if found.records:
             offsets = _offsets_of(found, offset)
-            while log.is_taken(topic, group, queue_id, offsets[0], self._pop_time):
-                if self.marks:  # one answer has one pop time
+            while check_points.is_taken(topic, group, queue_id, offsets[0], self._pop_time):
+                if self.check_points:  # one answer has one pop time
                     return self._add_rest(topic, queue_id, offset)
                 self._pop_time += 1  # of a queue that was set back in this millisecond
-            self.marks.append(
-                log.mark(
+            self.check_points.append(
+                check_points.new(
                     topic,
                     group,
                     queue_id,
@@ -228,7 +228,7 @@ class PopRead:
                 self._offsets.commit(self._group, topic, queue_id, found.next_begin_offset)
             return
         offsets, queue = _offsets_of(found, offset), PopQueue(NORMAL_TOPIC, queue_id)
-        tries = self._pops.orders.popped(
+        tries = self._pop.orders.popped(
             topic,
             self._group,
             queue_id,
@@ -293,25 +293,25 @@ class PopRead:
         )
 
     def _is_blocked(self, topic: str, queue_id: int, attempt_id: str | None) -> bool:
-        until = self._pops.orders.blocked_until(topic, self._group, queue_id, attempt_id)
+        until = self._pop.orders.blocked_until(topic, self._group, queue_id, attempt_id)
         if until is not None:
             self.blocked_until = until if self.blocked_until is None else min(until, self.blocked_until)
         return until is not None
 
     def _is_too_full(self, topic: str, queue_id: int) -> bool:
-        settings, log = self._context.settings, self._pops.log
-        if len(log) >= settings.pop_check_points_max:
+        settings, check_points = self._context.settings, self._pop.check_points
+        if len(check_points) >= settings.pop_check_points_max:
             return True
         place = topic, self._group, queue_id
-        return settings.pop_in_flight_limited and log.in_flight.get(place, 0) >= settings.pop_in_flight_max
+        return settings.pop_in_flight_limited and check_points.in_flight.get(place, 0) >= settings.pop_in_flight_max
 
     def _start(self, header: PopMessageRequest, topic: str, queue_id: int) -> int:
         """Where a pop begins; from now on that is the group's offset."""
-        offsets, group, turn = self._offsets, self._group, self._pops.turn
+        offsets, group, batch = self._offsets, self._group, self._pop.batch
         if offsets.take_reset(group, topic, queue_id) is not None:
-            self._pops.orders.forget(topic, group, queue_id)
-            turn.ends.pop((topic, group, queue_id), None)
-        end = turn.ends.get((topic, group, queue_id))
+            self._pop.orders.forget(topic, group, queue_id)
+            batch.next_offsets.pop((topic, group, queue_id), None)
+        end = batch.next_offsets.get((topic, group, queue_id))
         if end is not None:
             return end
         offset = offsets.get(group, topic, queue_id)
@@ -322,7 +322,7 @@ class PopRead:
 
     def _offset(self, topic: str, queue_id: int) -> int:
         """Where a pop would begin."""
-        offset = self._pops.turn.ends.get((topic, self._group, queue_id))
+        offset = self._pop.batch.next_offsets.get((topic, self._group, queue_id))
         if offset is None:
             offset = self._offsets.get(self._group, topic, queue_id)
         return self._beginning(topic, queue_id, from_end=False) if offset is None else offset
@@ -338,7 +338,7 @@ class PopRead:
 
     def _move(self, topic: str, queue_id: int, before: int, offset: int) -> int:
         """Move the group on without a check point, unless one of this turn is to be stored first; its offset then."""
-        if (topic, self._group, queue_id) in self._pops.turn.ends:
+        if (topic, self._group, queue_id) in self._pop.batch.next_offsets:
             return before
         self._offsets.commit(self._group, topic, queue_id, offset)
         return offset
@@ -360,11 +360,15 @@ class PopRead:
 
     def _add_rests(self, header: PopMessageRequest, topic: str, queue_ids: Sequence[int]) -> None:
         """Count what queues have that are not asked any more; a group that is new there begins here, too."""
-        group, ends, committed = self._group, self._pops.turn.ends, self._offsets.queues(self._group, topic)
+        group, next_offsets, committed = (
+            self._group,
+            self._pop.batch.next_offsets,
+            self._offsets.queues(self._group, topic),
+        )
         for queue_id, high in zip(queue_ids, self._store.max_offsets(topic, queue_ids), strict=True):
             offset = committed.get(queue_id, -1)
-            if ends:
-                offset = ends.get((topic, group, queue_id), offset)
+            if next_offsets:
+                offset = next_offsets.get((topic, group, queue_id), offset)
             if offset < 0:
                 offset = self._start(header, topic, queue_id)
             if high > offset:

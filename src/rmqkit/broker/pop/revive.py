@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from rmqkit.broker.copies import copy_of
-from rmqkit.broker.pop.check_points import PopLog
-from rmqkit.broker.pop.in_flight import Pending
+from rmqkit.broker.copies import message_from
+from rmqkit.broker.pop.check_points import CheckPointStore
+from rmqkit.broker.pop.in_flight import InFlightPop
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
@@ -39,7 +39,7 @@ class Revive:
 
     def __init__(
         self,
-        log: PopLog,
+        check_points: CheckPointStore,
         store: MessageStore,
         topics: TopicTable,
         groups: GroupTable,
@@ -47,7 +47,7 @@ class Revive:
         settings: BrokerSettings,
         store_host: bytes,
     ) -> None:
-        self._log = log
+        self._check_points = check_points
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -57,33 +57,33 @@ class Revive:
 
     async def round(self) -> None:
         """Have what is due come again; to be called a few times a second."""
-        self._log.write_acks()
-        self._log.follow()
-        for number, pending in enumerate(self._log.due(), 1):
+        self._check_points.write_acks()
+        self._check_points.follow()
+        for number, pending in enumerate(self._check_points.due(), 1):
             try:
                 self._revive(pending)
             except Exception:  # noqa: BLE001 - the outer edge of a check point: a fault of one must not hold up others
                 _log.exception("messages of %s that %s popped cannot come again", pending.topic, pending.group)
-                self._log.postpone(pending, _AGAIN_MS)
+                self._check_points.postpone(pending, _AGAIN_MS)
             if number % _RUN == 0:
                 await asyncio.sleep(0)
-        self._log.commit()
+        self._check_points.commit()
 
     # -- inside
 
-    def _revive(self, pending: Pending) -> None:
+    def _revive(self, pending: InFlightPop) -> None:
         is_wanted = self._topics.get(pending.topic) is not None and pending.group in self._groups
         done: list[int] = []
         for offset in sorted(pending.left):
             record = self._record(pending, offset) if is_wanted else None
             if record is not None and not self._put(pending, record):
-                self._log.postpone(pending, _AGAIN_MS)
+                self._check_points.postpone(pending, _AGAIN_MS)
                 break
             done.append(offset)
         if done:
-            self._log.revived(pending, done)
+            self._check_points.revived(pending, done)
 
-    def _record(self, pending: Pending, offset: int) -> Record | None:
+    def _record(self, pending: InFlightPop, offset: int) -> Record | None:
         found = self._store.get(pending.topic, pending.queue_id, offset, count_max=1)
         try:
             record = decode_record(found.records[0], verify_crc=self._store.checks_bodies) if found.records else None
@@ -92,7 +92,7 @@ class Revive:
             return None
         return record if record is not None and record.queue_offset == offset else None
 
-    def _put(self, pending: Pending, record: Record) -> bool:
+    def _put(self, pending: InFlightPop, record: Record) -> bool:
         topic = pending.topic
         if not topic.startswith(RETRY_PREFIX):
             topic = pop_retry_topic(pending.group, topic, "+" if self._settings.retry_topic_v2 else "_")
@@ -102,7 +102,7 @@ class Revive:
         changes: dict[str, str | None] = {"ORIGIN_GROUP": pending.group}
         if find_property(record.properties, property_names.FIRST_POP_TIME.encode()) is None:
             changes[property_names.FIRST_POP_TIME] = str(pending.pop_time)
-        message = copy_of(
+        message = message_from(
             record,
             topic=topic,
             queue_id=0,
@@ -111,5 +111,5 @@ class Revive:
             store_host=self._store_host,
         )
         status = self._store.put(message).status
-        self._log.counts.revived[pending.topic, pending.group, status.value] += 1
+        self._check_points.counts.revived[pending.topic, pending.group, status.value] += 1
         return status is PutStatus.OK

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
-from rmqkit.broker.pop.check_points import PopLog, revive_topic
+from rmqkit.broker.pop.check_points import CheckPointStore, revive_topic
 from rmqkit.broker.pop.order import OrderTable
-from rmqkit.broker.pop.polling import PopPolling
+from rmqkit.broker.pop.polling import PopLongPolling
 from rmqkit.broker.pop.revive import Revive
-from rmqkit.broker.pop.write_batch import PopTurn
+from rmqkit.broker.pop.write_batch import PopWriteBatch
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.clients import ClientTable
@@ -38,7 +38,7 @@ from rmqkit.store.message_store import Arrival, MessageStore
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
 
-__all__ = ["Pops"]
+__all__ = ["PopService"]
 
 _WRITING_MS = 100
 """How long the table of offsets is on its way to the disk, at the most, where that matters."""
@@ -54,14 +54,14 @@ class PopContext(Protocol):
     groups: GroupTable
     identity: OwnAddress
     offsets: OffsetTable
-    pops: Pops | None
+    pop: PopService | None
     settings: BrokerSettings
     statistics: Statistics
     store: MessageStore
     topics: TopicTable
 
 
-class Pops:
+class PopService:
     """The parts of POP of one broker.
 
     Attributes:
@@ -80,12 +80,12 @@ class Pops:
         clock: Clock,
         store_host: bytes,
     ) -> None:
-        self.log = PopLog(store, groups, offsets, settings, clock, store_host)
-        self.turn = PopTurn(self.log)
+        self.check_points = CheckPointStore(store, groups, offsets, settings, clock, store_host)
+        self.batch = PopWriteBatch(self.check_points)
         self.orders = OrderTable(folder, clock)
-        self.waiting = PopPolling(settings, clock)
-        self.asking = PopPolling(settings, clock)
-        self.revive = Revive(self.log, store, topics, groups, offsets, settings, store_host)
+        self.waiting = PopLongPolling(settings, clock)
+        self.notifications = PopLongPolling(settings, clock)
+        self.revive = Revive(self.check_points, store, topics, groups, offsets, settings, store_host)
         self._offsets_path = folder / "consumerOffset.json"
         self._revive_topic = revive_topic(settings.cluster_name)
         self._topics = topics
@@ -97,13 +97,13 @@ class Pops:
         assert config is not None, "it exists from the start"
         path = self._offsets_path
         offsets_at_ms = path.stat().st_mtime_ns // 1_000_000 - _WRITING_MS if path.exists() else 0
-        self.log.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms)
+        self.check_points.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms)
 
     def gather(self) -> Gathered:
         """What metrics tell of it. Source: behaviour.md §9.10."""
-        counts, late = self.log.counts, self.log.late
+        counts, late = self.check_points.counts, self.check_points.late
         counts.forget(lambda topic: self._topics.get(topic) is None)
-        check_points, offsets = self.log.buffered
+        check_points, offsets = self.check_points.buffered
         return {
             "rocketmq_pop_buffer_scan_time_consume": {(): counts.scan_ms},
             "rocketmq_pop_revive_in_message_total": counts.put,
@@ -118,22 +118,22 @@ class Pops:
     def arrived(self, arrivals: list[Arrival]) -> None:
         """Tell those who wait."""
         self.waiting.arrived(arrivals)
-        self.asking.arrived(arrivals)
+        self.notifications.arrived(arrivals)
 
     def connection_closed(self, connection: Connection) -> None:
         self.waiting.connection_closed(connection)
-        self.asking.connection_closed(connection)
+        self.notifications.connection_closed(connection)
 
     def close(self) -> None:
         """Answer those who wait."""
         self.waiting.close()
-        self.turn.end()
-        self.asking.close()
+        self.batch.end()
+        self.notifications.close()
 
     def persist(self) -> None:
         """Write down what only memory has, as the broker stops; the store is still open."""
-        self.turn.end()
-        self.log.write_acks()
-        self.log.commit()
+        self.batch.end()
+        self.check_points.write_acks()
+        self.check_points.commit()
         if self.orders.is_dirty:
             self.orders.persist()

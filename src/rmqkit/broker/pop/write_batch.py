@@ -1,8 +1,9 @@
 """What pops and acks of one turn of the event loop store: check points and acks with one write, at the turn's end.
 
-A pop's messages leave when its check point is stored, and the group's offset moves then; `PopTurn.ends` is where the
-next pop of the queue begins until then. So a crash in between has neither handed messages out nor forgotten them, and
-what the store refuses is popped again. Answers are given by who asks. Loop only. Source: behaviour.md §4.8 to §4.10.
+A pop's messages leave when its check point is stored, and the group's offset moves then; until then the next pop of the
+queue begins at `PopWriteBatch.next_offsets`. So a crash in between has neither handed messages out nor forgotten them,
+and what the store refuses is popped again. Answers are given by who asks. Loop only.
+Source: behaviour.md §4.8 to §4.10.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from rmqkit.broker.pop.check_points import PopLog
-from rmqkit.broker.pop.in_flight import AckKey, Mark, Place
+from rmqkit.broker.pop.check_points import CheckPointStore
+from rmqkit.broker.pop.in_flight import AckKey, NewCheckPoint, QueueKey
 from rmqkit.protocol.command import Command
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import PutResult, PutStatus
 
-__all__ = ["AnswerAcks", "PopTurn", "Waiting"]
+__all__ = ["AnswerAcks", "PopWriteBatch", "Waiting"]
 
 Waiting = list[tuple[Connection, Command]]
 """Who waits to be answered."""
@@ -29,29 +30,29 @@ _OK = PutStatus.OK  # asking an enumeration for a member costs a call
 _log = logging.getLogger(__name__)
 
 
-class PopTurn:
+class PopWriteBatch:
     """What is stored at the end of this turn.
 
     Attributes:
-        ends: where the next pop of a queue begins when others of this turn took messages of it.
+        next_offsets: first unread offset per queue, counting pops of this batch that are not written yet.
     """
 
-    def __init__(self, log: PopLog) -> None:
-        self._log = log
+    def __init__(self, check_points: CheckPointStore) -> None:
+        self._check_points = check_points
         self._loop = asyncio.get_running_loop()
-        self.ends: dict[Place, int] = {}
+        self.next_offsets: dict[QueueKey, int] = {}
         self._connections: dict[Connection, None] = {}
-        self._marks: list[Mark] = []
-        self._pops: list[tuple[int, Callable[[PutResult], None]]] = []
+        self._new: list[NewCheckPoint] = []
+        self._pop_answers: list[tuple[int, Callable[[PutResult], None]]] = []
         self._acks: dict[AckKey, tuple[list[int], Waiting, AnswerAcks]] = {}
 
-    def pop(self, connection: Connection, marks: list[Mark], answer: Callable[[PutResult], None]) -> None:
+    def pop(self, connection: Connection, new: list[NewCheckPoint], answer: Callable[[PutResult], None]) -> None:
         """Store check points and answer with the last one's put, or with one that was refused."""
         self._begin(connection)
-        self._marks += marks
-        self._pops.append((len(marks), answer))
-        for mark in marks:
-            self.ends[mark.pending.place] = mark.after
+        self._new += new
+        self._pop_answers.append((len(new), answer))
+        for one in new:
+            self.next_offsets[one.pending.queue_key] = one.after
 
     def ack(self, key: AckKey, offset: int, connection: Connection, command: Command, answer: AnswerAcks) -> None:
         """Store that a message is consumed; acks of one pop are answered together."""
@@ -64,16 +65,16 @@ class PopTurn:
 
     def end(self) -> None:
         """Store and answer what came in this turn; what can be said now is written at once."""
-        connections, marks, pops, acks = self._connections, self._marks, self._pops, self._acks
-        self._connections, self._marks, self._pops, self._acks = {}, [], [], {}
+        connections, new, pops, acks = self._connections, self._new, self._pop_answers, self._acks
+        self._connections, self._new, self._pop_answers, self._acks = {}, [], [], {}
         try:
-            puts, acked = self._log.store(marks, {key: offsets for key, (offsets, _, _) in acks.items()})
+            puts, acked = self._check_points.store(new, {key: offsets for key, (offsets, _, _) in acks.items()})
         except Exception as error:  # noqa: BLE001 - the outer edge of these requests: answered and logged once
-            _log.exception("%d check points and acks of %d pops cannot be stored", len(marks), len(acks))
+            _log.exception("%d check points and acks of %d pops cannot be stored", len(new), len(acks))
             failed = PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=f"{type(error).__name__}: {error}")
-            puts, acked = [failed] * len(marks), [failed] * len(acks)
-            self._log.withdraw(marks)
-        self.ends.clear()
+            puts, acked = [failed] * len(new), [failed] * len(acks)
+            self._check_points.withdraw(new)
+        self.next_offsets.clear()
         for connection in connections:
             connection.gather()
         at = 0

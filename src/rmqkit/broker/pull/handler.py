@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rmqkit.broker.answers import REJECTED
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number
-from rmqkit.broker.pull.long_polling import Held, LongPolling
+from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.clients import CONSUME_ACTIVELY, ClientTable
@@ -163,7 +163,9 @@ class PullHandlers(Handlers[PullContext]):
                 connection.send(answer)
 
         until_ms = self._context.clock.monotonic_ms() + wait_ms
-        held = Held(connection, header.queue_offset, wanted.codes, until_ms, retry, wanted.wants, header.consumer_group)
+        held = WaitingPull(
+            connection, header.queue_offset, wanted.codes, until_ms, retry, wanted.wants, header.consumer_group
+        )
         self._context.long_polling.hold(header.topic, header.queue_id, held)
         return None
 

@@ -21,7 +21,7 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.turns import Turns
 from rmqkit.store.message_store import Arrival
 
-__all__ = ["HELD_MAX", "PASSED_BY_MS", "Held", "LongPolling"]
+__all__ = ["HELD_MAX", "PASSED_BY_MS", "LongPolling", "WaitingPull"]
 
 HELD_MAX = 100_000
 """Pulls that may wait at a time; beyond it they are refused as busy (the pull queue of behaviour.md §2.4)."""
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class WaitingPull:
     """One waiting pull.
 
     Attributes:
@@ -62,7 +62,7 @@ class Held:
     _is_gone: bool = False
 
 
-_Several = dict[Held, None]
+_Several = dict[WaitingPull, None]
 """Held pulls in the order in which they came."""
 
 
@@ -87,7 +87,7 @@ class LongPolling:
         """Whether no further pull may wait."""
         return self._count >= HELD_MAX
 
-    def hold(self, topic: str, queue_id: int, held: Held) -> None:
+    def hold(self, topic: str, queue_id: int, held: WaitingPull) -> None:
         """Keep a pull until a message for it comes or its time is up."""
         held._key = key = (topic, queue_id)
         self._queues.setdefault(key, {})[held] = None
@@ -147,24 +147,24 @@ class LongPolling:
             self._look(held, arrival)
             yield
 
-    def _look(self, held: Held, arrival: Arrival) -> None:
+    def _look(self, held: WaitingPull, arrival: Arrival) -> None:
         """Answer a pull if a message is for it."""
         if (held.codes is None or arrival.tags_code in held.codes) and (held.wants is None or held.wants(arrival)):
             self._answer(held)
         elif not held._was_passed_by:
             self._pass_by(held)
 
-    def _answer_all(self, several: Iterable[Held]) -> None:
+    def _answer_all(self, several: Iterable[WaitingPull]) -> None:
         self._do_all(list(several), self._answer)
 
-    def _do_all(self, several: Collection[Held], act: Callable[[Held], None]) -> None:
+    def _do_all(self, several: Collection[WaitingPull], act: Callable[[WaitingPull], None]) -> None:
         if len(several) > _AT_ONCE_MAX:
             self._turns.add(map(act, several))
         else:
             for held in several:
                 act(held)
 
-    def _answer(self, held: Held) -> None:
+    def _answer(self, held: WaitingPull) -> None:
         if held._is_gone or held not in self._queues.get(held._key, ()):
             return  # the answer to another one closed its connection
         self._drop(held)
@@ -173,14 +173,14 @@ class LongPolling:
         except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach a sender
             _log.exception("held pull of %s cannot be answered", held._key)
 
-    def _drop(self, held: Held) -> None:
+    def _drop(self, held: WaitingPull) -> None:
         _discard(self._queues, held._key, held)
         if held.connection is not None and not held._is_gone:
             self._count -= 1
             _discard(self._connections, held.connection, held)
         self._leave_slot(held)
 
-    def _pass_by(self, held: Held) -> None:
+    def _pass_by(self, held: WaitingPull) -> None:
         held._was_passed_by = True
         if held._is_gone or held not in self._queues.get(held._key, ()):
             return
@@ -189,12 +189,12 @@ class LongPolling:
             self._leave_slot(held)
             self._end_by(held, soon_ms)
 
-    def _leave_slot(self, held: Held) -> None:
+    def _leave_slot(self, held: WaitingPull) -> None:
         slot = self._slots.get(held._slot)
         if slot is not None:
             slot[0].pop(held, None)
 
-    def _end_by(self, held: Held, at_ms: float) -> None:
+    def _end_by(self, held: WaitingPull, at_ms: float) -> None:
         """Put a pull into the slot of its end; a new slot sets its timer."""
         now_ms = self._clock.monotonic_ms()
         held._slot = number = int(min(max(at_ms, now_ms), now_ms + _WAIT_MS_MAX)) // _SLOT_MS + 1
@@ -209,7 +209,7 @@ class LongPolling:
         self._answer_all(ended)
 
 
-def _discard(table: dict[K, _Several], key: K, held: Held) -> None:
+def _discard(table: dict[K, _Several], key: K, held: WaitingPull) -> None:
     several = table[key]
     del several[held]
     if not several:

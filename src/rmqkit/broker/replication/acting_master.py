@@ -29,7 +29,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from rmqkit.broker.delay.levels import Elsewhere
+from rmqkit.broker.delay.levels import RemotePut
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.context import ReplicationContext
 from rmqkit.broker.transaction.check_back import CheckBack
@@ -69,7 +69,7 @@ class ActingMaster:
         registration: Registration,
         client: RemotingClient,
         *,
-        elsewhere: Elsewhere | None,
+        elsewhere: RemotePut | None,
         holds_back: Callable[[], bool],
         on_master: OnMaster,
     ) -> None:
@@ -180,8 +180,8 @@ class ActingMaster:
             if self._check_back is not None:
                 self._check_back.stop()
                 self._checks_end.set()
-                await self._context.schedule.stop_elsewhere()
+                await self._context.schedule.stop_remote()
                 if self._context.timer is not None:
-                    await self._context.timer.stop_elsewhere()
+                    await self._context.timer.stop_remote()
                 self._check_back = None
             await self._services.finish()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, Refusal, put_refusal
 from rmqkit.broker.copies import with_changes
-from rmqkit.broker.delay.timer import put_aside
+from rmqkit.broker.delay.timer import schedule_timed
 from rmqkit.broker.durability import Outcome
 from rmqkit.broker.handlers import Handlers, answers, by_global_number, when_published
 from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of, tries_max
@@ -152,8 +152,8 @@ class SendHandlers(Handlers[SendContext]):
             return None
         level = delay_level(properties.get(property_names.DELAY))
         if level <= 0:
-            return put_aside(self._context.timer, message, properties)
-        self._context.schedule.defer(message, level)
+            return schedule_timed(self._context.timer, message, properties)
+        self._context.schedule.schedule(message, level)
         return None
 
     def _divert_exhausted(self, command: Command, header: SendMessageRequest, message: PutMessage) -> Refusal | None:

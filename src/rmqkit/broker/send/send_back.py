@@ -14,7 +14,7 @@ import random
 from collections.abc import Awaitable
 
 from rmqkit.broker.answers import CODES
-from rmqkit.broker.copies import copy_of
+from rmqkit.broker.copies import message_from
 from rmqkit.broker.durability import Outcome
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.send.checks import SendContext, tries_max
@@ -82,7 +82,7 @@ class SendBackHandlers(Handlers[SendContext]):
             topic, queue_id = retry_topic(header.group), random.randrange(group.retry_queue_nums)
         known = decode_properties(record.properties)
         first_id = offset_id(record.store_host, record.physical_offset)
-        message = copy_of(
+        message = message_from(
             record,
             topic=topic,
             queue_id=queue_id,
@@ -96,7 +96,7 @@ class SendBackHandlers(Handlers[SendContext]):
             store_host=self._context.identity.store_host,
         )
         if level > 0 and message.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT):
-            self._context.schedule.defer(message, level)
+            self._context.schedule.schedule(message, level)
         return message
 
     def _put(self, command: Command, message: PutMessage, topic: str, group: str) -> Command | Awaitable[Command]:

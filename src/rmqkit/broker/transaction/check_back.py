@@ -34,8 +34,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from rmqkit.broker.copies import copy_of, with_changes
-from rmqkit.broker.delay.levels import Elsewhere
+from rmqkit.broker.copies import message_from, with_changes
+from rmqkit.broker.delay.levels import RemotePut
 from rmqkit.broker.transaction.half import (
     TRANSACTION_GROUP,
     TransactionContext,
@@ -73,7 +73,7 @@ class CheckBack:
     """Asks producers about half messages, or with ``elsewhere`` moves them to other brokers.
     `round` has to be called every ``transactionCheckInterval``."""
 
-    def __init__(self, context: TransactionContext, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(self, context: TransactionContext, elsewhere: RemotePut | None = None) -> None:
         self._elsewhere = elsewhere
         self._settings = context.settings
         self._store_settings = context.store_settings
@@ -194,14 +194,14 @@ class CheckBack:
         """Put a half message at another broker; False when that has to be tried again."""
         assert self._elsewhere is not None, "only an acting master moves half messages"
         walk.moving = None
-        is_moved = await self._elsewhere(copy_of(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id))
+        is_moved = await self._elsewhere(message_from(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id))
         walk.half_offset += is_moved
         return is_moved
 
     def _give_up(self, walk: _Walk, half: Record) -> bool:
         """Copy a half message to where people find those that were never decided."""
         self._topics.ensure(names.TRANS_CHECK_MAX_TIME_TOPIC, 1)
-        put = self._store.put(copy_of(half, topic=names.TRANS_CHECK_MAX_TIME_TOPIC, queue_id=0))
+        put = self._store.put(message_from(half, topic=names.TRANS_CHECK_MAX_TIME_TOPIC, queue_id=0))
         if put.status is not PutStatus.OK:
             _log.warning("half message %d cannot be given up: %s %s", walk.half_offset, put.status.value, put.reason)
             return False
@@ -213,7 +213,7 @@ class CheckBack:
 
     def _put_again(self, walk: _Walk, half: Record, changes: dict[str, str], *, asks: bool) -> bool:
         """Put a half message at the end of its queue, so that the position can move past it."""
-        again = copy_of(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id, changes=changes, reconsume_times=0)
+        again = message_from(half, topic=names.HALF_TOPIC, queue_id=walk.queue_id, changes=changes, reconsume_times=0)
         again.properties = in_stored_order(again.properties)
         put = self._store.put(again)
         if put.status in _UNSTORABLE:  # the counter made it too long

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from rmqkit.broker.copies import copy_of, with_changes
+from rmqkit.broker.copies import message_from, with_changes
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
@@ -156,7 +156,7 @@ def committed(half: Record) -> PutMessage | None:
     place = real_place(decode_properties(half.properties))
     if place is None:
         return None
-    return copy_of(
+    return message_from(
         half,
         topic=place[0],
         queue_id=place[1],

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, put_refusal
-from rmqkit.broker.copies import copy_of
-from rmqkit.broker.delay.timer import put_aside
+from rmqkit.broker.copies import message_from
+from rmqkit.broker.delay.timer import schedule_timed
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.settings import BrokerRole
@@ -83,7 +83,7 @@ class TransactionHandlers(Handlers[TransactionContext]):
         if record is None or record.topic not in _RESUMABLE:
             return reply(command, ResponseCode.SYSTEM_ERROR, failed)
         changes = {property_names.TRANSACTION_CHECK_TIMES: "0"}
-        put = self._context.store.put(copy_of(record, topic=names.HALF_TOPIC, queue_id=0, changes=changes))
+        put = self._context.store.put(message_from(record, topic=names.HALF_TOPIC, queue_id=0, changes=changes))
         if put.status is not PutStatus.OK:
             return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
         return reply(command)
@@ -117,8 +117,8 @@ class TransactionHandlers(Handlers[TransactionContext]):
         properties = decode_properties(message.properties)
         level = number(properties.get(property_names.DELAY))
         if level > 0:
-            self._context.schedule.defer(message, level)
-        elif (refusal := put_aside(self._context.timer, message, properties)) is not None:
+            self._context.schedule.schedule(message, level)
+        elif (refusal := schedule_timed(self._context.timer, message, properties)) is not None:
             return reply(command, *refusal)
         if self._context.durability is not None and self._context.durability.lacks_replicas:
             return reply(command, *NOT_ENOUGH_REPLICAS)
