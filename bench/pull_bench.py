@@ -32,7 +32,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.clients import Member
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.filter.sql92 import compile_expression
-from rmqkit.filter.subscription import subscription
+from rmqkit.filter.tags import subscription
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, request
 from rmqkit.protocol.frame import FrameSplitter

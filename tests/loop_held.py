@@ -32,7 +32,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.remoting.authentication import AuthenticationSettings
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.store.settings import StoreSettings
 from tests.broker.stranger import signed
 from tests.strangers import Callbacks, Stranger, frame, measured, measured_turns
@@ -83,11 +83,11 @@ class _Servers:
         namesrv = NamesrvSettings(listen_port=0, bind_address="127.0.0.1", kv_config_path=str(root / "kv.json"))
         self._namesrv = NameServer(namesrv, authentication=self._authentication)
         self._root = root
-        self._dispatches: list[Dispatch] = [self._namesrv._server._dispatch]
+        self._dispatches: list[Router] = [self._namesrv._server._router]
         self._broker: Broker | None = None
 
-    def _dispatch(self, refusal: Any) -> Dispatch:
-        self._dispatches.append(Dispatch(refusal))
+    def _dispatch(self, refusal: Any) -> Router:
+        self._dispatches.append(Router(refusal))
         return self._dispatches[-1]
 
     async def __aenter__(self) -> _Servers:

@@ -22,7 +22,7 @@ from rmqkit.protocol.frame import JSON, ROCKETMQ, FrameSplitter
 from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 
 __all__ = ["measure"]
@@ -119,7 +119,7 @@ async def _idle_kib(address: str, pid: int, count: int) -> float:
     before_bytes = _resident_bytes(pid)
     held: list[Connection] = []
     for _ in range(count):
-        _, connection = await loop.create_connection(lambda: Connection(Dispatch()), host, int(port))
+        _, connection = await loop.create_connection(lambda: Connection(Router()), host, int(port))
         await connection.call(request(_ECHO), 30_000)
         held.append(connection)
     grown_bytes = _resident_bytes(pid) - before_bytes
@@ -150,7 +150,7 @@ def allow_connections() -> None:
 
 async def _serve() -> None:
     """An echo server on a free port, until standard input ends."""
-    dispatch = Dispatch()
+    dispatch = Router()
     dispatch.register(_ECHO, lambda connection, command: reply(command, body=command.body))
     server = RemotingServer(dispatch)
     print(f"127.0.0.1:{await server.listen('127.0.0.1', 0)}", flush=True)

@@ -14,7 +14,7 @@ from rmqkit.admin.facts import Facts, Lookup, Place, Transaction
 from rmqkit.admin.traces import TraceRow
 from rmqkit.client.producer.producer import Producer
 from rmqkit.errors import SettingsError, UnknownName
-from rmqkit.filter.subscription import SQL92, TAG, subscription
+from rmqkit.filter.tags import SQL92, TAG, subscription
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.names import TRACE_TOPIC
 from rmqkit.protocol.schemas.clients import (

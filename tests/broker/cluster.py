@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.filter.subscription import subscription
+from rmqkit.filter.tags import subscription
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, request
 from rmqkit.protocol.schemas.clients import ConsumerData, ConsumerGroupRequest, HeartbeatData, ProducerData
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 
@@ -37,7 +37,7 @@ class Cluster:
         self.client = self.new_client()
 
     def new_client(self, answers=None):
-        dispatch = Dispatch()
+        dispatch = Router()
         dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.notified)
         for code, handler in (answers or {}).items():
             dispatch.register(code, handler)

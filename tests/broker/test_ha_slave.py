@@ -31,7 +31,7 @@ from rmqkit.protocol.ha import frame_head
 from rmqkit.protocol.schemas.pull import ViewMessageRequest
 from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import FlushDiskType
@@ -124,7 +124,7 @@ class Master:
     async def start(self):
         self.server = await asyncio.start_server(self.connected, "127.0.0.1", 0)
         self.ha_address = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
-        dispatch = Dispatch()
+        dispatch = Router()
         dispatch.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
         dispatch.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.bounds)
         dispatch.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.topics)

@@ -36,7 +36,7 @@ from rmqkit.protocol.schemas.topics import (
     TopicQueueMappingDetail,
 )
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import ListenFailed, RemotingServer
 from rmqkit.store.message_store import MessageStore
 from tests.broker.cluster import Cluster
@@ -71,7 +71,7 @@ class Master:
         return self.answers[command.code](command)
 
     def server(self, port):
-        dispatch = Dispatch()
+        dispatch = Router()
         for code in self.answers:
             dispatch.register(code, partial(self.answer, port))
         self.servers.append(RemotingServer(dispatch))

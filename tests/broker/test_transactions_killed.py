@@ -26,7 +26,7 @@ from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessa
 from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.protocol.schemas.transactions import CheckTransactionRequest, EndTransactionRequest
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from tests.interop.standalone import run_standalone
 
 KILLS = 3
@@ -49,7 +49,7 @@ class TransactionProducer:
 
     def __init__(self, address):
         self.address = address
-        dispatch = Dispatch()
+        dispatch = Router()
         dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self.asked)
         self.client = RemotingClient(dispatch)
 

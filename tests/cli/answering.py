@@ -10,7 +10,7 @@ from typing import Any
 
 from rmqkit.protocol.command import Command, reply
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ServerTls
 
@@ -34,7 +34,7 @@ def serving(answers: Mapping[int, Answer], tls: ServerTls | None = None) -> Iter
     """A server that answers requests by code; yields its address."""
 
     async def start(run: asyncio.Event, started: Callable[[str], None]) -> None:
-        dispatch, server_address = Dispatch(), ""
+        dispatch, server_address = Router(), ""
 
         def handler(answer: Answer) -> Callable[[Connection, Command], Command]:
             return lambda connection, command: answer(server_address, command)

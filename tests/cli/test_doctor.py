@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.cli import doctor
-from rmqkit.cli.doctor import Machine, Patient, State
+from rmqkit.cli.doctor import Host, State, Target
 from rmqkit.errors import ConnectFailed
 from rmqkit.remoting.tls import ServerTlsSettings
 from rmqkit.store.settings import StoreSettings
@@ -52,11 +52,11 @@ def plant(folder: Path, **broker):
     (folder / "sys/dev/block").mkdir(parents=True)
     (folder / "sys/dev/block/8:1").symlink_to(folder / "sys/devices/sda/sda1")
     settings = BrokerSettings(bind_address="127.0.0.1", **broker)
-    return Patient(settings, StoreSettings(), root, machine=Machine(folder / "proc", folder / "sys"))
+    return Target(settings, StoreSettings(), root, machine=Host(folder / "proc", folder / "sys"))
 
 
-def found(patient, *checks):
-    return {finding.check: finding for check in checks for finding in check(patient)}
+def found(target, *checks):
+    return {finding.check: finding for check in checks for finding in check(target)}
 
 
 def test_a_sound_machine(tmp_path):
@@ -85,9 +85,9 @@ def test_a_sound_machine(tmp_path):
     ],
 )
 def test_what_is_not_as_it_should_be_is_named_with_its_remedy(tmp_path, file, text, check, value, remedy):
-    patient = plant(tmp_path)
+    target = plant(tmp_path)
     (tmp_path / file).write_text(text)
-    findings = found(patient, *HOST)
+    findings = found(target, *HOST)
     wrong = [name for name, finding in findings.items() if finding.state is not OK]
     assert wrong == [check]
     assert findings[check].state is WARN
@@ -96,10 +96,10 @@ def test_what_is_not_as_it_should_be_is_named_with_its_remedy(tmp_path, file, te
 
 
 def test_what_cannot_be_read_is_unknown_and_neither_good_nor_bad(tmp_path):
-    patient = plant(tmp_path)
+    target = plant(tmp_path)
     shutil.rmtree(tmp_path / "proc")
     shutil.rmtree(tmp_path / "sys")
-    findings = found(patient, *HOST)
+    findings = found(target, *HOST)
     assert {finding.state for finding in findings.values()} == {UNKNOWN}
     assert {"open files", "file system", "block device", "vm.swappiness"} <= set(findings)
 
@@ -115,47 +115,47 @@ def test_what_cannot_be_read_is_unknown_and_neither_good_nor_bad(tmp_path):
 )
 def test_the_disk(tmp_path, monkeypatch, limits, state, remedy):
     monkeypatch.setattr(doctor, "used_percent", lambda path: 20)
-    patient = plant(tmp_path)
-    patient.store = StoreSettings(**{"commit_log_file_bytes": 1024, **limits})
-    (finding,) = doctor.disk(patient)
+    target = plant(tmp_path)
+    target.store = StoreSettings(**{"commit_log_file_bytes": 1024, **limits})
+    (finding,) = doctor.disk(target)
     assert finding.state is state
     assert finding.remedy.startswith(remedy)
     assert finding.found.startswith("20 % used, ")
 
 
 def test_a_store_that_runs_that_was_killed_and_that_was_stopped(tmp_path):
-    patient = plant(tmp_path)
+    target = plant(tmp_path)
 
     def said():
-        (finding,) = doctor.leftovers(patient)
+        (finding,) = doctor.leftovers(target)
         return finding.state, finding.found
 
-    assert said() == (OK, f"{patient.root} is new")
-    patient.root.mkdir()
-    assert said() == (OK, f"{patient.root} was stopped cleanly")
-    (patient.root / "abort").write_text("77")
-    assert said() == (WARN, f"{patient.root}/abort is there and nobody runs: it was not stopped cleanly")
-    lock = StoreLock(patient.root)
+    assert said() == (OK, f"{target.root} is new")
+    target.root.mkdir()
+    assert said() == (OK, f"{target.root} was stopped cleanly")
+    (target.root / "abort").write_text("77")
+    assert said() == (WARN, f"{target.root}/abort is there and nobody runs: it was not stopped cleanly")
+    lock = StoreLock(target.root)
     lock.acquire()
-    assert said() == (OK, f"{patient.root} is in use by process 77: a broker runs on it")
+    assert said() == (OK, f"{target.root} is in use by process 77: a broker runs on it")
     (tmp_path / "proc/77").mkdir()
     (tmp_path / "proc/77/limits").write_text(LIMITS.format(70000))
-    assert found(patient, doctor.open_files)["open files"].found == "70000 (of the broker, process 77)"
+    assert found(target, doctor.open_files)["open files"].found == "70000 (of the broker, process 77)"
     lock.release()
 
 
 def test_a_port_in_use_is_told_with_its_user(tmp_path):
     port = free_ports()[1]
     with socket.create_server(("127.0.0.1", port)):
-        patient = plant(tmp_path, listen_port=port)
-        patient.machine = Machine()
-        finding = found(patient, doctor.ports)[f"port {port} (listenPort)"]
+        target = plant(tmp_path, listen_port=port)
+        target.machine = Host()
+        finding = found(target, doctor.ports)[f"port {port} (listenPort)"]
         assert finding.state is FAIL
         assert finding.found == f"in use by process {os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
-        patient.machine = Machine(tmp_path / "proc")  # which sees no sockets
-        finding = found(patient, doctor.ports)[f"port {port} (listenPort)"]
+        target.machine = Host(tmp_path / "proc")  # which sees no sockets
+        finding = found(target, doctor.ports)[f"port {port} (listenPort)"]
         assert (finding.state, finding.found) == (FAIL, "in use by a process that cannot be seen here")
-    finding = found(patient, doctor.ports)[f"port {port} (listenPort)"]
+    finding = found(target, doctor.ports)[f"port {port} (listenPort)"]
     assert (finding.state, finding.found) == (OK, "free")
 
 
@@ -170,9 +170,9 @@ def test_a_port_in_use_is_told_with_its_user(tmp_path):
 def test_the_advertised_address_is_tried(tmp_path, listens, told, state, text):
     with socket.create_server((listens, 0)) as probe:
         port = probe.getsockname()[1]
-    patient = plant(tmp_path, listen_port=port, broker_ip1=told)
-    patient.broker.bind_address = listens
-    (finding,) = doctor.advertised(patient)
+    target = plant(tmp_path, listen_port=port, broker_ip1=told)
+    target.broker.bind_address = listens
+    (finding,) = doctor.advertised(target)
     assert (finding.state, finding.found) == (state, f"{told}:{port} {text}")
     assert "set brokerIP1 to an address that clients reach" in finding.remedy
 
@@ -217,17 +217,17 @@ def test_name_servers_and_their_brokers(tmp_path):
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
 def test_certificates(tmp_path):
     own = make_certificate(tmp_path, "own")
-    patient = plant(tmp_path)
-    patient.server_tls = ServerTlsSettings(certificate=own.certificate, key=own.key, trusted=str(tmp_path / "none"))
-    near, missing = doctor.certificates(patient)
+    target = plant(tmp_path)
+    target.server_tls = ServerTlsSettings(certificate=own.certificate, key=own.key, trusted=str(tmp_path / "none"))
+    near, missing = doctor.certificates(target)
     assert near.state is WARN
     assert near.found.startswith(f"{own.certificate} is valid until 20")
     assert (missing.state, missing.found) == (
         FAIL,
         f"{tmp_path}/none: [Errno 2] No such file or directory: '{tmp_path}/none'",
     )
-    patient.server_tls = ServerTlsSettings(certificate=own.certificate, key=make_certificate(tmp_path, "other").key)
-    near, mismatch = doctor.certificates(patient)
+    target.server_tls = ServerTlsSettings(certificate=own.certificate, key=make_certificate(tmp_path, "other").key)
+    near, mismatch = doctor.certificates(target)
     assert mismatch.state is FAIL
     assert "cannot be used" in mismatch.found
 

@@ -20,7 +20,7 @@ from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.schemas.clients import ConsumerIds, HeartbeatData
 from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ServerTls
 from rmqkit.standalone import Standalone
@@ -76,7 +76,7 @@ class Peer:
         self.requests: list[Command] = []
         self.connections: list[Connection] = []
         self._answers: dict[int, Answer] = {}
-        dispatch = Dispatch()
+        dispatch = Router()
         for code in RequestCode:
             dispatch.register(code, self._handle)
         self._server = RemotingServer(dispatch, tls=tls)

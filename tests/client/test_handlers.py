@@ -29,7 +29,7 @@ from rmqkit.protocol.schemas.clients import (
 )
 from rmqkit.protocol.schemas.offsets import ConsumerStatus, ConsumerStatusRequest, ResetOffsetRequest
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
 from tests.client.peers import on_loop, until
 from tests.waiting import SECONDS
@@ -55,7 +55,7 @@ class Operator:
         self.consumer = PushConsumer("CG", self.cluster.namesrv_address, settings=FIRST)
         self.consumer.subscribe("T", "*", self.handler)
         await self.consumer.start()
-        self.client = RemotingClient(Dispatch())
+        self.client = RemotingClient(Router())
         return self
 
     async def __aexit__(self, *exc_info):

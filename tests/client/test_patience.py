@@ -19,8 +19,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.remoting.backoff import Backoff
-from rmqkit.remoting.permits import Permits
+from rmqkit.remoting.permits import Backoff, Permits
 from rmqkit.testing.clock import StandingClock
 from tests.client.peers import Cluster, on_loop, refused, stored, until
 from tests.client.test_sender import MESSAGE, SEND, Sending

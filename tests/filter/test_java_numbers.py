@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.filter.java_numbers import parse_double, parse_int, parse_long, sortable
+from rmqkit.filter.sql92 import parse_double, parse_int, parse_long, sortable
 
 
 @pytest.mark.parametrize(

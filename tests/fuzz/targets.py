@@ -19,7 +19,6 @@ from rmqkit.protocol.ha import Reports, frame_head, split_frames
 from rmqkit.protocol.handles import decode_recall_handle
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_property
-from rmqkit.protocol.proxy_header import parse_proxy_header
 from rmqkit.protocol.record import Record, decode_record, encode_record
 from rmqkit.protocol.schemas.brokers import decode_registration
 from rmqkit.protocol.schemas.clients import HeartbeatData, MessageQueue
@@ -28,6 +27,7 @@ from rmqkit.protocol.schemas.pull import PullMessageRequest
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.protocol.schemas.stats import ConsumeStatsList
 from rmqkit.protocol.trace import decode_traces, encode_traces
+from rmqkit.remoting.sniffer import parse_proxy_header
 
 __all__ = ["TARGETS"]
 

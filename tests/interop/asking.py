@@ -20,7 +20,7 @@ from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.message import read_messages
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.interop.apache import BROKER_NAME, CLUSTER
@@ -100,7 +100,7 @@ def odd(
 
 
 async def answers(address: str, asked: list[Asked]) -> list[Command]:
-    dispatch = Dispatch()
+    dispatch = Router()
     dispatch.register(Code.NOTIFY_CONSUMER_IDS_CHANGED, lambda connection, command: None)
     client = RemotingClient(dispatch)
     found, sent = [], {}

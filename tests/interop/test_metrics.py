@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.filter.subscription import subscription
+from rmqkit.filter.tags import subscription
 from rmqkit.metrics.settings import ExporterType, MetricLabels
 from rmqkit.metrics.table import COMMON, TABLE
 from rmqkit.protocol.batch import BatchEntry, encode_batch
@@ -29,7 +29,7 @@ from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, ProducerData
 from rmqkit.protocol.schemas.pop import PopMessageResponse
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.interop.apache import BROKER_NAME, CLUSTER, HOST, QUICK_CONF, free_ports, open_store_with_apache
@@ -96,7 +96,7 @@ class Load:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        dispatch = Dispatch()
+        dispatch = Router()
         for code in (Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.CHECK_TRANSACTION_STATE):
             dispatch.register(code, lambda connection, command: None)
         self.client = RemotingClient(dispatch)

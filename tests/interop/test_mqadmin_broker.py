@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmqkit.filter.subscription import subscription
+from rmqkit.filter.tags import subscription
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request
@@ -29,7 +29,7 @@ from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Reque
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
 from tests.interop.kit import ApacheKit
 from tests.interop.mqadmin import named_outputs
@@ -129,7 +129,7 @@ class Side:
         beat = msgspec.json.encode(HeartbeatData(clientID=CLIENT_ID, consumerDataSet=[consumer]))
         await self._ask(client, Command(RequestCode.HEART_BEAT, body=beat))
 
-    def _answers(self) -> Dispatch:
+    def _answers(self) -> Router:
         queue = MessageQueue(MESSAGES, BROKER_NAME, 0)
         properties = {"PROP_CONSUME_TYPE": "CONSUME_PASSIVELY", "PROP_CONSUMER_START_TIMESTAMP": "1700000000000"}
         info = ConsumerRunningInfo(properties=properties, mq_table={queue: ProcessQueueInfo(commit_offset=1)})
@@ -142,7 +142,7 @@ class Side:
             self.asked.append((command.code, decode_fields(command)))
             return reply(command, body=bodies[RequestCode(command.code)])
 
-        dispatch = Dispatch()
+        dispatch = Router()
         dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, lambda connection, command: None)
         for code in bodies:
             dispatch.register(code, answer)

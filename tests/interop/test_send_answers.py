@@ -20,7 +20,7 @@ from rmqkit.protocol.command import Command, decode_fields, reply, request
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from tests.interop.apache import ApachePair
 from tests.interop.standalone import Standalone
 from tests.patience import TIMEOUT_MS
@@ -182,7 +182,7 @@ async def ask_all(address: str, cluster: str) -> dict[str, object]:
         pushed.append((told, bytes(command.payload)))
         return reply(command)
 
-    dispatch = Dispatch()
+    dispatch = Router()
     dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, take)
     client = RemotingClient(dispatch)
     heartbeat = HeartbeatData(clientID="me@1", producerDataSet=[ProducerData("requesters")])

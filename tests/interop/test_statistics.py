@@ -25,7 +25,7 @@ from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.stats import ConsumeStats, ConsumeStatsList
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair
@@ -96,7 +96,7 @@ class Side:
     progress: dict[str, list[ConsumeStats]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        dispatch = Dispatch()
+        dispatch = Router()
         for code in (Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.CHECK_TRANSACTION_STATE):
             dispatch.register(code, lambda connection, command: None)
         self.client = RemotingClient(dispatch)
@@ -137,7 +137,7 @@ class Side:
         group |= {"subscriptionDataSet": [{"topic": TOPIC, "subString": "*", "subVersion": 1}]}
         beat = {"clientID": "counting", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": [group]}
         succeeded(await self.ask(Code.HEART_BEAT, json.dumps(beat).encode()))
-        passer_by = RemotingClient(Dispatch())
+        passer_by = RemotingClient(Router())
         await passer_by.call(self.address, Command(Code.GET_BROKER_RUNTIME_INFO), TIMEOUT_MS)
         await passer_by.close()
 

@@ -17,7 +17,7 @@ from rmqkit.protocol.schemas.namesrv import (
     KVPut,
     RouteRequest,
 )
-from rmqkit.remoting.admission import AdminAddresses
+from rmqkit.remoting.router import AdminAddresses
 from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
 from tests.namesrv.running import register_header, registration_body, run
 

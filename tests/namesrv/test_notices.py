@@ -9,7 +9,7 @@ from rmqkit.namesrv.routes import MemberChange
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.schemas.brokers import BrokerIdentity
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from tests.namesrv.running import run, until
 
@@ -32,7 +32,7 @@ class Listener:
 
     def __init__(self):
         self.notices = []
-        dispatch = Dispatch()
+        dispatch = Router()
         dispatch.register(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, self.take)
         self.server = RemotingServer(dispatch)
         self.address = ""
@@ -91,7 +91,7 @@ def test_nobody_is_told_unless_it_is_switched_on(tmp_path):
 
 def test_a_member_that_cannot_be_reached_is_logged(tmp_path, caplog):
     async def scenario(ask, server):
-        refusing = RemotingServer(Dispatch())
+        refusing = RemotingServer(Router())
         address = f"127.0.0.1:{await refusing.listen('127.0.0.1', 0)}"
         await refusing.close()
         await ask.register(broker_id=2, broker_addr=address)

@@ -7,7 +7,7 @@ import copy
 import msgspec
 import pytest
 
-from rmqkit.namesrv.route_views import in_zone, with_acting_masters
+from rmqkit.namesrv.routes import in_zone, with_acting_masters
 from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
 
 

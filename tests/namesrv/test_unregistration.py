@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from rmqkit.namesrv.notices import Unregistration
 from rmqkit.namesrv.routes import Departure, MemberChange
-from rmqkit.namesrv.unregistration import Unregistration
 from tests.virtual_time import run as run_virtual
 from tests.waiting import until
 

@@ -9,10 +9,9 @@ import pytest
 from rmqkit.protocol.acl import FullSignature
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
-from rmqkit.remoting import freshness
-from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
+from rmqkit.remoting import authentication
+from rmqkit.remoting.authentication import AuthenticationSettings, Credentials, Freshness
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.freshness import Freshness
 from rmqkit.standalone import Standalone
 from tests.virtual_time import run as run_virtual
 
@@ -47,7 +46,7 @@ def test_the_window_is_open_to_both_sides(away_ms, taken):
 
 
 def test_sessions_are_bounded_and_forgotten_when_they_are_too_old(monkeypatch):
-    monkeypatch.setattr(freshness, "_SESSIONS_MAX", 3)
+    monkeypatch.setattr(authentication, "_SESSIONS_MAX", 3)
     fresh = Freshness(WINDOW_MS)
     assert [asked(fresh, 1, session=str(number)) for number in range(3)] == [None] * 3
     assert "more than 3 clients" in str(asked(fresh, 1, session="new"))

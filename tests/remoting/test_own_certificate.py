@@ -10,9 +10,9 @@ import pytest
 
 from rmqkit.errors import ConnectFailed, ConnectionLost, RemotingError
 from rmqkit.protocol.command import reply, request
-from rmqkit.remoting import own_certificate
+from rmqkit.remoting import tls
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, NeedClientAuth, ServerTls, ServerTlsSettings, TlsMode
 from tests.certificates import OPENSSL, REASON
@@ -34,7 +34,7 @@ async def asked(port, tls):
 
 def served(scenario, **settings):
     async def main():
-        dispatch = Dispatch()
+        dispatch = Router()
         dispatch.register(1, lambda connection, command: reply(command, body=command.body))
         server = RemotingServer(dispatch, tls=ServerTls(ServerTlsSettings(**settings)))
         try:
@@ -47,14 +47,14 @@ def served(scenario, **settings):
 
 
 def warnings(caplog):
-    return [one.getMessage() for one in caplog.records if one.name == own_certificate.__name__]
+    return [one.getMessage() for one in caplog.records if one.name == tls.__name__]
 
 
 @needs_openssl
 def test_it_is_made_once_for_all_who_want_tls_and_the_log_says_what_it_is_worth(caplog, monkeypatch):
     made = []
-    make = own_certificate.make_context
-    monkeypatch.setattr(own_certificate, "make_context", lambda: made.append(1) or make())
+    make = tls.make_context
+    monkeypatch.setattr(tls, "make_context", lambda: made.append(1) or make())
 
     async def scenario(port):
         at_once = await asyncio.gather(*(asked(port, tls) for tls in (True, True, False, True)))
@@ -69,8 +69,8 @@ def test_it_is_made_once_for_all_who_want_tls_and_the_log_says_what_it_is_worth(
 @needs_openssl
 def test_others_are_answered_while_it_is_made(monkeypatch):
     begun, goes_on = threading.Event(), threading.Event()
-    make = own_certificate.make_context
-    monkeypatch.setattr(own_certificate, "make_context", lambda: begun.set() or (goes_on.wait(SECONDS) and make()))
+    make = tls.make_context
+    monkeypatch.setattr(tls, "make_context", lambda: begun.set() or (goes_on.wait(SECONDS) and make()))
 
     async def scenario(port):
         waiting = asyncio.create_task(asked(port, tls=True))
@@ -89,8 +89,8 @@ def test_others_are_answered_while_it_is_made(monkeypatch):
 @needs_openssl
 def test_a_peer_that_goes_while_it_is_made_does_not_matter(monkeypatch):
     begun, goes_on = threading.Event(), threading.Event()
-    make = own_certificate.make_context
-    monkeypatch.setattr(own_certificate, "make_context", lambda: begun.set() or (goes_on.wait(SECONDS) and make()))
+    make = tls.make_context
+    monkeypatch.setattr(tls, "make_context", lambda: begun.set() or (goes_on.wait(SECONDS) and make()))
 
     async def scenario(port):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -115,7 +115,7 @@ def test_where_none_can_be_made_such_peers_are_sent_away_and_others_served(caplo
     def fail():
         raise error
 
-    monkeypatch.setattr(own_certificate, "make_context", fail)
+    monkeypatch.setattr(tls, "make_context", fail)
 
     async def scenario(port):
         return [await asked(port, tls) for tls in (True, False, True)]

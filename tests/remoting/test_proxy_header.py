@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import FrameError
-from rmqkit.protocol.proxy_header import ProxyHeader, parse_proxy_header
+from rmqkit.remoting.sniffer import ProxyHeader, parse_proxy_header
 
 V1 = b"PROXY TCP4 192.0.2.7 198.51.100.1 56324 10911\r\n"
 V1_V6 = b"PROXY TCP6 2001:db8::7 2001:db8::1 56324 10911\r\n"

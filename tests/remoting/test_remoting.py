@@ -15,11 +15,10 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, reply, request
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
 from rmqkit.remoting.address import advertised_ip, join_address, split_address, split_addresses
-from rmqkit.remoting.admission import AdminAddresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch, Lane
 from rmqkit.remoting.permits import Permits
+from rmqkit.remoting.router import AdminAddresses, Lane, Router
 from rmqkit.remoting.server import ListenFailed, RemotingServer
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
@@ -31,7 +30,7 @@ class Peers:
     """A server with some handlers, and a client."""
 
     def __init__(self, **server_options) -> None:
-        self.dispatch = Dispatch()
+        self.dispatch = Router()
         self.seen: list[Command] = []
         self.gate = asyncio.Event()
         self.connections: list[Connection] = []
@@ -46,7 +45,7 @@ class Peers:
             self.dispatch.register(code, handler)
         self.closed: list[Connection] = []
         self.server = RemotingServer(self.dispatch, on_close=self.closed.append, **server_options)
-        self.client_dispatch = Dispatch()
+        self.client_dispatch = Router()
         self.client = RemotingClient(self.client_dispatch)
 
     def echo(self, connection, command):
@@ -241,12 +240,12 @@ def test_who_is_accepted_while_the_port_closes_is_not_served_by_what_has_stopped
 def test_a_port_in_use_is_told_in_one_line():
     async def scenario(peers):
         with pytest.raises(ListenFailed, match=f"cannot listen on 127.0.0.1:{peers.port}: .*choose another port"):
-            await RemotingServer(Dispatch()).listen("127.0.0.1", peers.port)
+            await RemotingServer(Router()).listen("127.0.0.1", peers.port)
         with pytest.raises(ListenFailed, match=r"cannot listen on 192\.0\.2\.1:0: .*; use one of this machine's"):
-            await RemotingServer(Dispatch()).listen("192.0.2.1", 0)
+            await RemotingServer(Router()).listen("192.0.2.1", 0)
         for name in ("no host", "a..b"):
             with pytest.raises(ListenFailed, match=rf"cannot listen on {name}:0: .*; use one of this machine's"):
-                await RemotingServer(Dispatch()).listen(name, 0)
+                await RemotingServer(Router()).listen(name, 0)
             with pytest.raises(SettingsError, match=rf"cannot listen on {name}: .*; use one of this machine's"):
                 advertised_ip(name)
 
@@ -518,7 +517,7 @@ def test_requests_of_one_read_are_handled_together():
             seen.append("written")
 
     async def main():
-        dispatch = Dispatch()
+        dispatch = Router()
         dispatch.together = together
         dispatch.register(7, handler)
         connection = Connection(dispatch)
@@ -564,8 +563,8 @@ def test_what_the_dispatch_answers_at_once_is_not_handled():
                 yield frame
 
     async def main():
-        dispatch = Dispatch()
-        dispatch.rest = rest
+        dispatch = Router()
+        dispatch.fast_path = rest
         dispatch.register(7, lambda connection, command: seen.append(f"handled {command.code}"))
         transport = Written()
         connection = Connection(dispatch)
@@ -581,23 +580,23 @@ def test_requests_that_have_to_be_looked_at_are_not_answered_at_once():
     def rest(connection, frames):
         raise AssertionError
 
-    refusing, leaving = Dispatch(lambda connection, command: "no"), Dispatch()
+    refusing, leaving = Router(lambda connection, command: "no"), Router()
     leaving.go_away()
     for dispatch in (refusing, leaving):
-        dispatch.rest = rest
-        assert dispatch.unanswered(None, []) == []
-    plain = Dispatch()
-    plain.rest = lambda connection, frames: ()
+        dispatch.fast_path = rest
+        assert dispatch.remaining(None, []) == []
+    plain = Router()
+    plain.fast_path = lambda connection, frames: ()
     alone, with_body = Frame(JSON, b"{}", b""), Frame(JSON, b"{}", b"body")
-    asked = [list(plain.unanswered(None, frames)) for frames in ([alone], [with_body], [alone, alone])]
+    asked = [list(plain.remaining(None, frames)) for frames in ([alone], [with_body], [alone, alone])]
     assert asked == [[alone], [], []]
 
 
 def test_what_is_gathered_is_written_by_the_flush():
     async def main():
-        transport, connection = Written(), Connection(Dispatch())
+        transport, connection = Written(), Connection(Router())
         connection.connection_made(transport)
-        connection.gather()
+        connection.cork()
         connection.send_frame(b"a")
         connection.send_frame(b"b")
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from rmqkit import Message, Producer, ProducerSettings
 from rmqkit.errors import ConnectFailed, ConnectionLost, RemotingError, SettingsError
 from rmqkit.protocol.command import reply, request
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import (
     ClientTls,
@@ -53,7 +53,7 @@ def talk(tls: ServerTls | None, *clients: ClientTls | None, body: bytes = b"hell
     """What each client hears from an echo server, or the error it got."""
 
     async def main() -> list[object]:
-        dispatch = Dispatch()
+        dispatch = Router()
         dispatch.register(1, lambda connection, command: reply(command, body=command.body))
         server = RemotingServer(dispatch, tls=tls)
         port = await server.listen("127.0.0.1", 0)
@@ -162,7 +162,7 @@ def test_settings_that_cannot_be_used(settings, text):
 
 def test_garbage_after_a_client_hello_closes_that_connection(server_certificate, caplog):
     async def main() -> bytes:
-        server = RemotingServer(Dispatch(), tls=server_tls(server_certificate))
+        server = RemotingServer(Router(), tls=server_tls(server_certificate))
         port = await server.listen("127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"\x16\x03\x01\x00\x05hello")

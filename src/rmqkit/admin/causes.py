@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from rmqkit.admin.facts import Facts, Lookup, Place
 from rmqkit.client.observe.status import utc
-from rmqkit.filter.subscription import codes_of, is_tag_type, matches_tags
+from rmqkit.filter.tags import codes_of, is_tag_type, matches_tags
 from rmqkit.protocol import properties as prop
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.message import ReceivedMessage

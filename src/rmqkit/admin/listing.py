@@ -18,7 +18,7 @@ from rmqkit.admin.calls import MASTER_ID, AdminCalls
 from rmqkit.client.runtime.requests import PullStatus
 from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import ClientError, SettingsError
-from rmqkit.filter.subscription import TAG, matches_tags, subscription
+from rmqkit.filter.tags import TAG, matches_tags, subscription
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.properties import encode_properties

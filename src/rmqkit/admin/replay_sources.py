@@ -19,7 +19,7 @@ from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import SettingsError
 from rmqkit.filter.sql92 import ExpressionRejected, compile_expression
-from rmqkit.filter.subscription import matches_tags, subscription
+from rmqkit.filter.tags import matches_tags, subscription
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import encode_properties

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.runtime.requests import PullStatus
 from rmqkit.errors import BodyError, ClientError, NoRoute, PeerRefused, RemotingError, RmqError, SettingsError
-from rmqkit.filter.subscription import is_tag_type
+from rmqkit.filter.tags import is_tag_type
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.schemas.clients import MessageQueue

@@ -18,8 +18,8 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
-from rmqkit.remoting.answers import Answering, answers
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import Answering, answers
 
 __all__ = ["Handlers", "OwnAddress", "answers", "by_global_number", "when_published"]
 

@@ -28,8 +28,8 @@ from rmqkit.metrics.values import Gathered, Histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.topics import Permission
-from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.metering import lane_values
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.store.message_store import MessageStore
 
@@ -80,7 +80,7 @@ class BrokerMetrics:
         counts: Counts,
         context: MetricsContext,
         master: HaMaster | None,
-        dispatch: Dispatch,
+        dispatch: Router,
         servers: list[RemotingServer],
     ) -> None:
         self._counts = counts

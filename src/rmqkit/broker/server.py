@@ -82,8 +82,8 @@ from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, codes_of, inner_credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch, Refusal
 from rmqkit.remoting.limits import Limits
+from rmqkit.remoting.router import Refusal, Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tasks import repeat
 from rmqkit.remoting.tls import ClientTls, ServerTls
@@ -123,7 +123,7 @@ _MESSAGE_HANDLERS = (SendHandlers, SendBackHandlers)
 _Work = Callable[[], object]
 """A function or a coroutine function."""
 
-_MakeDispatch = Callable[[Refusal | None], Dispatch]
+_MakeDispatch = Callable[[Refusal | None], Router]
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Broker:
         client_tls: ClientTls | None = None,
         authentication: AuthenticationSettings | None = None,
         configuration: Configuration | None = None,
-        dispatch: _MakeDispatch = Dispatch,
+        dispatch: _MakeDispatch = Router,
     ) -> None:
         self._settings = settings
         self._store_settings = store_settings
@@ -286,7 +286,7 @@ class Broker:
         except (RmqError, OSError) as error:
             _log.error("retention: a round failed: %s", error)
 
-    def _server(self, dispatch: Dispatch) -> RemotingServer:
+    def _server(self, dispatch: Router) -> RemotingServer:
         return RemotingServer(
             dispatch,
             clock=self._clock,
@@ -314,7 +314,7 @@ class Broker:
         return exporter
 
     async def _serve_metrics(
-        self, exporter: Exporter, context: BrokerContext, dispatch: Dispatch, servers: list[RemotingServer]
+        self, exporter: Exporter, context: BrokerContext, dispatch: Router, servers: list[RemotingServer]
     ) -> None:
         from rmqkit.broker.metrics import BrokerMetrics
 
@@ -495,9 +495,7 @@ class Broker:
             self._slave.may_act(registration)
         return registration
 
-    def _add_handlers(
-        self, context: BrokerContext, ha_address: str, dispatch: Dispatch, vip_dispatch: Dispatch
-    ) -> None:
+    def _add_handlers(self, context: BrokerContext, ha_address: str, dispatch: Router, vip_dispatch: Router) -> None:
         """The VIP port serves everything but pulls."""
         message_handlers = _MESSAGE_HANDLERS if self._slave is None else (RefusalHandlers,)
         for handlers in (kind(context) for kind in (*message_handlers, *_HANDLERS)):

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rmqkit.client.runtime.runtime import ClientRuntime
     from rmqkit.client.runtime.settings import ClientSettings
 
-__all__ = ["INTERRUPTED", "Tally", "client_settings", "note", "run", "runtime_for"]
-
 INTERRUPTED = 130
 """The exit code of what Ctrl-C ended, as shells have it."""
 

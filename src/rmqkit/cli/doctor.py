@@ -29,9 +29,8 @@ import typer
 from msgspec import Struct
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.cli.serve import store_root
 from rmqkit.cli.shard_settings import check_layout, check_settings, shard_settings
-from rmqkit.cli.sources import BROKER, Config, NameServers, Set, Sources, StoreFolder, options_of
+from rmqkit.cli.sources import BROKER, Config, NameServers, Set, Sources, StoreFolder, options_of, store_root
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
 from rmqkit.remoting.address import advertised_ip, join_address, split_addresses
 from rmqkit.remoting.authentication import AuthenticationSettings, inner_credentials
@@ -40,8 +39,6 @@ from rmqkit.settings import Configuration, Given
 from rmqkit.store.retention import used_percent
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
-
-__all__ = ["CHECKS", "OF_EACH_SHARD", "Finding", "Machine", "Patient", "State", "app", "validity"]
 
 _CONNECT_SECONDS = 2.0
 _SKEW_WARN_MS, _SKEW_FAIL_MS = 2000, 60_000
@@ -90,7 +87,7 @@ class Finding(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Host:
     """Where a machine tells about itself; tests have their own."""
 
     proc: Path = Path("/proc")
@@ -105,7 +102,7 @@ class Machine:
 
 
 @dataclass(slots=True)
-class Patient:
+class Target:
     """A broker as its configuration wants it, and what runs of it."""
 
     broker: BrokerSettings
@@ -115,7 +112,7 @@ class Patient:
     server_tls: ServerTlsSettings = field(default_factory=ServerTlsSettings)
     client_tls: ClientTlsSettings = field(default_factory=ClientTlsSettings)
     notes: list[str] = field(default_factory=list)
-    machine: Machine = field(default_factory=Machine)
+    machine: Host = field(default_factory=Host)
 
     @property
     def is_running(self) -> bool:
@@ -157,17 +154,17 @@ def within(check: str, text: str | None, low: int, high: int | None, remedy: str
     return Finding(check, State.OK if is_good else State.WARN, text + about, "" if is_good else remedy)
 
 
-def configuration(patient: Patient) -> Iterator[Finding]:
-    for note in patient.notes:
+def configuration(target: Target) -> Iterator[Finding]:
+    for note in target.notes:
         yield Finding("configuration", State.WARN, note)
-    if not patient.notes:
+    if not target.notes:
         yield Finding("configuration", State.OK, "every key is known and in its bounds")
 
 
-def open_files(patient: Patient) -> Iterator[Finding]:
+def open_files(target: Target) -> Iterator[Finding]:
     """``nofile``: of the running broker, else of this shell."""
-    pid = patient.pid
-    limits = patient.machine.text(patient.machine.proc / str(pid or "self") / "limits") or ""
+    pid = target.pid
+    limits = target.machine.text(target.machine.proc / str(pid or "self") / "limits") or ""
     match = re.search(r"^Max open files +(\w+)", limits, re.MULTILINE)
     about = f" (of the broker, process {pid})" if pid else " (of this shell; a service has its own)"
     remedy = "connections need one each: set LimitNOFILE=655350 in its unit, or ulimit -n 655350"
@@ -177,9 +174,9 @@ def open_files(patient: Patient) -> Iterator[Finding]:
         yield within("open files", match and match[1], 65_536, None, remedy, about)
 
 
-def disk(patient: Patient) -> Iterator[Finding]:
-    store = patient.store
-    place = next(path for path in (patient.root, *patient.root.parents) if path.exists())
+def disk(target: Target) -> Iterator[Finding]:
+    store = target.store
+    place = next(path for path in (target.root, *target.root.parents) if path.exists())
     try:
         percent, figures = used_percent(place), os.statvfs(place)
     except OSError as error:
@@ -198,43 +195,43 @@ def disk(patient: Patient) -> Iterator[Finding]:
         yield Finding("store", State.FAIL, f"{place} cannot be written by this user", "give it to the broker's user")
 
 
-def file_system(patient: Patient) -> Iterator[Finding]:
-    if patient.mount is None:
+def file_system(target: Target) -> Iterator[Finding]:
+    if target.mount is None:
         yield Finding("file system", State.UNKNOWN, "/proc/self/mountinfo does not say")
         return
-    kind = patient.mount[1]
+    kind = target.mount[1]
     remedy = _FILE_SYSTEMS.get(kind.split(".")[0], "")
     yield Finding("file system", State.WARN if remedy else State.OK, kind, remedy)
 
 
-def block_device(patient: Patient) -> Iterator[Finding]:
+def block_device(target: Target) -> Iterator[Finding]:
     """Scheduler and read-ahead of the disk under the file system."""
-    device = patient.mount and patient.machine.sys / "dev/block" / patient.mount[0]
+    device = target.mount and target.machine.sys / "dev/block" / target.mount[0]
     if not device or not device.exists():
         yield Finding("block device", State.UNKNOWN, "the file system shows no disk of its own here")
         return
     device = device.resolve()
     queue = (device.parent if (device / "partition").exists() else device) / "queue"
-    name, schedulers = queue.parent.name, patient.machine.text(queue / "scheduler") or ""
+    name, schedulers = queue.parent.name, target.machine.text(queue / "scheduler") or ""
     chosen = re.search(r"\[([\w-]+)\]", schedulers)
     scheduler = chosen[1] if chosen else schedulers or "it cannot be read here"
     is_slow = scheduler in ("bfq", "cfq")
     remedy = f"it is made for desktops: echo mq-deadline > /sys/block/{name}/queue/scheduler" if is_slow else ""
     state = State.WARN if is_slow else State.OK if schedulers else State.UNKNOWN
     yield Finding("scheduler", state, f"{scheduler} ({name})", remedy)
-    ahead = patient.machine.text(queue / "read_ahead_kb")
+    ahead = target.machine.text(queue / "read_ahead_kb")
     remedy = f"consumers far behind read at many places: echo 128 > /sys/block/{name}/queue/read_ahead_kb"
     yield within("read-ahead", ahead, 16, 1024, remedy, f" KiB ({name})")
 
 
-def memory(patient: Patient) -> Iterator[Finding]:
+def memory(target: Target) -> Iterator[Finding]:
     """The ``vm`` settings that matter to mapped files."""
     for name, (low, high, remedy) in _VM.items():
-        text = patient.machine.text(patient.machine.proc / "sys/vm" / name)
+        text = target.machine.text(target.machine.proc / "sys/vm" / name)
         yield within(f"vm.{name}", text, low, high, remedy)
 
 
-def clock(patient: Patient) -> Iterator[Finding]:
+def clock(target: Target) -> Iterator[Finding]:
     """Whether the kernel says that something keeps its clock right (``adjtimex``)."""
     status = _clock_status()
     if status is None:
@@ -257,8 +254,8 @@ def _clock_status() -> int | None:
     return None if failed else ctypes.c_int.from_buffer(timex, 5 * ctypes.sizeof(ctypes.c_long)).value
 
 
-def ports(patient: Patient) -> Iterator[Finding]:
-    settings = patient.broker
+def ports(target: Target) -> Iterator[Finding]:
+    settings = target.broker
     first = settings.listen_port
     if not first:
         yield Finding("ports", State.OK, "picked at the start (listenPort=0)")
@@ -266,15 +263,15 @@ def ports(patient: Patient) -> Iterator[Finding]:
     wanted = {"listenPort": first, "VIP": first - 2, "haListenPort": settings.ha_listen_port or first + 1}
     for name, port in wanted.items():
         check, error = f"port {port} ({name})", _bind_error(settings.bind_address, port)
-        users = _listening(patient.machine, port)
+        users = _listening(target.machine, port)
         if error is None:
             yield Finding(check, State.OK, "free")
         elif error.errno != errno.EADDRINUSE:
             yield Finding(check, State.FAIL, f"{settings.bind_address}: {error.strerror}", "change bindAddress")
-        elif patient.pid is not None and users == [patient.pid]:
-            yield Finding(check, State.OK, f"of the broker that runs, process {patient.pid}")
+        elif target.pid is not None and users == [target.pid]:
+            yield Finding(check, State.OK, f"of the broker that runs, process {target.pid}")
         else:
-            names = {pid: patient.machine.text(patient.machine.proc / str(pid) / "comm") for pid in users}
+            names = {pid: target.machine.text(target.machine.proc / str(pid) / "comm") for pid in users}
             by = ", ".join(f"process {pid} ({names[pid]})" for pid in users) or "a process that cannot be seen here"
             yield Finding(check, State.FAIL, f"in use by {by}", "stop it, or choose another listenPort")
 
@@ -290,7 +287,7 @@ def _bind_error(host: str, port: int) -> OSError | None:
     return None
 
 
-def _listening(machine: Machine, port: int) -> list[int]:
+def _listening(machine: Host, port: int) -> list[int]:
     """The processes that listen on a port, as far as they can be seen."""
     sockets = set()
     for table in ("net/tcp", "net/tcp6"):
@@ -306,9 +303,9 @@ def _listening(machine: Machine, port: int) -> list[int]:
     return sorted(owners)
 
 
-def advertised(patient: Patient) -> Iterator[Finding]:
+def advertised(target: Target) -> Iterator[Finding]:
     """Whether the address that clients are told leads to the broker, from here."""
-    host, settings = patient.advertised, patient.broker
+    host, settings = target.advertised, target.broker
     if not settings.listen_port:
         yield Finding("advertised address", State.UNKNOWN, f"{host}, with a port that is picked at the start")
         return
@@ -333,28 +330,28 @@ def advertised(patient: Patient) -> Iterator[Finding]:
         yield Finding("advertised address", State.OK, f"{where} can be reached from here")
 
 
-def name_servers(patient: Patient) -> Iterator[Finding]:
+def name_servers(target: Target) -> Iterator[Finding]:
     """Every name server, and the clocks of the brokers they know."""
-    if not patient.broker.namesrv_addr:
+    if not target.broker.namesrv_addr:
         yield Finding("name servers", State.WARN, "none", "clients find the broker by them: set namesrvAddr or -n")
         return
     try:
-        addresses = split_addresses(patient.broker.namesrv_addr)
+        addresses = split_addresses(target.broker.namesrv_addr)
     except ValueError as error:
         yield Finding("name servers", State.FAIL, str(error), "correct namesrvAddr")
         return
-    yield from asyncio.run(_ask(patient, addresses))
+    yield from asyncio.run(_ask(target, addresses))
 
 
-async def _ask(patient: Patient, addresses: list[str]) -> list[Finding]:
+async def _ask(target: Target, addresses: list[str]) -> list[Finding]:
     from rmqkit.admin.api import Admin
 
     findings, clocks = [], {}
-    settings = patient.client_tls
+    settings = target.client_tls
     for address in addresses:
         check = f"name server {address}"
         try:
-            tls, credentials = ClientTls(settings) if settings.tls_enable else None, inner_credentials(patient.users)
+            tls, credentials = ClientTls(settings) if settings.tls_enable else None, inner_credentials(target.users)
             async with Admin(address, timeout_ms=1000 * _CONNECT_SECONDS, tls=tls, credentials=credentials) as admin:
                 cluster = await admin.calls.cluster()
                 findings.append(Finding(check, State.OK, f"answers, knows {len(cluster.broker_addr_table)} brokers"))
@@ -385,8 +382,8 @@ async def _clock_of(admin: Any, broker: str) -> Finding:
     return Finding(check, state, f"{round(skew_ms / 1000):+d} s from this one's", remedy)
 
 
-def certificates(patient: Patient) -> Iterator[Finding]:
-    server, client = patient.server_tls, patient.client_tls
+def certificates(target: Target) -> Iterator[Finding]:
+    server, client = target.server_tls, target.client_tls
     for name in (server.certificate, server.trusted, client.tls_certificate, client.tls_trusted):
         if name:
             yield _certificate(Path(name))
@@ -446,25 +443,23 @@ def _der(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += length
 
 
-def leftovers(patient: Patient) -> Iterator[Finding]:
+def leftovers(target: Target) -> Iterator[Finding]:
     """What a process, of Java or ours, left in the store: ``lock`` while it runs, ``abort`` until it stops cleanly."""
-    abort = patient.root / "abort"
-    if patient.is_running:
-        by = f"process {patient.pid}" if patient.pid else "a process"
-        yield Finding("store", State.OK, f"{patient.root} is in use by {by}: a broker runs on it")
+    abort = target.root / "abort"
+    if target.is_running:
+        by = f"process {target.pid}" if target.pid else "a process"
+        yield Finding("store", State.OK, f"{target.root} is in use by {by}: a broker runs on it")
     elif abort.exists():
         remedy = "nothing to do: the next start recovers it; do not delete the file"
         yield Finding("store", State.WARN, f"{abort} is there and nobody runs: it was not stopped cleanly", remedy)
     else:
-        yield Finding(
-            "store", State.OK, f"{patient.root} {'was stopped cleanly' if patient.root.exists() else 'is new'}"
-        )
+        yield Finding("store", State.OK, f"{target.root} {'was stopped cleanly' if target.root.exists() else 'is new'}")
 
 
-CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Target], Iterator[Finding]], ...] = (
     *(configuration, open_files, disk, file_system, block_device, memory, clock, name_servers, certificates),
 )
-OF_EACH_SHARD: tuple[Callable[[Patient], Iterator[Finding]], ...] = (leftovers, ports, advertised)
+OF_EACH_SHARD: tuple[Callable[[Target], Iterator[Finding]], ...] = (leftovers, ports, advertised)
 
 app = typer.Typer(add_completion=False)
 
@@ -484,8 +479,8 @@ def doctor(
     options = options_of(set_, namesrvAddr=name_servers, storePathRootDir=store)
     given, notes = (sources := Sources(BROKER, config, options)).read()
     everything = Configuration.load(BROKER, given, file=sources.file)
-    patient = _patient(everything, notes)
-    findings = [finding for check in CHECKS for finding in check(patient)]
+    target = _patient(everything, notes)
+    findings = [finding for check in CHECKS for finding in check(target)]
     findings += _look_at_shards(everything, given, shards)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(findings)).decode())
@@ -497,9 +492,9 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _patient(everything: Configuration, notes: list[str]) -> Patient:
+def _patient(everything: Configuration, notes: list[str]) -> Target:
     broker, stored, users, _, _, *tls = everything.settings
-    return Patient(broker, stored, store_root(stored), users, tls[0], tls[1], notes)
+    return Target(broker, stored, store_root(stored), users, tls[0], tls[1], notes)
 
 
 def _look_at_shards(everything: Configuration, given: Mapping[str, Given], count: int) -> Iterator[Finding]:
@@ -516,6 +511,6 @@ def _look_at_shards(everything: Configuration, given: Mapping[str, Given], count
     for index, own in enumerate(shards or [{}]):
         name = f"shard-{index} " if shards else ""
         ones = {key: Given(text, name) for key, text in own.items()}
-        patient = _patient(Configuration.load(BROKER, {**given, **ones}), [])
+        target = _patient(Configuration.load(BROKER, {**given, **ones}), [])
         for check in OF_EACH_SHARD:
-            yield from (msgspec.structs.replace(one, check=name + one.check) for one in check(patient))
+            yield from (msgspec.structs.replace(one, check=name + one.check) for one in check(target))

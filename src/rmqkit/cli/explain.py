@@ -15,8 +15,6 @@ from rmqkit.cli.admin.frame import Broker, Group, Named, Topic, View, command_of
 if TYPE_CHECKING:
     from rmqkit.admin.causes import Explanation
 
-__all__ = ["app", "page"]
-
 _FILE_WIDTH = 160
 _VALUE_WIDTH_MIN = 20
 

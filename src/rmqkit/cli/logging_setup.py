@@ -19,8 +19,6 @@ from msgspec import Struct, field
 from rmqkit.errors import SettingsError
 from rmqkit.settings import Setting
 
-__all__ = ["JsonLines", "LogFormat", "LogLevels", "LoggingSettings", "reopen", "set_up"]
-
 _TEXT = "%(asctime)s %(levelname)s %(shard)s%(name)s: %(message)s"
 _LEVELS = {name: logging.getLevelName(name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["body_text", "camel", "cell", "jsonable", "print_table", "time_text"]
-
 _BODY_CHARS = 40
 _FILE_WIDTH = 160
 

@@ -29,8 +29,6 @@ from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSetting
 from rmqkit.errors import RmqError
 from rmqkit.protocol.names import dlq_topic
 
-__all__ = ["app"]
-
 app = typer.Typer(name="replay", add_completion=False)
 
 _GROUP = "rmq-replay"

@@ -34,8 +34,6 @@ from rmqkit.errors import MessageIllegal, RmqError
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.properties import SHARDING_KEY, own_properties
 
-__all__ = ["app"]
-
 app = typer.Typer(name="send", add_completion=False)
 
 _GROUP = "rmq-send"

@@ -13,12 +13,9 @@ from typing import Annotated, Any, Protocol, TypeVar
 import typer
 
 from rmqkit.cli.signatures import with_options
-from rmqkit.cli.sources import BROKER, COMMON, NAMESRV, NameServers, Running, StoreFolder
+from rmqkit.cli.sources import BROKER, COMMON, NAMESRV, NameServers, Running, StoreFolder, store_root
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.settings import Given
-from rmqkit.store.settings import StoreSettings
-
-__all__ = ["app", "store_root"]
 
 
 class _Server(Protocol):
@@ -152,10 +149,6 @@ def namesrv(
 def _tls(server: ServerTlsSettings, client: ClientTlsSettings) -> dict[str, Any]:
     """The TLS sides of listening ports and of connections to name servers."""
     return {"tls": ServerTls(server), "client_tls": ClientTls(client) if client.tls_enable else None}
-
-
-def store_root(settings: StoreSettings) -> Path:
-    return Path(settings.store_path_root_dir).expanduser().absolute()
 
 
 def _unsharded(root: Path) -> Path:

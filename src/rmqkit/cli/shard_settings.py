@@ -25,8 +25,6 @@ import msgspec
 from rmqkit.cli.sources import Running
 from rmqkit.errors import SettingsError, StoreMismatch
 
-__all__ = ["check_layout", "check_settings", "print_shards", "shard_settings"]
-
 _STEPS = {"listenPort": 10, "haListenPort": 10, "metricsPromExporterPort": 1}
 _FOLDERS = ("storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths")
 _UNSHARDED = {"commitlog", "config", "consumequeue"}

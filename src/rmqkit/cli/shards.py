@@ -29,15 +29,12 @@ import typer
 
 from rmqkit.cli import logging_setup
 from rmqkit.cli.logging_setup import LoggingSettings
-from rmqkit.cli.serve import store_root
 from rmqkit.cli.shard_settings import check_layout, check_settings, print_shards, shard_settings
-from rmqkit.cli.sources import BROKER, Running, Sources, options_of
+from rmqkit.cli.sources import BROKER, Running, Sources, options_of, store_root
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.settings import Configuration
-
-__all__ = ["Shard", "Shards"]
 
 _READY = re.compile(rb"ready broker=(\S+)(?: metrics=(\S+))? store=")
 _PAUSE_MS_MIN, _PAUSE_MS_MAX = 100.0, 10_000.0

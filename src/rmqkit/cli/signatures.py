@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["with_options"]
-
 
 def with_options(common: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command options, of which each is a type for typer and a default, in place of its ``**``."""

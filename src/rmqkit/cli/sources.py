@@ -41,8 +41,6 @@ from rmqkit.remoting.tls import ClientTlsSettings, ServerTlsSettings
 from rmqkit.settings import SECRET, Configuration, Given
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["BROKER", "NAMESRV", "Config", "NameServers", "Running", "Set", "Sources", "StoreFolder", "options_of"]
-
 PROMISES = {**broker_keys.PROMISES, **namesrv_keys.PROMISES}
 WITHOUT_EFFECT = broker_keys.WITHOUT_EFFECT | namesrv_keys.WITHOUT_EFFECT
 _UNUSED = frozenset(key for group in UNUSED for key in group.defaults)
@@ -255,3 +253,8 @@ class Running:
                 if row.value == SECRET
                 else configuration.properties_line(key, row.value)
             )
+
+
+def store_root(settings: StoreSettings) -> Path:
+    """The directory that ``storePathRootDir`` names, absolute."""
+    return Path(settings.store_path_root_dir).expanduser().absolute()

@@ -26,8 +26,6 @@ from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding, Progress
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["Config", "app", "print_report", "print_report_json", "settings_of", "time_ms"]
-
 _ROWS = 50
 _READ_ONLY_HINT = ", or look at it as it is now with --read-only"
 

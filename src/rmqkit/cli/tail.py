@@ -29,8 +29,6 @@ from rmqkit.client.runtime.settings import PullConsumerSettings
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.properties import own_properties
 
-__all__ = ["app"]
-
 app = typer.Typer(name="tail", add_completion=False)
 
 _FORMAT = "{time} {queue}@{offset} {tags} {keys} {body}"

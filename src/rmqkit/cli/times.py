@@ -7,8 +7,6 @@ from datetime import datetime
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import SettingsError
 
-__all__ = ["time_ms"]
-
 _JAVA_FORM = "%Y-%m-%d#%H:%M:%S:%f"
 
 

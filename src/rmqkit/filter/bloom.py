@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 import mmh3
 
-__all__ = ["BloomFilter"]
-
 
 @dataclass(frozen=True, slots=True)
 class BloomFilter:

@@ -10,6 +10,10 @@ As in the reference, which this follows in its oddities (behaviour.md §6.4, §6
 - the parser stops without an error at the first token it cannot use, so ``a > 5)`` is ``a > 5``;
 - a property alone is never true.
 
+Numbers in property texts are read as ``Integer.parseInt``, ``Long.parseLong`` and ``Double.valueOf`` do; each comes
+back as an integer that sorts as Java's type does, so that comparing is the same for all. Doubles sort as by
+``Double.compare``: -0.0 < 0.0, NaN above infinity and equal to itself.
+
 Bounds of ours: `EXPRESSION_CHARACTERS_MAX` and `DEPTH_MAX`; the reference's bound is the Java stack.
 Source: behaviour.md §6.2–§6.5, store.md §17.2.
 """
@@ -19,31 +23,74 @@ from __future__ import annotations
 import functools
 import operator
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from rmqkit.filter.java_numbers import parse_double, parse_int, parse_long, sortable
+from lark import Lark, UnexpectedToken
+
 from rmqkit.protocol.properties import find_property
 
-if TYPE_CHECKING:
-    from lark import Lark, UnexpectedToken
+_I32_END, _I64_END = 1 << 31, 1 << 63
+_ASTRAL = "\U00010000-\U0010ffff"
+_INTEGER = re.compile(rf"[+-]?(?:(?![{_ASTRAL}])\d)+")  # digits of any script, one UTF-16 unit each
+_DOUBLE = re.compile(
+    r"[\0- ]*(?:"
+    r"(?P<name>[+-]?(?:NaN|Infinity))|"
+    r"(?P<digits>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)[fFdD]?|"
+    r"(?P<hex>[+-]?0[xX](?:[\da-fA-F]+\.?|[\da-fA-F]*\.[\da-fA-F]+)[pP][+-]?\d+)[fFdD]?"
+    r")[\0- ]*",
+    re.ASCII,
+)
+_F64, _I64 = struct.Struct(">d"), struct.Struct(">q")
 
-__all__ = [
-    "DEPTH_MAX",
-    "EXPRESSION_CHARACTERS_MAX",
-    "Expression",
-    "ExpressionRejected",
-    "compile_expression",
-    "prepare",
-]
+
+def parse_int(text: str) -> int:
+    """A 32-bit integer. Raises ValueError."""
+    return _integer(text, _I32_END)
+
+
+def parse_long(text: str) -> int:
+    """A 64-bit integer. Raises ValueError."""
+    return _integer(text, _I64_END)
+
+
+def parse_double(text: str) -> int:
+    """A double, in its sortable form. Raises ValueError."""
+    match = _DOUBLE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no double")
+    if hexadecimal := match["hex"]:
+        try:
+            return sortable(float.fromhex(hexadecimal))
+        except OverflowError:
+            return sortable(float("-inf" if hexadecimal[0] == "-" else "inf"))
+    return sortable(float(match["name"] or match["digits"]))
+
+
+def sortable(number: float) -> int:
+    """The integer that orders doubles as ``Double.compare`` does."""
+    if number != number:
+        return _I64_END
+    bits: int = _I64.unpack(_F64.pack(number))[0]
+    return bits if bits >= 0 else -_I64_END - bits - 1
+
+
+def _integer(text: str, end: int) -> int:
+    if _INTEGER.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no integer")
+    number = int(text)
+    if not -end <= number < end:
+        raise ValueError(f"{text!r} does not fit")
+    return number
+
 
 EXPRESSION_CHARACTERS_MAX = 16_384
 DEPTH_MAX = 200
 _STACK_MAX = 500
 """What the parser may have open at a time: parentheses and signs that wait for what follows them."""
 _CACHED_MAX = 256
-_I32_END, _I64_END = 1 << 31, 1 << 63
 
 T = TypeVar("T")
 Value = str | int | float | bool | None

@@ -11,8 +11,6 @@ from prometheus_client.registry import Collector
 from rmqkit.metrics.table import TABLE, Metric
 from rmqkit.metrics.values import Gathered, Histogram
 
-__all__ = ["CONTENT_TYPE", "exposition"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from rmqkit.settings import Setting
 
-__all__ = ["EXPORTERS_WITHOUT_EFFECT", "EXPORTER_PROMISES", "ExporterSettings", "ExporterType", "MetricLabels"]
-
 
 class ExporterType(enum.Enum):
     """Who is told the metrics."""

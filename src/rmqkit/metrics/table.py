@@ -13,8 +13,6 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-__all__ = ["COMMON", "TABLE", "Kind", "Metric", "Server"]
-
 
 class Kind(enum.Enum):
     COUNTER = "counter"

@@ -14,8 +14,6 @@ from operator import mul
 from rmqkit.metrics.table import TABLE
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 
-__all__ = ["Gathered", "Histogram", "RpcLatency", "histogram"]
-
 
 class Histogram:
     """How many values there were up to each bound. ``counts`` has one more, for those above all bounds."""

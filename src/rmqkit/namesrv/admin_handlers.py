@@ -41,12 +41,10 @@ from rmqkit.protocol.schemas.namesrv import (
     TopicList,
     WipeWritePermResponse,
 )
-from rmqkit.remoting.answers import answers
 from rmqkit.remoting.configuration import change_settings, settings_reply
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import answers
 from rmqkit.settings import Configuration
-
-__all__ = ["AdminHandlers"]
 
 _UNIT = 1
 _UNIT_SUB = 2

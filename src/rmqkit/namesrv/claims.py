@@ -31,8 +31,6 @@ from rmqkit.protocol.command import Command, reply
 from rmqkit.remoting.authentication import Authentication
 from rmqkit.remoting.connection import Connection
 
-__all__ = ["Claims"]
-
 _log = logging.getLogger(__name__)
 
 

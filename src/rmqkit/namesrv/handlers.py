@@ -28,10 +28,17 @@ import msgspec
 
 from rmqkit.namesrv.claims import Claims
 from rmqkit.namesrv.kv import ORDER_TOPIC_CONFIG, KeyValues
-from rmqkit.namesrv.route_views import in_zone, with_acting_masters
-from rmqkit.namesrv.routes import Departure, MemberChange, Registered, Registration, RouteTable
+from rmqkit.namesrv.notices import Unregistration
+from rmqkit.namesrv.routes import (
+    Departure,
+    MemberChange,
+    Registered,
+    Registration,
+    RouteTable,
+    in_zone,
+    with_acting_masters,
+)
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.namesrv.unregistration import Unregistration
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode, version_number
 from rmqkit.protocol.command import Command, decode_header, reply
@@ -57,12 +64,10 @@ from rmqkit.protocol.schemas.namesrv import (
     TopicRoute,
 )
 from rmqkit.protocol.schemas.topics import DataVersion
-from rmqkit.remoting.answers import Answering, answers
 from rmqkit.remoting.bodies import SLOW_BYTES_MAX, decode_body
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import Answering, answers
 from rmqkit.remoting.turns import Slice
-
-__all__ = ["BrokerHandlers", "RouteHandlers", "TableHandlers"]
 
 _STRICT_JSON_SINCE = version_number(4, 9, 4)
 

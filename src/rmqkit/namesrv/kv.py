@@ -20,8 +20,6 @@ from msgspec import Struct, field
 from rmqkit.errors import StoreUnavailable
 from rmqkit.store.json_files import JsonFile
 
-__all__ = ["ORDER_TOPIC_CONFIG", "KeyValues"]
-
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 
 

@@ -10,19 +10,17 @@ from rmqkit.clock import Clock
 from rmqkit.metrics.values import Gathered, histogram
 from rmqkit.namesrv.routes import RouteTable
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.exporter import Exporter
 from rmqkit.remoting.metering import Meter, MeteredConnection, lane_values
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
-
-__all__ = ["NameServerMetrics"]
 
 
 class NameServerMetrics:
     """A name server's values and the port that they are read from.
     ``connection``: makes connections that count. ``address``: of the port; set by `bind`."""
 
-    def __init__(self, settings: NamesrvSettings, routes: RouteTable, dispatch: Dispatch, clock: Clock) -> None:
+    def __init__(self, settings: NamesrvSettings, routes: RouteTable, dispatch: Router, clock: Clock) -> None:
         self._settings = settings
         self._routes = routes
         self._dispatch = dispatch

@@ -19,7 +19,14 @@ Only one broker of a name writes queues: its master, or the *prime slave*, the l
 Queues that a prime slave with acting master writes, or that a leaving master leaves behind, lose their write bit: the
 group can be read from, and written to again when a master registers.
 
-A registration costs O(topics sent); wiping and leaving cost O(topics known). Source: behaviour.md §1.2–§1.7.
+A registration costs O(topics sent); wiping and leaving cost O(topics known).
+
+What one client sees of a route is a pure function below the table. `with_acting_masters`: the lowest id of a group that
+has lost its master is shown under id 0, so that clients read from it and brokers do the master's special services, but
+only while its queues are not writable; brokers look up `SYNC_BROKER_MEMBER_PREFIX` topics to learn the true ids.
+`in_zone` keeps a client near: groups of other zones are left out, unless they have no master, so that the slaves of a
+dead master are read from everywhere. Acting masters are shown first, so their groups count as having one.
+Source: behaviour.md §1.2–§1.7; remoting.md §10.2.
 """
 
 from __future__ import annotations
@@ -30,21 +37,9 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET
 
-from rmqkit.protocol.names import SELF_TEST_TOPIC
+from rmqkit.protocol.names import SELF_TEST_TOPIC, SYNC_BROKER_MEMBER_PREFIX
 from rmqkit.protocol.schemas.namesrv import BrokerData, ClusterInfo, QueueData, TopicRoute
 from rmqkit.protocol.schemas.topics import DataVersion, Permission, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
-
-__all__ = [
-    "BROKER_TIMEOUT_MS",
-    "MASTER_ID",
-    "BrokerKey",
-    "Departure",
-    "LiveBroker",
-    "MemberChange",
-    "Registered",
-    "Registration",
-    "RouteTable",
-]
 
 BROKER_TIMEOUT_MS = 120_000
 MASTER_ID = 0
@@ -458,3 +453,41 @@ def _queue_data(broker_name: str, config: TopicConfig, perm: int) -> QueueData:
         perm=int(perm),
         topic_sys_flag=config.topic_sys_flag,
     )
+
+
+def with_acting_masters(topic: str, route: TopicRoute) -> TopicRoute:
+    """The route with the lowest id of each masterless, unwritable group that acts as master under id 0."""
+    if topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
+        return route
+    unwritable = {queue.broker_name for queue in route.queue_datas if not queue.perm & Permission.WRITE}
+    brokers = [_acting(broker) if broker.broker_name in unwritable else broker for broker in route.broker_datas]
+    return msgspec.structs.replace(route, broker_datas=brokers)
+
+
+def in_zone(route: TopicRoute, zone_name: str) -> TopicRoute:
+    """The route without the groups that have their master in another zone."""
+    left_out = [broker for broker in route.broker_datas if not _is_near(broker, zone_name)]
+    names = {broker.broker_name for broker in left_out}
+    addresses = {address for broker in left_out for address in broker.broker_addrs.values()}
+    servers = route.filter_server_table
+    return msgspec.structs.replace(
+        route,
+        broker_datas=[broker for broker in route.broker_datas if broker.broker_name not in names],
+        queue_datas=[queue for queue in route.queue_datas if queue.broker_name not in names],
+        filter_server_table={address: servers[address] for address in servers if address not in addresses},
+    )
+
+
+def _acting(broker: BrokerData) -> BrokerData:
+    addresses = broker.broker_addrs
+    if not addresses or MASTER_ID in addresses or not broker.enable_acting_master:
+        return broker
+    lowest = min(addresses)
+    shown = {MASTER_ID if broker_id == lowest else broker_id: address for broker_id, address in addresses.items()}
+    return msgspec.structs.replace(broker, broker_addrs=shown)
+
+
+def _is_near(broker: BrokerData, zone_name: str) -> bool:
+    if MASTER_ID not in broker.broker_addrs:
+        return True
+    return isinstance(broker.zone_name, str) and broker.zone_name.lower() == zone_name.lower()

@@ -17,16 +17,15 @@ from rmqkit.namesrv.admin_handlers import AdminHandlers
 from rmqkit.namesrv.claims import Claims
 from rmqkit.namesrv.handlers import BrokerHandlers, RouteHandlers
 from rmqkit.namesrv.kv import KeyValues
-from rmqkit.namesrv.notices import Notices
+from rmqkit.namesrv.notices import Notices, Unregistration
 from rmqkit.namesrv.routes import MemberChange, RouteTable
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.namesrv.unregistration import Unregistration
 from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings, inner_credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.limits import Limits
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ClientTls, ServerTls
@@ -34,8 +33,6 @@ from rmqkit.settings import Configuration
 
 if TYPE_CHECKING:
     from rmqkit.namesrv.metrics import NameServerMetrics
-
-__all__ = ["KV_FILE", "NameServer"]
 
 KV_FILE = "kvConfig.json"
 
@@ -78,7 +75,7 @@ class NameServer:
         self._unregistration = Unregistration(
             self.routes, capacity=settings.unregister_queue_capacity, on_change=self._lowest_id_changed
         )
-        dispatch = Dispatch()
+        dispatch = Router()
         RouteHandlers(settings, self.routes, self._kv, self._is_ready).register(dispatch)
         users = authentication or AuthenticationSettings()
         claims = Claims(settings, self.routes, Authentication.of(users, clock))

@@ -10,11 +10,9 @@ from typing import Annotated
 from msgspec import field
 
 from rmqkit.metrics.settings import EXPORTER_PROMISES, EXPORTERS_WITHOUT_EFFECT
-from rmqkit.remoting.admission import AdminAddresses
 from rmqkit.remoting.limits import ConnectionSettings
+from rmqkit.remoting.router import AdminAddresses
 from rmqkit.settings import Setting
-
-__all__ = ["PROMISES", "WITHOUT_EFFECT", "NamesrvSettings"]
 
 
 class NamesrvSettings(ConnectionSettings, kw_only=True):

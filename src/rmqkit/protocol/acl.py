@@ -30,19 +30,6 @@ from msgspec import Struct
 from rmqkit.errors import HeaderError
 from rmqkit.protocol.command import Body
 
-__all__ = [
-    "ACCESS_KEY",
-    "FULL_SIGNATURE",
-    "SECURITY_TOKEN",
-    "SIGNATURE",
-    "FullSignature",
-    "full_fields",
-    "sign",
-    "sign_fully",
-    "verify",
-    "verify_fully",
-]
-
 ACCESS_KEY = "AccessKey"
 SECURITY_TOKEN = "SecurityToken"
 SIGNATURE = "Signature"

@@ -23,16 +23,6 @@ from msgspec import Struct
 
 from rmqkit.errors import BodyError
 
-__all__ = [
-    "BATCH_ENTRY_BYTES_MIN",
-    "BatchBounds",
-    "BatchEntry",
-    "batch_bounds",
-    "decode_batch",
-    "encode_batch",
-    "is_long_batch",
-]
-
 _HEAD = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">h")
 _HEAD_BYTES = _HEAD.size

@@ -13,19 +13,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-__all__ = [
-    "CURRENT_VERSION",
-    "FAQ",
-    "LANGUAGES",
-    "Int32",
-    "Int64",
-    "RequestCode",
-    "ResponseCode",
-    "version_name",
-    "version_number",
-]
-
-
 Int32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 

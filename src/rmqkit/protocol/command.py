@@ -25,20 +25,6 @@ from rmqkit.errors import HeaderError
 from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, ResponseCode
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, frame_start
 
-__all__ = [
-    "RESPONSE",
-    "Body",
-    "Command",
-    "decode_command",
-    "decode_fields",
-    "decode_header",
-    "decode_header_leniently",
-    "encode_command",
-    "header_fields",
-    "reply",
-    "request",
-]
-
 Body = bytes | bytearray | memoryview
 H = TypeVar("H", bound=Struct)
 

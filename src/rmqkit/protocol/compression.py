@@ -21,8 +21,6 @@ import zlib
 from rmqkit.errors import BodyError
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
 
-__all__ = ["DECOMPRESSED_BYTES_MAX", "Compression", "compress", "decompress"]
-
 DECOMPRESSED_BYTES_MAX = 64 << 20
 """A body that would grow beyond this is refused: sixteen times the largest message a default broker takes."""
 

@@ -32,9 +32,6 @@ import msgspec
 from rmqkit.errors import BodyError
 from rmqkit.protocol.codes import LANGUAGES
 
-__all__ = ["ORDINALS", "ObjectKey", "decode_as", "dumps", "loads"]
-
-
 T = TypeVar("T")
 
 ORDINALS: dict[str, tuple[str, ...]] = {

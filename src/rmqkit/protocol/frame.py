@@ -23,16 +23,6 @@ from msgspec import Struct
 
 from rmqkit.errors import FrameError
 
-__all__ = [
-    "FRAME_BYTES_MAX",
-    "JSON",
-    "REQUEST_HEADER_BYTES_MAX",
-    "ROCKETMQ",
-    "Frame",
-    "FrameSplitter",
-    "frame_start",
-]
-
 FRAME_BYTES_MAX = 16 << 20
 """Largest frame, its length field included (``com.rocketmq.remoting.frameMaxLength``)."""
 

@@ -18,16 +18,6 @@ import struct
 
 from rmqkit.errors import FrameError
 
-__all__ = [
-    "DATA_BYTES_MAX",
-    "HEAD_BYTES",
-    "LINK_BUFFER_BYTES",
-    "Reports",
-    "encode_report",
-    "frame_head",
-    "split_frames",
-]
-
 _HEAD = struct.Struct(">qi")
 _REPORT = struct.Struct(">q")
 HEAD_BYTES = _HEAD.size

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 
-__all__ = ["encoded_tags_code", "java_hash", "tags_code"]
-
 
 def java_hash(text: str) -> int:
     """Java's ``text.hashCode()``: a signed 32-bit number; any Python string is accepted, lone surrogates too."""

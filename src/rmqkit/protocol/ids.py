@@ -19,8 +19,6 @@ from datetime import datetime
 
 from rmqkit.protocol.record import unpack_host
 
-__all__ = ["UniqueKeys", "decode_offset_id", "offset_id", "offset_ids"]
-
 _OFFSET = struct.Struct(">q")
 _UNIQUE_TAIL = struct.Struct(">IH")
 

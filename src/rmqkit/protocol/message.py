@@ -20,8 +20,6 @@ from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.properties import RESERVED_NAMES, decode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, Record, host_text, iter_records
 
-__all__ = ["Message", "ReceivedMessage", "messages_of_record", "read_messages", "records_of"]
-
 
 class Message(Struct, kw_only=True):
     """A message to send.

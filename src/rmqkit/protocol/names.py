@@ -8,28 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "AUTO_CREATE_TOPIC",
-    "DLQ_PREFIX",
-    "FORBIDDEN_TO_SEND",
-    "GROUP_CHARACTERS_MAX",
-    "NOT_OF_APPLICATIONS",
-    "RETRY_PREFIX",
-    "SCHEDULE_TOPIC",
-    "SYSTEM_TOPICS",
-    "TRACE_TOPIC",
-    "dlq_topic",
-    "group_fault",
-    "group_of_retry_topic",
-    "is_light",
-    "is_system_topic",
-    "pop_retry_topic",
-    "retry_topic",
-    "topic_fault",
-    "with_namespace",
-    "without_namespace",
-]
-
 AUTO_CREATE_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -14,16 +14,6 @@ from operator import itemgetter
 
 from rmqkit.protocol.hashing import java_hash
 
-__all__ = [
-    "PROPERTIES_BYTES_MAX",
-    "RESERVED_NAMES",
-    "decode_properties",
-    "encode_properties",
-    "find_property",
-    "in_stored_order",
-    "own_properties",
-]
-
 PROPERTIES_BYTES_MAX = 32767
 _NAME_END = "\x01"
 _ENTRY_END = "\x02"

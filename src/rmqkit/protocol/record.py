@@ -34,34 +34,6 @@ from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
 
-__all__ = [
-    "BLANK_BYTES",
-    "BLANK_MAGIC",
-    "COMPRESSED",
-    "HEAD_FIELDS",
-    "INNER_BATCH",
-    "MAGIC_V1",
-    "MAGIC_V2",
-    "Layout",
-    "Record",
-    "RecordRow",
-    "body_crc",
-    "decode_record",
-    "encode_record",
-    "encode_records",
-    "has_sound_body",
-    "host_text",
-    "is_blank",
-    "iter_records",
-    "layout_of",
-    "pack_blank",
-    "pack_host",
-    "record_properties",
-    "record_topic",
-    "topic_field",
-    "unpack_host",
-]
-
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 BLANK_MAGIC = 0xCBD43194 - (1 << 32)

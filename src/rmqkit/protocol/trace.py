@@ -17,19 +17,6 @@ from msgspec import Struct
 from rmqkit.errors import BodyError
 from rmqkit.protocol.codes import Int32, Int64
 
-__all__ = [
-    "ConsumeReturn",
-    "EndTransactionTrace",
-    "PublishTrace",
-    "RecallTrace",
-    "SubscribeAfterTrace",
-    "SubscribeBeforeTrace",
-    "Trace",
-    "TracedType",
-    "decode_traces",
-    "encode_traces",
-]
-
 _FIELD_END = "\x01"
 _RECORD_END = "\x02"
 _NULL = "null"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 from rmqkit.errors import SettingsError
-
-__all__ = ["advertised_ip", "join_address", "split_address", "split_addresses"]
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -60,3 +59,6 @@ def advertised_ip(host: str) -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
+
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address

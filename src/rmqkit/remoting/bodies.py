@@ -21,8 +21,6 @@ from rmqkit.errors import BodyError
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import decode_as
 
-__all__ = ["ASIDE_BYTES_MAX", "OBJECTS_MAX", "SLOW_BYTES_MAX", "STRICT_BYTES_MAX", "decode_aside", "decode_body"]
-
 T = TypeVar("T")
 
 STRICT_BYTES_MAX = 1 << 20

@@ -1,7 +1,7 @@
 """The calling side: one pooled connection per address (``NettyRemotingClient``).
 
 Connections are made when first needed and shared by all callers; the peer may send its own requests over them, which
-the dispatch answers. A call that times out closes its connection, as the reference does, when it was not the caller's
+the router answers. A call that times out closes its connection, as the reference does, when it was not the caller's
 short budget that ran out. Loop only. Source: remoting.md §2.
 """
 
@@ -19,11 +19,9 @@ from rmqkit.protocol.command import Command
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.authentication import Credentials, Signer
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
 from rmqkit.remoting.permits import CLIENT_CALLS_MAX, Permits
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.tls import ClientTls
-
-__all__ = ["CONNECT_TIMEOUT_MS", "RemotingClient", "expect_success"]
 
 CONNECT_TIMEOUT_MS = 3000
 _CLOSE_AFTER_MS_MIN = 100
@@ -33,7 +31,7 @@ class RemotingClient:
     """Calls peers by address.
 
     Args:
-        dispatch: answers requests that peers send over our connections; none by default.
+        router: answers requests that peers send over our connections; none by default.
         on_close: told when a pooled connection is gone.
         tls: encrypts every connection; None means plain.
         credentials: sign every request.
@@ -44,14 +42,14 @@ class RemotingClient:
 
     def __init__(
         self,
-        dispatch: Dispatch | None = None,
+        router: Router | None = None,
         *,
         clock: Clock = SYSTEM_CLOCK,
         on_close: Callable[[str, Connection], None] | None = None,
         tls: ClientTls | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        self._dispatch = dispatch or Dispatch()
+        self._router = router or Router()
         self._clock = clock
         self._on_close = on_close
         self._tls = tls
@@ -103,7 +101,7 @@ class RemotingClient:
         connection = await self.connection(address, timeout_ms)
         connection.send(command)
         try:
-            await connection.keep_up(timeout_ms)
+            await connection.drain(timeout_ms)
         except TimeoutError:
             raise ConnectFailed(address, f"connected, and it takes nothing more for {timeout_ms:.0f} ms") from None
 
@@ -146,7 +144,7 @@ class RemotingClient:
             await asyncio.wait([connection.closed for connection in connections], timeout=1.0)
             for connection in connections:
                 connection.abort()
-        await self._dispatch.close()
+        await self._router.close()
 
     def drop(self, address: str) -> None:
         """Close the connection to an address that is no longer wanted."""
@@ -172,7 +170,7 @@ class RemotingClient:
 
     def _new(self, address: str) -> Connection:
         return Connection(
-            self._dispatch,
+            self._router,
             clock=self._clock,
             on_close=lambda connection: self._lost(address, connection),
             tls=self._tls.layer() if self._tls is not None else None,

@@ -17,8 +17,6 @@ from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, reply
 from rmqkit.settings import Configuration, parse_properties
 
-__all__ = ["change_settings", "settings_reply"]
-
 _TEXT_BYTES_MAX = 64 << 10
 """Three times what all settings of Apache's broker take."""
 _BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})")

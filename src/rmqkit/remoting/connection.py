@@ -12,8 +12,9 @@ import asyncio
 import functools
 import ipaddress
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
 
 from msgspec import Struct
 
@@ -22,15 +23,10 @@ from rmqkit.errors import ConnectionLost, ProtocolError, RequestTimedOut
 from rmqkit.protocol.command import RESPONSE, Body, Command, decode_command, encode_command
 from rmqkit.protocol.frame import REQUEST_HEADER_BYTES_MAX, Frame, FrameSplitter
 from rmqkit.protocol.record import pack_host
-from rmqkit.remoting.address import join_address
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.address import IpAddress, join_address
 from rmqkit.remoting.limits import Limits
-from rmqkit.remoting.opening import Opening
+from rmqkit.remoting.sniffer import ProtocolSniffer
 from rmqkit.remoting.tls import TlsLayer
-
-__all__ = ["WRITE_BYTES_HIGH", "Connection", "IpAddress"]
-
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 WRITE_BYTES_HIGH = 4 << 20
 """Unsent bytes above which the connection is not read until the peer takes some."""
@@ -44,6 +40,15 @@ _STANDSTILL_MS = 100.0
 """A timer that comes this much late tells of a loop that was busy with something else."""
 _LOOKS_MAX = 64
 """Turns in which what arrives may put off the end of a call: 16 MiB, as a turn reads 256 KiB."""
+
+
+class RequestHandling(Protocol):
+    """What a connection asks of the `Router` that answers its peer's requests."""
+
+    together: Callable[[], AbstractContextManager[None]] | None
+
+    def remaining(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]: ...
+    def handle(self, connection: Connection, command: Command) -> None: ...
 
 
 class _Call(Struct, gc=False):
@@ -60,9 +65,9 @@ class Connection(asyncio.Protocol):
     """Frames, requests and responses of one peer.
 
     Args:
-        dispatch: answers the peer's requests.
+        router: answers the peer's requests.
         on_open, on_close: told when the connection stands and when it is gone.
-        opening: tells a preamble and TLS from the first bytes of an accepted connection.
+        sniffer: tells a preamble and TLS from the first bytes of an accepted connection.
         limits: what all accepted connections together may keep of incomplete frames and of what is not taken.
         tls: the TLS side of a connection that this side makes.
         always_reads: read also while the peer takes nothing, as the calling side has to: were both sides to stop
@@ -81,25 +86,25 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        dispatch: Dispatch,
+        router: RequestHandling,
         *,
         clock: Clock = SYSTEM_CLOCK,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
-        opening: Opening | None = None,
+        sniffer: ProtocolSniffer | None = None,
         limits: Limits | None = None,
         tls: TlsLayer | None = None,
         always_reads: bool = False,
     ) -> None:
-        self._dispatch = dispatch
+        self._router = router
         self._clock = clock
         self._on_open = on_open
         self._on_close = on_close
-        self._opening = opening
+        self._sniffer = sniffer
         self._tls = tls
         self._always_reads = always_reads
         self._limits = limits
-        self._splitter = FrameSplitter(header_bytes_max=None if opening is None else REQUEST_HEADER_BYTES_MAX)
+        self._splitter = FrameSplitter(header_bytes_max=None if sniffer is None else REQUEST_HEADER_BYTES_MAX)
         self._incomplete_bytes = 0
         self._is_unsent_told = False
         self._is_held = False
@@ -170,7 +175,7 @@ class Connection(asyncio.Protocol):
         """Handle what came while the connection was held, in the next turn of the loop."""
         self._loop.call_soon(self._go_on)
 
-    def gather(self) -> None:
+    def cork(self) -> None:
         """Keep what is sent from now on; the next thing is to `flush` it, which saves the tick until it is written."""
         self._flush_due = True
 
@@ -206,10 +211,10 @@ class Connection(asyncio.Protocol):
         """What the peer has not taken of what was written."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
-    def keep_back(self, request: Command, answer: Command) -> None:
+    def on_one_way_reply(self, request: Command, answer: Command) -> None:
         """Told of the answer to a one-way request: nobody waits for it."""
 
-    async def keep_up(self, timeout_ms: float) -> None:
+    async def drain(self, timeout_ms: float) -> None:
         """Wait while the peer does not take what is sent; for senders that wait for nothing else.
         Raises TimeoutError."""
         if len(self._unsent) >= _UNSENT_MAX:
@@ -271,8 +276,8 @@ class Connection(asyncio.Protocol):
         self._flush_due = True  # everything answered below leaves in the one write at the end
         frames: list[Frame] = []
         try:
-            if self._opening is not None:
-                data = self._open(self._opening, data)
+            if self._sniffer is not None:
+                data = self._open(self._sniffer, data)
             elif self._tls is not None:
                 data = self._tls.feed(data)
             frames = self._splitter.feed(data)
@@ -318,11 +323,11 @@ class Connection(asyncio.Protocol):
 
     def _handle_all(self, frames: list[Frame]) -> None:
         """Handle what was read in its order, up to a request that holds the connection."""
-        left = iter(self._dispatch.unanswered(self, frames))
-        if len(frames) == 1 or self._dispatch.together is None:
+        left = iter(self._router.remaining(self, frames))
+        if len(frames) == 1 or self._router.together is None:
             self._handle_left(left)
         elif (first := next(left, None)) is not None:
-            with self._dispatch.together():
+            with self._router.together():
                 self._handle(first)
                 self._handle_left(left)
 
@@ -393,20 +398,20 @@ class Connection(asyncio.Protocol):
         if command.flag & RESPONSE:
             self._settle(command)
         else:
-            self._dispatch.handle(self, command)
+            self._router.handle(self, command)
 
-    def _open(self, opening: Opening, data: bytes) -> bytes:
+    def _open(self, sniffer: ProtocolSniffer, data: bytes) -> bytes:
         """The frames' bytes in what an accepted connection begins with; empty while that cannot be told."""
-        opened = opening.feed(data)
+        opened = sniffer.feed(data)
         if opened is None:
-            own = opening.waits_for
+            own = sniffer.waits_for
             if own is not None and self._transport is not None:
                 self._transport.pause_reading()
                 own.when_settled(self._open_late)
             return b""
-        self._opening = None
+        self._sniffer = None
         self._tls = opened.tls
-        if opened.source is not None and opening.believes(self.hops):
+        if opened.source is not None and sniffer.believes(self.hops):
             self._name_peer(opened.source)
         return opened.rest if opened.tls is None else opened.tls.feed(opened.rest)
 

@@ -27,8 +27,6 @@ from rmqkit.protocol.command import Command, encode_command
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.tls import CLIENT_HELLO, ClientTls, ClientTlsSettings
 
-__all__ = ["diagnosed"]
-
 _PATIENCE_S = 1.0
 _TLS_ALERT = 0x15
 _SHOWN_BYTES = 24

@@ -19,8 +19,6 @@ from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.server import bind
 from rmqkit.remoting.tasks import Tasks
 
-__all__ = ["Exporter"]
-
 _CONNECTIONS_MAX = 16
 _HEAD_BYTES_MAX = 8 << 10
 _SECONDS_MAX = 30.0

@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Protocol
 
 from rmqkit.metrics.settings import ExporterSettings
 from rmqkit.metrics.values import Gathered
+from rmqkit.remoting.address import IpAddress
 from rmqkit.settings import Setting
-
-if TYPE_CHECKING:
-    from rmqkit.remoting.connection import Connection, IpAddress
-
-__all__ = ["ConnectionSettings", "Limits"]
 
 _log = logging.getLogger(__name__)
 _CUT_AT_ONCE = 256
@@ -47,6 +43,16 @@ class ConnectionSettings(ExporterSettings, kw_only=True):
     ] = 512 << 20
 
 
+class LimitedConnection(Protocol):
+    """What limits ask of a `Connection`: whose it is, what its peer has not taken, and to end it."""
+
+    peer: str
+
+    @property
+    def unsent_bytes(self) -> int: ...
+    def cut(self, reason: str) -> None: ...
+
+
 class Limits:
     """The connections of one server, counted.
 
@@ -62,15 +68,15 @@ class Limits:
         self._settings = settings or ConnectionSettings()
         self._counts: Counter[IpAddress | None] = Counter()
         self._count = 0
-        self._incomplete: dict[Connection, int] = {}
+        self._incomplete: dict[LimitedConnection, int] = {}
         self.incomplete_bytes = 0
         self.refused: Counter[str] = Counter({"all": 0, "address": 0})
         self.cut = 0
-        self._unsent: dict[Connection, int] = {}
+        self._unsent: dict[LimitedConnection, int] = {}
         self.unsent_bytes = 0
         self.cut_unsent = 0
 
-    def opened(self, connection: Connection, address: IpAddress | None) -> bool:
+    def opened(self, connection: LimitedConnection, address: IpAddress | None) -> bool:
         """Count a connection; False when it is one too many and has to be closed."""
         self._counts[address] += 1
         self._count += 1
@@ -84,13 +90,13 @@ class Limits:
             return True
         return False
 
-    def _refuse(self, limit: str, connection: Connection, reason: str) -> None:
+    def _refuse(self, limit: str, connection: LimitedConnection, reason: str) -> None:
         self.refused[limit] += 1
         count = self.refused[limit]
         if count.bit_count() == 1:  # told of the 1st, 2nd, 4th, 8th …: a flood must not fill the log, too
             _log.warning("closing connection of %s: %s; refused so far: %d", connection.peer, reason, count)
 
-    def closed(self, connection: Connection, address: IpAddress | None) -> None:
+    def closed(self, connection: LimitedConnection, address: IpAddress | None) -> None:
         """Forget a connection that was counted."""
         self._count -= 1
         self._counts[address] -= 1
@@ -99,7 +105,7 @@ class Limits:
         self.incomplete_bytes -= self._incomplete.pop(connection, 0)
         self.unsent_bytes -= self._unsent.pop(connection, 0)
 
-    def keeps(self, connection: Connection, incomplete_bytes: int, *, is_new: bool) -> None:
+    def keeps(self, connection: LimitedConnection, incomplete_bytes: int, *, is_new: bool) -> None:
         """Note how much of an incomplete frame a connection keeps.
         ``is_new``: the frame began with what was read just now, so it is the youngest."""
         before = self._incomplete.pop(connection, 0) if is_new else self._incomplete.get(connection, 0)
@@ -116,7 +122,7 @@ class Limits:
                 f"incomplete frames take more than maxIncompleteFrameBytes={self._settings.incomplete_bytes_max}"
             )
 
-    def waits(self, connection: Connection, unsent_bytes: int) -> None:
+    def waits(self, connection: LimitedConnection, unsent_bytes: int) -> None:
         """Note how much a peer has not taken of what was written to it."""
         self._note_unsent(connection, unsent_bytes)
         limit = self._settings.unsent_bytes_max
@@ -125,7 +131,7 @@ class Limits:
             if self.unsent_bytes > limit - limit // 8:
                 self._cut_largest(limit)
 
-    def _note_unsent(self, connection: Connection, unsent_bytes: int) -> None:
+    def _note_unsent(self, connection: LimitedConnection, unsent_bytes: int) -> None:
         self.unsent_bytes += unsent_bytes - self._unsent.get(connection, 0)
         if unsent_bytes:
             self._unsent[connection] = unsent_bytes

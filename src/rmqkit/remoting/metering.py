@@ -18,8 +18,6 @@ from rmqkit.protocol.frame import Frame
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.server import RemotingServer
 
-__all__ = ["Meter", "MeteredConnection", "lane_values"]
-
 _HELD_MAX = 100_000
 _NOTED_MAX = 2048
 _FOLDED_AT = 512
@@ -103,7 +101,7 @@ class MeteredConnection(Connection):
             self._meter.fold()
         self._answered.clear()
 
-    def keep_back(self, request: Command, answer: Command) -> None:
+    def on_one_way_reply(self, request: Command, answer: Command) -> None:
         self._meter.answered(request, answer, self._clock.monotonic_ms() - self.active_ms, False, "oneway")
 
     def _handle(self, frame: Frame) -> None:
@@ -112,7 +110,7 @@ class MeteredConnection(Connection):
             self._settle(command)
             return
         self._request = command
-        self._dispatch.handle(self, command)
+        self._router.handle(self, command)
         if self._request is not None:
             self._keep()
 

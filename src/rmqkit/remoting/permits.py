@@ -1,16 +1,16 @@
-"""A bound on calls under way (``clientAsyncSemaphoreValue``), and on their bytes.
+"""Bounds on calls under way (``clientAsyncSemaphoreValue``) and on their bytes, and pauses between tries.
 
 Taking a permit costs a comparison or two while there are some; beyond that callers wait in one line, so a large call is
 not overtaken by small ones for ever. A call larger than all the bytes goes when no other is under way. Loop only.
-Source: remoting.md §2; behaviour.md §7.6.
+The n-th pause of a `Backoff` lies between half of and all of ``first_ms * 2**n``, at most ``most_ms``, so that callers
+who failed together do not come back together. Source: remoting.md §2; behaviour.md §7.6.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-
-__all__ = ["CLIENT_CALLS_MAX", "Permits"]
 
 CLIENT_CALLS_MAX = 65_535
 
@@ -77,3 +77,20 @@ class Permits:
                 self.free_bytes -= size
                 turn.set_result(None)
             self._waiting.popleft()
+
+
+class Backoff:
+    """The pauses of one series of tries."""
+
+    __slots__ = ("_most_ms", "_next_ms")
+
+    def __init__(self, first_ms: float, most_ms: float) -> None:
+        assert 0 < first_ms <= most_ms, f"a first pause of {first_ms} ms is not within {most_ms} ms"
+        self._next_ms = first_ms
+        self._most_ms = most_ms
+
+    def next_ms(self) -> float:
+        """How long to wait before the next try."""
+        bound_ms = self._next_ms
+        self._next_ms = min(2 * bound_ms, self._most_ms)
+        return bound_ms * random.uniform(0.5, 1.0)

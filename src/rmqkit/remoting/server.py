@@ -11,16 +11,13 @@ from collections.abc import Callable, Sequence
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
-from rmqkit.remoting.address import join_address
-from rmqkit.remoting.admission import AdminAddresses
-from rmqkit.remoting.connection import Connection, IpAddress
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.address import IpAddress, join_address
+from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.limits import Limits
-from rmqkit.remoting.opening import Opening
+from rmqkit.remoting.router import AdminAddresses, Router
+from rmqkit.remoting.sniffer import ProtocolSniffer
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ServerTls
-
-__all__ = ["IDLE_MS_MAX", "ListenFailed", "RemotingServer", "bind"]
 
 IDLE_MS_MAX = 120_000
 """A connection without traffic for this long is closed (``serverChannelMaxIdleTimeSeconds``)."""
@@ -56,13 +53,13 @@ async def bind(protocol: Callable[[], asyncio.BaseProtocol], host: str, port: in
 
 
 class RemotingServer:
-    """Accepts connections on one port and hands their requests to a dispatch; loop only.
+    """Accepts connections on one port and hands their requests to a router; loop only.
     ``balancers``: whose PROXY preamble is believed, asked for each one.
     ``limits``: what its connections together may take; shared by several ports."""
 
     def __init__(
         self,
-        dispatch: Dispatch,
+        router: Router,
         *,
         clock: Clock = SYSTEM_CLOCK,
         on_open: Callable[[], None] | None = None,
@@ -74,7 +71,7 @@ class RemotingServer:
         connection: Callable[..., Connection] = Connection,
         limits: Limits | None = None,
     ) -> None:
-        self._dispatch = dispatch
+        self._router = router
         self._make_connection = connection
         self._clock = clock
         self._on_open = on_open
@@ -111,9 +108,9 @@ class RemotingServer:
 
     async def drain(self, grace_ms: int) -> None:
         """Send peers away that know GO_AWAY, until they are gone or ``grace_ms`` has passed."""
-        self._dispatch.go_away()
+        self._router.go_away()
         until_ms = self._clock.monotonic_ms() + grace_ms
-        while (self.connections or not self._dispatch.is_idle) and self._clock.monotonic_ms() < until_ms:  # noqa: ASYNC110
+        while (self.connections or not self._router.is_idle) and self._clock.monotonic_ms() < until_ms:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_LOOK_SECONDS)
 
     async def close(self) -> None:
@@ -130,18 +127,18 @@ class RemotingServer:
                 connection.abort()
             if late:
                 await asyncio.wait(late, timeout=1.0)
-        await self._dispatch.close()
+        await self._router.close()
         if self._server is not None:
             await self._server.wait_closed()
 
     def _connection(self) -> Connection:
         return self._make_connection(
-            self._dispatch,
+            self._router,
             clock=self._clock,
             on_open=self._remember,
             on_close=self._forget,
             limits=self.limits,
-            opening=Opening(self._tls, accepts_proxy=self._accepts_proxy, believes=self._believes),
+            sniffer=ProtocolSniffer(self._tls, accepts_proxy=self._accepts_proxy, believes=self._believes),
         )
 
     def _believes(self, hops: Sequence[IpAddress]) -> bool:

@@ -11,8 +11,6 @@ from typing import Any
 
 from rmqkit.errors import RmqError
 
-__all__ = ["Tasks", "is_cancelled", "keep_doing", "repeat"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-__all__ = ["SLICE_SECONDS", "Slice", "Turns"]
-
 SLICE_SECONDS = 0.01
 """CPU time of one slice."""
 

@@ -23,7 +23,7 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
 from rmqkit.client.sync.portal import portal
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError
-from rmqkit.filter.subscription import subscription
+from rmqkit.filter.tags import subscription
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest

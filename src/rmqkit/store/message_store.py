@@ -336,7 +336,7 @@ class MessageStore:
         return is_own or (is_light(queue.topic) and queue.topic in light_numbers(record.topic, record.properties))
 
     def _dispatch_again(self, record: Record) -> None:
-        """Dispatch one record in a recovery."""
+        """Router one record in a recovery."""
         if is_filler(record):
             self._gap_max += record.prepared_transaction_offset // RECORD_BYTES_MIN
         elif self._gap_max:

@@ -103,12 +103,12 @@ class Appender:
         self._variable_bytes_max = settings.commit_log_file_bytes - _FIXED_BYTES_MAX
 
     def dispatch(self) -> bool:
-        """Dispatch what may be: under SYNC_FLUSH what is on the disk, else what was committed; of long batches one
+        """Router what may be: under SYNC_FLUSH what is on the disk, else what was committed; of long batches one
         part. Returns whether more can be dispatched at once."""
         return bool(self.dispatcher.pending) and self.dispatcher.run(self._readable_offset)
 
     def together(self) -> AbstractContextManager[None]:
-        """Dispatch what is put inside at the end, all at once."""
+        """Router what is put inside at the end, all at once."""
         return _Together(self)
 
     @property

@@ -288,7 +288,7 @@ class Replica:
         return position < dispatcher.position < limit
 
     def _dispatch_run(self, file: MappedFile, position: int, end: int) -> bool:
-        """Dispatch a run of records of one file; whether there was one at all."""
+        """Router a run of records of one file; whether there was one at all."""
         from rmqkit.store.bulk.columns import Arrivals
 
         buffer = _release(file.view)
@@ -314,7 +314,7 @@ class Replica:
             forget(file.fd, start - file.start, end - start)
 
     def _dispatch_few(self, file: MappedFile, position: int, end: int) -> None:
-        """Dispatch records of one file one by one, and the blank behind them."""
+        """Router records of one file one by one, and the blank behind them."""
         view, start, delays_ms = file.view, file.start, self._delays_ms
         arrivals: list[Arrival] = []
         at, high, reason = position - start, end - start, ""

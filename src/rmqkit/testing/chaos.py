@@ -36,7 +36,7 @@ from rmqkit.protocol.frame import Frame
 from rmqkit.protocol.schemas.clients import ConsumerGroupRequest
 from rmqkit.protocol.schemas.pull import PullMessageRequest
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch, Refusal
+from rmqkit.remoting.router import Refusal, Router
 
 __all__ = ["Chaos", "ChaosDispatch", "Dials"]
 
@@ -121,7 +121,7 @@ class Chaos:
         return begin
 
 
-class ChaosDispatch(Dispatch):
+class ChaosDispatch(Router):
     """A dispatch with dials before it; as any other while they stand at nothing. Loop only."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
@@ -143,8 +143,8 @@ class ChaosDispatch(Dispatch):
         self.turn(None)
         await super().close()
 
-    def unanswered(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
-        return frames if self._chaos is not None else super().unanswered(connection, frames)
+    def remaining(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
+        return frames if self._chaos is not None else super().remaining(connection, frames)
 
     def handle(self, connection: Connection, command: Command) -> None:
         chaos = self._chaos

@@ -23,7 +23,7 @@ from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.authentication import Authentication, AuthenticationSettings
-from rmqkit.remoting.dispatch import Refusal
+from rmqkit.remoting.router import Refusal
 from rmqkit.settings import load
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.asserts import Asserts

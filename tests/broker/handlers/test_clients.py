@@ -16,7 +16,7 @@ from rmqkit.protocol.schemas.clients import ConsumerGroupRequest, UnregisterClie
 from rmqkit.protocol.schemas.namesrv import TopicRoute
 from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.protocol.schemas.topics import TopicRequest
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 
 MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP
@@ -296,7 +296,7 @@ class Namesake:
     def __init__(self, refused=()):
         self.refused = refused
         self.asked = []
-        self.dispatch = Dispatch()
+        self.dispatch = Router()
         self.dispatch.register(LOCK, self.answer)
         self.dispatch.register(UNLOCK, self.answer)
         self.server = RemotingServer(self.dispatch)

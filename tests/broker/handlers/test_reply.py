@@ -14,7 +14,7 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData, UnregisterClientRequest
 from rmqkit.protocol.schemas.send import PushReplyRequest, SendMessageResponse
 from rmqkit.remoting.client import RemotingClient
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.store.settings import FlushDiskType
 from tests.waiting import SECONDS
 
@@ -29,7 +29,7 @@ class Requester:
     def __init__(self, cluster, code=ResponseCode.SUCCESS):
         self.code = code
         self.pushed: list[Command] = []
-        dispatch = Dispatch()
+        dispatch = Router()
         dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.take)
         self.client = RemotingClient(dispatch)
         self.cluster = cluster

@@ -329,7 +329,7 @@ def answering(cluster, decisions):
         )
         connection.send(request(RequestCode.END_TRANSACTION, decision, one_way=True))
 
-    cluster.client._dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, answer)
+    cluster.client._router.register(RequestCode.CHECK_TRANSACTION_STATE, answer)
     return asked
 
 

@@ -10,7 +10,7 @@ from rmqkit.broker.operations.context import OperationsContext
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 
 __all__ = ["REASONS", "UnsupportedHandlers"]
 
@@ -35,7 +35,7 @@ _ENGINE_OF_FILES = "F"
 class UnsupportedHandlers(Handlers[OperationsContext]):
     """Says why; to be registered last, as it takes what nobody else does."""
 
-    def register(self, dispatch: Dispatch) -> None:
+    def register(self, dispatch: Router) -> None:
         super().register(dispatch)
         for code in REASONS.keys() - dispatch.codes:
             dispatch.register(code, self.refuse)

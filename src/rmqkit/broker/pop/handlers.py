@@ -32,7 +32,7 @@ from rmqkit.protocol.schemas.pop import (
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.protocol.templates import found_frame
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.message_store import Arrival, PutResult, PutStatus
 
 __all__ = ["NO_REMARK", "PopHandlerBase", "PopHandlers"]

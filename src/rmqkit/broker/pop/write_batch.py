@@ -76,7 +76,7 @@ class PopWriteBatch:
             self._check_points.withdraw(new)
         self.next_offsets.clear()
         for connection in connections:
-            connection.gather()
+            connection.cork()
         at = 0
         for count, answer in pops:
             for put in puts[at : at + count]:

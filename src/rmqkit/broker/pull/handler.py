@@ -23,7 +23,7 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError
-from rmqkit.filter.subscription import is_tag_type
+from rmqkit.filter.tags import is_tag_type
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.names import RETRY_PREFIX
@@ -31,7 +31,7 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
 from rmqkit.store.settings import StoreSettings
 

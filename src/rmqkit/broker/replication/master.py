@@ -60,8 +60,7 @@ from rmqkit.clock import Clock
 from rmqkit.errors import FrameError, SettingsError, StoreError
 from rmqkit.protocol.ha import DATA_BYTES_MAX, Reports, frame_head
 from rmqkit.protocol.schemas.replication import HaConnectionInfo, HaRuntimeInfo
-from rmqkit.remoting.address import join_address
-from rmqkit.remoting.connection import IpAddress
+from rmqkit.remoting.address import IpAddress, join_address
 from rmqkit.remoting.server import bind
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import CLIENT_HELLO, ServerTls, TlsLayer, TlsMode

@@ -45,9 +45,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from msgspec import Struct
 
 from rmqkit.clock import Clock
-from rmqkit.remoting.address import split_address
-from rmqkit.remoting.admission import AdminAddresses
-from rmqkit.remoting.connection import IpAddress
+from rmqkit.remoting.address import IpAddress, split_address
+from rmqkit.remoting.router import AdminAddresses
 from rmqkit.remoting.tasks import Tasks, keep_doing
 
 __all__ = ["AskMembers", "HaAddresses", "Members", "ip_of", "resolved"]

@@ -32,7 +32,7 @@ from rmqkit.protocol.schemas.replication import HaInfo, HaRuntimeInfo
 from rmqkit.remoting.address import advertised_ip, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.tls import ClientTls, ServerTls, TlsMode
 
 __all__ = ["SlaveSide", "check_address", "check_role", "handlers_of", "meet_members", "warn_of_ha_port"]
@@ -180,9 +180,7 @@ def _host_of(address: str) -> str:
     return str(ip_of(host) or host)
 
 
-def handlers_of(
-    context: ReplicationContext, side: HaMaster | SlaveSide, ha_address: str, *dispatches: Dispatch
-) -> None:
+def handlers_of(context: ReplicationContext, side: HaMaster | SlaveSide, ha_address: str, *dispatches: Router) -> None:
     """Answer what is asked about replication from some ports."""
     slave = side if isinstance(side, SlaveSide) else None
     members = MemberHandlers(

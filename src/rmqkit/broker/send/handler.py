@@ -37,7 +37,7 @@ from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_M
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageResponse
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED, Dispatch
+from rmqkit.remoting.router import OVERLOADED, Router
 from rmqkit.remoting.turns import Slice
 from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.long_batch import LongBatch, is_long
@@ -83,10 +83,10 @@ class SendHandlers(Handlers[SendContext]):
         """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: short header names; one of them says whether the body is a batch."""
         return self._send(connection, command, decode_v2(command))
 
-    def register(self, dispatch: Dispatch) -> None:
+    def register(self, dispatch: Router) -> None:
         """Answer sends from a port, plain ones of one read all at once."""
         super().register(dispatch)
-        dispatch.rest = self._run.rest
+        dispatch.fast_path = self._run.rest
 
     # -- inside
 

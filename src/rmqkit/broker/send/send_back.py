@@ -30,7 +30,7 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.message_store import PutMessage, PutStatus
 
 __all__ = ["SendBackHandlers"]

@@ -23,7 +23,7 @@ from rmqkit.broker.tables.lazy_table import LazyTable
 from rmqkit.clock import Clock
 from rmqkit.filter.bloom import BloomFilter
 from rmqkit.filter.sql92 import Expression, ExpressionRejected, compile_expression
-from rmqkit.filter.subscription import SQL92, codes_of, is_tag_type, subscription
+from rmqkit.filter.tags import SQL92, codes_of, is_tag_type, subscription
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import record_properties
 from rmqkit.protocol.schemas.clients import SubscriptionData

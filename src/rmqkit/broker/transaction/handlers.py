@@ -27,7 +27,7 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Record
 from rmqkit.protocol.schemas.transactions import EndTransactionRequest, ResumeCheckRequest
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import OVERLOADED
+from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.message_store import PutStatus
 
 __all__ = ["TransactionHandlers"]

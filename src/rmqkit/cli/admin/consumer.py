@@ -13,8 +13,6 @@ from rmqkit.cli.admin.frame import Broker, Group, Noun, View
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, ConsumerRunningInfo, MessageQueue
 
-__all__ = ["connection_rows", "noun"]
-
 noun = Noun("consumer", "Consumers online: who they are, what they hold, whether a group is in order.")
 
 

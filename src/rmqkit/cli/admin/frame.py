@@ -39,27 +39,6 @@ from rmqkit.admin.calls import Done
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings
 
-__all__ = [
-    "COMMON",
-    "LIVE_TOPICS",
-    "Broker",
-    "BrokerName",
-    "Cluster",
-    "Group",
-    "Key",
-    "Named",
-    "Noun",
-    "Topic",
-    "Value",
-    "View",
-    "admin_of",
-    "command_of",
-    "drop_output",
-    "show",
-    "silence",
-    "tls_settings",
-]
-
 LOCAL = "127.0.0.1:9876"
 _COMPLETION_MS = 500.0
 _NOWHERE = logging.NullHandler()

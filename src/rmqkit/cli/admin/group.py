@@ -12,8 +12,6 @@ from rmqkit.admin.api import Admin
 from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
 
-__all__ = ["Switch", "noun"]
-
 noun = Noun("group", "Consumer groups: how they are set up, and how far they are.")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["JAVA", "NOUNS"]
-
 NOUNS = ("cluster", "topic", "broker", "namesrv", "group", "offset", "consumer", "producer", "message")
 
 JAVA = {

@@ -10,8 +10,6 @@ from rmqkit.cli.pipeline.running import LOCAL, Conf, Json, Master, Options, Stor
 from rmqkit.cli.pipeline.showing import show
 from rmqkit.cli.store import Config, settings_of
 
-__all__ = ["archive", "rebuild", "replay"]
-
 
 def rebuild(
     store: Store,

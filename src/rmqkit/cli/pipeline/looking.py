@@ -11,8 +11,6 @@ from rmqkit.cli.pipeline.running import LOCAL, Conf, Json, Master, Options, Stor
 from rmqkit.cli.pipeline.showing import Rows, collect, fields, show
 from rmqkit.cli.store import Config, print_report, print_report_json, settings_of
 
-__all__ = ["audit", "diff", "summary", "verify"]
-
 _OF_TOPIC = ("topic", "messages", "bytes", "queues", "latency_ms_p50", "latency_ms_p99", "latency_ms_max", "skewed")
 _Limit = Annotated[int, typer.Option(min=1, help="Most rows to show.")]
 

@@ -23,8 +23,6 @@ from rmqkit.spark.fs import RemotePath, exists, resolve
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LOCAL", "Conf", "Json", "Master", "Options", "Store", "pairs", "session"]
-
 LOCAL = "local[*]"
 _POLL_SECONDS = 0.2
 _STACK_OR_PLAN = re.compile(r";\n|\n\t|\n\nJVM")

@@ -11,12 +11,10 @@ import typer
 from rmqkit.cli.pipeline.running import LOCAL, Conf, Json, Master, Options, pairs, session
 from rmqkit.cli.pipeline.showing import collect, show
 from rmqkit.cli.printing import jsonable
-from rmqkit.cli.store import time_ms
+from rmqkit.cli.times import time_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = ["query", "sql"]
 
 _SHOWN = ("storeTimestamp", "topic", "queueId", "queueOffset", "msgId", "tags", "keys", "body")
 _Path = Annotated[str, typer.Argument(metavar="PATH", help="Store directory, or a folder made by archive.")]

@@ -15,8 +15,6 @@ from rmqkit.cli.printing import cell, jsonable, print_table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Rows", "collect", "fields", "show"]
-
 
 class Rows(msgspec.Struct):
     """The rows of a data frame, or the first of them."""

@@ -38,7 +38,7 @@ from rmqkit.client.runtime.requests import Popped, PopStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, RemotingError, RmqError
-from rmqkit.filter.subscription import matches_tags
+from rmqkit.filter.tags import matches_tags
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.handles import (
     NORMAL_TOPIC,

@@ -65,7 +65,7 @@ from rmqkit.protocol.schemas.offsets import (
 )
 from rmqkit.protocol.schemas.send import PushReplyRequest
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 
 _log = logging.getLogger(__name__)
 _REPLY = "reply"
@@ -101,7 +101,7 @@ class ClientRequestHandlers:
         self._consumers = consumers
         self._namespace = namespace
 
-    def register(self, dispatch: Dispatch) -> None:
+    def register(self, dispatch: Router) -> None:
         dispatch.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.ids_changed)
         dispatch.register(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self.reset)
         dispatch.register(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, self.status)

@@ -44,7 +44,7 @@ from rmqkit.remoting.address import advertised_ip
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.dispatch import Dispatch
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.remoting.tls import ClientTls
 
@@ -115,7 +115,7 @@ class ClientRuntime:
         self._name_process()
         self.replies = PendingReplies(clock)
         self.absences = Absences(clock)
-        self.dispatch = Dispatch()
+        self.dispatch = Router()
         self.dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
         self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.accept_reply)
         # Most clients have none of these settings: their requests must not pay for looking.

@@ -9,8 +9,6 @@ from __future__ import annotations
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.schemas.clients import SubscriptionData
 
-__all__ = ["ALL", "SQL92", "TAG", "codes_of", "is_tag_type", "matches_tags", "subscription"]
-
 ALL = "*"
 TAG = "TAG"
 SQL92 = "SQL92"

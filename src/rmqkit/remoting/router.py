@@ -1,36 +1,40 @@
 """From a request's code to the function that answers it (``processRequestCommand`` and its processor table).
 
+`Router` holds the handlers of a port. `answers` writes beside a method which code it answers, and `AdminAddresses` says
+from where a server may be changed: by default only from its own machine (``adminAllowedAddresses``); Apache's servers
+take administrative requests from anybody who can connect.
+
 A hot handler is a plain function: it returns the reply, or None when there is none yet (it parks the request and
 answers later with `Connection.send`) or none at all (one-way). The hottest requests are answered before that, many at
-once: `Dispatch.rest`. A rare handler may be a coroutine function; its task is owned here. An exception becomes
+once: `Router.fast_path`. A rare handler may be a coroutine function; its task is owned here. An exception becomes
 SYSTEM_ERROR with its text, as the reference answers; it is logged once.
 Source: remoting.md §2, behaviour.md §2.4.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TypeVar
 
 from rmqkit.errors import PeerRefused, ProtocolError
 from rmqkit.protocol.codes import ResponseCode, version_number
 from rmqkit.protocol.command import Command, reply
 from rmqkit.protocol.frame import Frame
+from rmqkit.remoting.address import IpAddress
+from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Tasks
 
-if TYPE_CHECKING:
-    from rmqkit.remoting.connection import Connection
+Handler = Callable[[Connection, Command], "Command | Awaitable[Command | None] | None"]
 
-__all__ = ["OVERLOADED", "Dispatch", "Handler", "Lane", "Refusal"]
-
-Handler = Callable[["Connection", Command], "Command | Awaitable[Command | None] | None"]
-
-Refusal = Callable[["Connection", Command], str | None]
+Refusal = Callable[[Connection, Command], str | None]
 """Looks at a request before it is handled: the remark for one that is not let in (NO_PERMISSION), else None."""
 
-Rest = Callable[["Connection", list[Frame]], Iterable[Frame]]
+FastPath = Callable[[Connection, list[Frame]], Iterable[Frame]]
 
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
 """The reference's remark for a full lane."""
@@ -53,16 +57,17 @@ class Lane:
         self.requests = 0
 
 
-class Dispatch:
+class Router:
     """The handlers of one listening port or one client; loop only.
     ``refusal``: looks at every request first.
     ``together``: wraps the handling of several requests that one read brought.
-    ``rest``: answers what it can of them all at once, and gives the others in their order; each one has to be handled
-    before it is asked for the next. It is not asked about a single one without a body, which is no send."""
+    ``fast_path(connection, frames)`` stores and answers runs of plain sends and yields every other frame. Handle each
+    yielded frame before asking for the next: order within a connection depends on it. It is not asked about a single
+    frame without a body, which is no send."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         self.together: Callable[[], AbstractContextManager[None]] | None = None
-        self.rest: Rest | None = None
+        self.fast_path: FastPath | None = None
         self._refusal = refusal
         self._handlers: dict[int, tuple[Handler, Lane | None]] = {}
         self._tasks = Tasks()
@@ -92,13 +97,13 @@ class Dispatch:
         """Answer new requests with GO_AWAY from now on, where the peer knows it. Source: remoting.md §2."""
         self._is_going_away = True
 
-    def unanswered(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
-        """The requests of one read that have to be handled one by one, after `rest` has answered those before."""
-        if self.rest is None or self._refusal is not None or self._is_going_away:
+    def remaining(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]:
+        """The requests of one read that have to be handled one by one, after `fast_path` has answered those before."""
+        if self.fast_path is None or self._refusal is not None or self._is_going_away:
             return frames
         if len(frames) == 1 and not frames[0].body:
             return frames
-        return self.rest(connection, frames)
+        return self.fast_path(connection, frames)
 
     def handle(self, connection: Connection, command: Command) -> None:
         """Answer one request; the reply goes out with the others of this tick."""
@@ -125,7 +130,7 @@ class Dispatch:
             if not command.is_one_way:
                 connection.send(answer)
             else:
-                connection.keep_back(command, answer)
+                connection.on_one_way_reply(command, answer)
             return
         if lane is not None:
             lane.requests += 1
@@ -146,7 +151,7 @@ class Dispatch:
             if lane is not None:
                 lane.requests -= 1
         if response is not None:
-            (connection.keep_back(command, response) if command.is_one_way else connection.send(response))
+            (connection.on_one_way_reply(command, response) if command.is_one_way else connection.send(response))
 
 
 def _failure(connection: Connection, command: Command, error: Exception) -> Command:
@@ -158,3 +163,104 @@ def _failure(connection: Connection, command: Command, error: Exception) -> Comm
     else:
         _log.error("request %s of %s failed", command.code, connection.peer, exc_info=error)
     return reply(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+_LOOPBACK = "loopback"
+_NAMED = {_LOOPBACK: ("127.0.0.0/8", "::1/128"), "any": ("0.0.0.0/0", "::/0"), "none": ()}
+
+
+class AdminAddresses:
+    """Where requests of a kind may come from: a setting's value, made from its text.
+    The text is ``loopback``, ``any``, ``none``, addresses and networks (``10.1.0.0/16``), separated by commas or
+    semicolons. A proxy on this machine that does not say for whom it speaks (the PROXY protocol does, and its address
+    has to be one of ``proxyProtocolAddresses``) makes everybody local.
+    Raises ValueError: a part is none of these; the text names it."""
+
+    __slots__ = ("_networks", "_text")
+
+    def __init__(self, text: str = _LOOPBACK) -> None:
+        self._text = text.strip()
+        parts = list(filter(None, re.split(r"[\s,;]+", self._text)))
+        if not parts:
+            raise ValueError("must name loopback, any, or addresses and networks such as 10.1.0.0/16")
+        self._networks = [_network(text) for part in parts for text in _NAMED.get(part.lower(), (part,))]
+
+    def __str__(self) -> str:
+        return self._text
+
+    @property
+    def is_local(self) -> bool:
+        """Whether none of these is another machine."""
+        return all(network.is_loopback for network in self._networks)
+
+    def include(self, hops: Sequence[IpAddress]) -> bool:
+        """Whether every address on the way of a request is one of these; a peer without an address is not."""
+        return bool(hops) and all(any(hop in network for network in self._networks) for hop in hops)
+
+
+def for_admins(handler: Handler, allowed: AdminAddresses) -> Handler:
+    """A handler that answers NO_PERMISSION to those who may not administer."""
+
+    def guarded(connection: Connection, command: Command) -> object:
+        if allowed.include(connection.hops):
+            return handler(connection, command)
+        return reply(
+            command,
+            ResponseCode.NO_PERMISSION,
+            f"{connection.peer} may not change this server: adminAllowedAddresses={allowed}; "
+            "ask at 127.0.0.1 on its machine, or add the address to that setting",
+        )
+
+    return guarded  # type: ignore[return-value]
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{text} is neither loopback, any, an address nor a network such as 10.1.0.0/16") from None
+
+
+LANE_REQUESTS_MAX = 10_000
+"""Requests of a lane under way at a time (the thread pools' queues of behaviour.md §1.1, §2.4)."""
+
+M = TypeVar("M", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    code: int
+    admins_only: bool
+    lane: str | None
+
+
+def answers(code: int, *, admins_only: bool = False, lane: str | None = None) -> Callable[[M], M]:
+    """Make a method of an `Answering` the one that answers a code.
+    ``admins_only``: it changes the server; who may ask is what ``adminAllowedAddresses`` says.
+    ``lane``: bounds the requests under way, together with the others of that name in the class."""
+
+    def mark(method: M) -> M:
+        method.__dict__.setdefault("answered", []).append(_Answered(code, admins_only, lane))
+        return method
+
+    return mark
+
+
+class Answering:
+    """Has methods that answer requests, each marked with `answers`."""
+
+    def __init__(self, admins: AdminAddresses) -> None:
+        self._admins = admins
+        self._lanes: dict[str, Lane] = {}
+
+    def register(self, router: Router) -> None:
+        """Answer the codes from a port; lanes are shared by all ports."""
+        for name, method in vars(type(self)).items():
+            for answered in getattr(method, "answered", ()):
+                handler = getattr(self, name)
+                if answered.admins_only:
+                    handler = for_admins(handler, self._admins)
+                router.register(answered.code, handler, self._lane(answered.lane))
+
+    def _lane(self, name: str | None) -> Lane | None:
+        return None if name is None else self._lanes.setdefault(name, Lane(name, LANE_REQUESTS_MAX))
