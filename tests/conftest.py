@@ -4,10 +4,13 @@ Set-up and tear-down count, so a session-wide fixture shows up in the file that 
 tests of a file stay in one process, and so do all that share what is dear to start: Apache's servers, a Spark session.
 """
 
+import functools
 import logging
+import re
 from collections import Counter
 from collections.abc import Generator
 from logging.handlers import RotatingFileHandler
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,18 +25,13 @@ patience.be_patient()
 
 pytest_plugins = ["tests.second_try", "tests.spark.session", "tests.virtual_time"]
 
-TOGETHER = {
-    "interop": ("tests/interop/",),
-    "spark": (
-        "tests/spark/",
-        "tests/cli/test_pipeline.py",
-        "tests/docs/test_blocks.py::test_a_page_with_spark",
-        "tests/docs/test_notebook.py",
-    ),
-}
-"""What shares Apache's servers, and what shares a Spark session; of each the beginnings of tests' names."""
+INTEROP, SPARK = "tests/interop/", "tests/spark/"
+PAGES, PAGES_WITH_SPARK = "tests/docs/test_blocks.py", "tests/docs/test_blocks.py::test_a_page_with_spark"
+TAKES_SESSION = re.compile(r"[(, ]spark(: SparkSession)?[,)]")
+"""An argument of a test that is the session."""
 
 CAPTURED_LINES = 20
+ROOT = Path(__file__).parents[1]
 
 _seconds_per_file: Counter[str] = Counter()
 
@@ -42,8 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With several processes put what takes longest first: what is left at the end can then be shared out."""
     if not hasattr(config, "workerinput"):
         return
-    order = list(TOGETHER)
-    items.sort(key=lambda item: order.index(group) if (group := _group(item.nodeid)) in TOGETHER else len(order))
+    order = [INTEROP, SPARK]
+    items.sort(key=lambda item: order.index(group) if (group := _group(item.nodeid)) in order else _rank(group))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -59,8 +57,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def _group(nodeid: str) -> str:
+    """The tests that run one after the other in one process: with Apache's servers, with the session, of a file."""
     file = nodeid.partition("::")[0]
-    return next((name for name, starts in TOGETHER.items() if nodeid.startswith(starts)), file)
+    if file.startswith(INTEROP):
+        return INTEROP
+    if nodeid.startswith(PAGES_WITH_SPARK) or (file != PAGES and _takes_session(file)):
+        return SPARK
+    return file
+
+
+def _rank(file: str) -> int:
+    """What is left at the end are small files."""
+    return 2 if file.startswith(("tests/spark/", "tests/faults/")) else 3
+
+
+@functools.cache
+def _takes_session(file: str) -> bool:
+    return TAKES_SESSION.search((ROOT / file).read_text(encoding="utf-8")) is not None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -212,7 +212,7 @@ class Work:
     def put(self) -> None:
         assert self.store is not None
         topic, queue_id, body = self.chance.choice(PLAIN), self.chance.randrange(3), self._body()
-        extra = {"DELAY": "3"} if topic == "SCHEDULE_TOPIC_XXXX" else {}
+        extra = {"DELAY": "3", "REAL_TOPIC": "A", "REAL_QID": "0"} if topic == "SCHEDULE_TOPIC_XXXX" else {}
         one = message(topic, queue_id, body, properties=self._properties(**extra), flag=self._number)
         if result := self._accepted(self.store.put(one)):
             key = topic, queue_id, result.queue_offset

@@ -208,7 +208,7 @@ def test_a_broker_may_be_killed_while_a_stream_writes(spark: SparkSession, tmp_p
 
         broker = start()
         live = BrokerPool(LiveOptions(name_servers=broker.namesrv_addr))
-        options = {"deliveryGuarantee": "transactional", "maxRowsPerSecond": 100, "transactionSettleMs": 1000}
+        options = {"deliveryGuarantee": "transactional", "maxRowsPerSecond": 200, "transactionSettleMs": 500}
         query = stream(rows_of(spark, folder), broker.namesrv_addr, checkpoint, "killed", **options)
 
         wait_until(lambda: len(seen(live, "killed")) >= ROWS + 20, 300, "rows of the second batch")

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.spark
 
 ROWS = 12
 PARTITIONS = 2
-SETTLE_MS = 250
+SETTLE_MS = 150
 Q0 = Batch("q", 0)
 GONE = "Find prepared transaction message failed"
 QUICK = "transactionTimeOut=100\ntransactionCheckInterval=200\ntransactionCheckMax=15\n"
@@ -222,7 +222,7 @@ def test_a_ledger_that_is_gone_or_ahead_is_an_error(broker: Standalone, sinks: C
     sink = sinks(broker, "lost", patience_ms=100)
     with pytest.raises(ClientError, match=rf"topic {ledger_topic('g-lost')}, .* before q/5, is in no route: start"):
         sink.write(5)
-    sinks(broker, "lost", fail_on_ledger_loss=False).write(5)
+    sinks(broker, "lost", fail_on_ledger_loss=False, patience_ms=100).write(5)
     sink.run(0)
     sink.run(2)
     with pytest.raises(ClientError, match="sink q has committed later batches than 1, and its ledger knows nothing"):

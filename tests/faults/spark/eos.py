@@ -1,7 +1,8 @@
 """The transactional sink under kills, ``make eos``: is every row in the topic, and none twice?
 
-A query in a process of its own, with two executors (``local-cluster``), reads files of numbered rows and writes them to
-a topic with ``deliveryGuarantee=transactional``. At instants that follow from the seed somebody is killed (SIGKILL):
+A query in a process of its own, with two executors (``local-cluster``; none with ``--local``), reads files of numbered
+rows and writes them to a topic with ``deliveryGuarantee=transactional``. At instants that follow from the seed somebody
+is killed (SIGKILL):
 
 =========  ===========================================================================================================
 who        what happens
@@ -50,6 +51,10 @@ ROWS_PER_FILE, FILES_PER_BATCH, FILES_AHEAD = 100, 4, 24
 DRIVER, EXECUTOR, WORKER, BROKER = "driver", "executor", "worker", "broker"
 SHARES = {DRIVER: 0.21, BROKER: 0.15, EXECUTOR: 0.3}
 """The rest are workers."""
+CLUSTER = "local-cluster[2,1,1024]"
+LOCAL = "local[2,1000]"
+"""A task that fails is run again there, too."""
+
 PARTS = {EXECUTOR: "CoarseGrainedExecutorBackend", WORKER: " -m pyspark.", DRIVER: "SparkSubmit"}
 SHOWN = 20
 CONF: Mapping[str, object] = {
@@ -190,7 +195,8 @@ class Trial:
 
     def _victims(self) -> list[str]:
         kills = self._arguments.kills
-        victims = [who for who, share in SHARES.items() for _ in range(max(1, round(kills * share)))]
+        shares = {who: share for who, share in SHARES.items() if who != EXECUTOR or not self._arguments.local}
+        victims = [who for who, share in shares.items() for _ in range(max(1, round(kills * share)))]
         victims += [WORKER] * (kills - len(victims))
         self._chance.shuffle(victims)
         return victims
@@ -268,7 +274,7 @@ class Trial:
                 "deliveryGuarantee": self._arguments.guarantee,
             },
             checkpoint=str(self._folder / "checkpoint"),
-            master="local-cluster[2,1,1024]",
+            master=LOCAL if self._arguments.local else CLUSTER,
             conf=SPARK_CONF,
         )
 
@@ -289,6 +295,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--guarantee", choices=["transactional", "at-least-once"], default="transactional")
     parser.add_argument("--seconds", type=float, default=7200.0, help="no kill comes later (7200, for each kind)")
     parser.add_argument("--batch-seconds", type=float, default=2.0, help="a kill comes so long into a batch at most")
+    parser.add_argument("--local", action="store_true", help="tasks in the driver's Java machine, without executors")
     return parser.parse_args(arguments)
 
 

@@ -140,7 +140,7 @@ def test_a_killed_replay_goes_on(spark: SparkSession, broker: Standalone, live: 
     root = tmp_path / "store"
     fill(root, 0, COUNT)
     command: list[str | Path] = [
-        Path(sys.executable).with_name("rmq"), "pipeline", "replay", root, "killed", "--id", "r1", "--rate", "10",
+        Path(sys.executable).with_name("rmq"), "pipeline", "replay", root, "killed", "--id", "r1", "--rate", "25",
         "--name-servers", broker.namesrv_addr, "--sink", "transactionSettleMs=500", "--master", "local[1]", "--json",
         *small_options(),
     ]  # fmt: skip
