@@ -20,7 +20,7 @@ A message for a queue that the caller chose goes to that queue only. While one s
 the same queue wait behind it, so the order in which they were first tried is kept (`_QueueRetries`).
 
 Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies, sends wait in line; their time begins when it is
-their turn. Not here: checks and compression (`outgoing`), which brokers are avoided (`faults`). Loop only.
+their turn. Not here: checks and compression (`encode`), which brokers are avoided (`faults`). Loop only.
 Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 """
 

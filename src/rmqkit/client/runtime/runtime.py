@@ -9,7 +9,7 @@ heartbeat             every 30 s to every broker of the routes (to masters only,
                       a subscription changed, or a broker's connection was lost or forgot us
 ====================  ==========================================================================================
 
-Brokers send their own requests over our connections; `dispatch` answers them (`inquiries`). Loop only.
+Brokers send their own requests over our connections; `dispatch` answers them (`handlers`). Loop only.
 Source: behaviour.md §7.1, §8.15; remoting.md §4.5, §9.1–9.3.
 """
 
