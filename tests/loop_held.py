@@ -62,6 +62,8 @@ _USERS = AuthenticationSettings(
 _RESOURCES, _ENTRIES = ("Topic:*", "Group:*", "Cluster:*"), 300
 """What the user of the requests may do is said last, after that many other entries."""
 
+_POLICIES = (3006, 3007)
+
 Sign = Callable[[dict[str, str], bytes], dict[str, str]]
 
 
@@ -143,7 +145,7 @@ async def held(
                 address = servers.address(server)
                 if address is None or (codes and int(operation.code) not in codes):
                     continue
-                sign = _signer(server) if has_users else _unsigned
+                sign = _signer(server, int(operation.code)) if has_users else _unsigned
                 for shape, data in _requests(operation, sign, is_long=is_long):
                     seconds, callback = await _longest(servers, callbacks, address, data)
                     for _ in range(_TRIES - 1):
@@ -194,9 +196,9 @@ def _unsigned(fields: dict[str, str], body: bytes) -> dict[str, str]:
     return fields
 
 
-def _signer(server: Server) -> Sign:
-    """Signs as a user with policies; name servers know the first user only."""
-    user, secret = _ROOT if server is Server.NAME_SERVER else _USER
+def _signer(server: Server, code: int) -> Sign:
+    """Signs as a user with policies; name servers know the first user only, who alone may change policies."""
+    user, secret = _ROOT if server is Server.NAME_SERVER or code in _POLICIES else _USER
     return lambda fields, body: signed(fields, body, user, secret)
 
 
@@ -220,6 +222,8 @@ def _let(address: str) -> None:
 
 def _requests(operation: Operation, sign: Sign, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
     code, plain = int(operation.code), _fields(operation, "T")
+    if code in _POLICIES:
+        plain["subject"] = f"User:{_ROOT[0]}"
     for shape, header in _headers(operation, sign, is_long=is_long):
         yield shape, frame(code, header=header)
     yield "many queues", frame(code, sign(_fields(operation, _BIG), b""))
@@ -333,6 +337,13 @@ def _bodies_of(code: int, *, is_long: bool) -> Iterator[tuple[str, bytes]]:
         case 200151:
             ack = b'{"c":"T","t":"T","r":"0","so":0,"q":0,"rq":0,"pt":1,"it":1,"b":"AQ==","n":"#"}'
             yield "acks", _numbered(ack, _JSON, b'{"acks":[', b"]}")
+        case 3006 | 3007:
+            head, allowed = b'{"policies":[{"entries":[', b'"actions":["Pub"],"decision":"Allow"}'
+            yield "entries", _numbered(b'{"resource":"Topic:#",' + allowed, _JSON, head, b"]}]}", 2000)
+            yield "too many entries", _numbered(b'{"resource":"Topic:#",' + allowed, _JSON, head, b"]}]}")
+            ips, end = head + b'{"resource":"*","sourceIps":[', b"]," + allowed + b"]}]}"
+            yield "networks", _numbered(b'"1.0.0.0/8"', _JSON, ips, end, 2000)
+            yield "too many networks", _numbered(b'"1.0.0.0/8"', _JSON, ips, end)
         case 103:
             yield from _registrations(is_long=is_long)
         case 10 | 310 | 320 | 324 | 325:

@@ -15,7 +15,7 @@ from rmqkit.broker.access.policy_index import PolicyIndex
 from rmqkit.broker.access.rights import needed
 from rmqkit.broker.access.users import AccessTable
 from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
-from rmqkit.errors import SettingsError
+from rmqkit.errors import PeerRefused, SettingsError
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.schemas.access import AclEntry, AclInfo, AclPolicy, UserInfo
@@ -227,6 +227,26 @@ def test_what_a_body_names_twice_is_judged_once():
     body = json.dumps({"clientId": "c", "consumerGroup": "g", "mqSet": queues}).encode()
     asked = list(needed(Command(Code.LOCK_BATCH_MQ, body=body), {}, "c"))
     assert [resource for resource, _ in asked] == ["Group:g", "Topic:T"]
+
+
+def test_policies_that_would_hold_the_loop_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.access.users._ENTRIES_MAX", 3)
+    monkeypatch.setattr("rmqkit.broker.access.users._NETWORKS_MAX", 4)
+    monkeypatch.setattr("rmqkit.broker.access.users._ENTRIES_OF_SUBJECT_MAX", 5)
+    access = access_table(tmp_path)
+
+    def refusal(names, ips=()):
+        try:
+            access.put_acl("User:anna", policies([entry(f"Topic:{name}", ips=ips) for name in names]).policies[:1])
+        except PeerRefused as refused:
+            return refused.code, refused.remark
+        return None
+
+    assert refusal("abcd") == (1, "4 entries in one request: at most 3 are kept")
+    assert refusal("abc", ["::1", "::2"]) == (1, "6 source ips in one request: at most 4 are kept")
+    assert [refusal("abc"), refusal("cde"), refusal("abc")] == [None] * 3, "the same ones once more are no more"
+    assert refusal("fg") == (1, "7 entries of User:anna: at most 5 are kept")
+    assert len(access.acls["User:anna"].policies[0].entries) == 5
 
 
 def test_a_body_that_cannot_be_read_is_refused(tmp_path):

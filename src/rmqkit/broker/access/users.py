@@ -33,6 +33,7 @@ _POLICY_TYPES = ("Custom", "Default")
 _DECISIONS = ("Allow", "Deny")
 _ACTIONS = ("All", "Any", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 _RESOURCE_TYPES = ("Any", "Cluster", "Namespace", "Topic", "Group")
+_ENTRIES_MAX, _NETWORKS_MAX, _ENTRIES_OF_SUBJECT_MAX = 2000, 2000, 4000
 
 
 class _Stored(Struct):
@@ -111,14 +112,20 @@ class AccessTable:
 
     def put_acl(self, subject: str, policies: Sequence[AclPolicy]) -> None:
         """Create or change policies: an entry about a resource replaces the former one about it.
-        Refused: an unknown subject, or an entry without resource, action or decision, or with an unreadable network."""
+        Refused: an unknown subject, an entry without resource, action or decision, or with an unreadable network, and
+        more entries or networks than the loop has time for."""
         key = self._subject(subject, f"The subject of {subject} is not exist.", policies)
         former = self._stored.acls.get(key, AclInfo())
+        entries = [entry for policy in policies for entry in policy.entries]
+        self._refuse_many(len(entries), _ENTRIES_MAX, "entries in one request")
+        networks = sum(len(entry.source_ips or ()) for entry in entries)
+        self._refuse_many(networks, _NETWORKS_MAX, "source ips in one request")
         merged = {policy.policy_type: {entry.resource: entry for entry in policy.entries} for policy in former.policies}
         for policy in policies:
             policy_type = _known(policy.policy_type, _POLICY_TYPES) or _POLICY_TYPES[0]
             self._refuse(not policy.entries, "The policies is empty.")
             merged.setdefault(policy_type, {}).update((entry.resource, entry) for entry in self._entries(policy))
+        self._refuse_many(sum(map(len, merged.values())), _ENTRIES_OF_SUBJECT_MAX, f"entries of {key}")
         self._set_acl(key, merged)
 
     def delete_acl(self, subject: str, policy_type: str | None, resource: str | None) -> None:
@@ -167,6 +174,10 @@ class AccessTable:
         is_normal = asker in self.users and self.users[asker].user_type != SUPER
         if is_normal and _known(user_type, _USER_TYPES) == SUPER:
             raise PeerRefused(code, f"The super user can only be {verb} by super user", self._address)
+
+    def _refuse_many(self, count: int, limit: int, what: str) -> None:
+        if count > limit:
+            raise PeerRefused(ResponseCode.SYSTEM_ERROR, f"{count} {what}: at most {limit} are kept", self._address)
 
     def _subject(self, subject: str, unknown: str, policies: Sequence[AclPolicy] | None = None) -> str:
         """The key of a subject whose user exists."""
