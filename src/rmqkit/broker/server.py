@@ -7,7 +7,6 @@ listening, answer held pulls, write the tables, close the store last. Source: be
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from rmqkit.broker.delay.recall import RecallHandlers
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
+from rmqkit.broker.lifecycle import Lifecycle, Stage
 from rmqkit.broker.operations.clients import ClientHandlers
 from rmqkit.broker.operations.config import ConfigHandlers
 from rmqkit.broker.operations.connections import ConnectionHandlers
@@ -85,7 +85,6 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.limits import Limits
 from rmqkit.remoting.router import Refusal, Router
 from rmqkit.remoting.server import RemotingServer
-from rmqkit.remoting.tasks import repeat
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Configuration
 from rmqkit.store.delay_levels import parse_delay_levels
@@ -107,8 +106,6 @@ _REVIVE_SECONDS = 0.25
 _VIP_BELOW = 2
 _GRACE_MS = 30_000
 _DISPATCHES_PER_SAMPLE = 64
-_LOG_STOPS = 3
-"""What is stopped after the HA port has closed: the tables, the store, the delay offsets."""
 
 _HANDLERS = (
     *(ReplyHandlers, TransactionHandlers, OffsetHandlers, QueryHandlers, ClientHandlers, TopicHandlers),
@@ -119,9 +116,6 @@ _HANDLERS = (
 
 _MESSAGE_HANDLERS = (SendHandlers, SendBackHandlers)
 """What a master answers to messages; a slave takes none."""
-
-_Work = Callable[[], object]
-"""A function or a coroutine function."""
 
 _MakeDispatch = Callable[[Refusal | None], Router]
 
@@ -171,12 +165,13 @@ class Broker:
         )
         self._dispatch = dispatch
         self._limits = Limits(settings)
-        self._stops: list[_Work] = []
+        self._lifecycle = Lifecycle()
         self._context: BrokerContext | None = None
         self._registration: Registration | None = None
         self._master: HaMaster | None = None
         self._slave: SlaveSide | None = None
         self._counts: Counts | None = None
+        self._durability: Durability | None = None
         self.address = ""
         self.metrics_address = ""
 
@@ -196,15 +191,9 @@ class Broker:
             raise
 
     async def stop(self) -> None:
-        """Stop in order; the store closes last. A step that fails does not keep the others from being done."""
-        failures: list[Exception] = []
-        while self._stops:
-            try:
-                await _do(self._stops.pop())
-            except Exception as error:  # noqa: BLE001 - every step has its turn; the first failure is told
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        """Stop in the order of `Stage`: the store closes behind all that writes to it. A step that fails does not keep
+        the others from being done; then the first failure is raised."""
+        await self._lifecycle.stop()
 
     # -- inside
 
@@ -229,9 +218,11 @@ class Broker:
         )
         await asyncio.to_thread(sql92.prepare)  # the first heartbeat with an expression would hold the loop for 0.1 s
         context = self._context = self._open(port, client)
-        # After the ports have closed; what was delivered comes last, when the copies before it are on the disk.
-        self._stops[:0] = [context.persist_delivered, context.store.close, context.persist]
-        self._stops += [client.close, context.long_polling.close]
+        lifecycle = self._lifecycle
+        lifecycle.on_stop(Stage.DELIVERED, context.persist_delivered)
+        lifecycle.on_stop(Stage.TABLES, context.persist)
+        lifecycle.on_stop(Stage.CLIENTS, client.close)
+        lifecycle.on_stop(Stage.CLIENTS, context.long_polling.close)
         ha_address = await self._listen_for_slaves(port)
         registration = self._registration = self._registration_of(context, client, ha_address)
         self._add_handlers(context, ha_address, dispatch, vip_dispatch)
@@ -253,9 +244,9 @@ class Broker:
         self._look_at_disk(context.store)
         for server in servers:
             await server.serve()
-        self._stops.append(partial(self._drain, servers))
+        lifecycle.on_stop(Stage.CLIENTS, partial(self._drain, servers))
         await meet_members(context, registration, client, ha_address)
-        self._stops.append(registration.stop)
+        lifecycle.on_stop(Stage.REGISTRATION, registration.stop)
         await registration.start()
         if self._slave is None:
             self._start_services(context)
@@ -263,19 +254,21 @@ class Broker:
             self._start_following(self._slave)
         if exporter is not None:
             await self._serve_metrics(exporter, context, dispatch, servers)
-        self._run("new topics", context.topics.write_new, _WRITE_NEW_SECONDS)
-        self._run("new groups", context.groups.write_new, _WRITE_NEW_SECONDS)
-        self._run("filter table", context.filters.persist_round, _FILTER_PERSIST_SECONDS)
-        self._run("offset table", context.offsets.persist_round, settings.offset_persist_interval_ms / 1000)
-        self._run("delay offsets", context.schedule.persist_round, settings.delay_offset_persist_interval_ms / 1000)
-        self._run("unused groups", partial(drop_unused_groups, context), UNUSED_ROUND_SECONDS)
-        self._run("silent clients", context.clients.close_silent, _CLIENT_SWEEP_SECONDS)
-        self._run("consumer changes", context.clients.tell_changes, _TELL_CHANGES_SECONDS)
-        self._run("expired queue locks", context.queue_locks.drop_expired, _CLIENT_SWEEP_SECONDS)
+        self._lifecycle.every(_WRITE_NEW_SECONDS, context.topics.write_new, "new topics")
+        self._lifecycle.every(_WRITE_NEW_SECONDS, context.groups.write_new, "new groups")
+        self._lifecycle.every(_FILTER_PERSIST_SECONDS, context.filters.persist_round, "filter table")
+        self._lifecycle.every(settings.offset_persist_interval_ms / 1000, context.offsets.persist_round, "offset table")
+        self._lifecycle.every(
+            settings.delay_offset_persist_interval_ms / 1000, context.schedule.persist_round, "delay offsets"
+        )
+        self._lifecycle.every(UNUSED_ROUND_SECONDS, partial(drop_unused_groups, context), "unused groups")
+        self._lifecycle.every(_CLIENT_SWEEP_SECONDS, context.clients.close_silent, "silent clients")
+        self._lifecycle.every(_TELL_CHANGES_SECONDS, context.clients.tell_changes, "consumer changes")
+        self._lifecycle.every(_CLIENT_SWEEP_SECONDS, context.queue_locks.drop_expired, "expired queue locks")
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
-        self._run("statistics", context.statistics.sample, SAMPLE_SECONDS)
-        self._run("slow groups", partial(stop_slow_groups, context), SLOW_ROUND_SECONDS, SLOW_ROUND_SECONDS)
-        self._run("retention", context.store.retention_round, retention_seconds, _FIRST_RETENTION_SECONDS)
+        self._lifecycle.every(SAMPLE_SECONDS, context.statistics.sample, "statistics")
+        self._lifecycle.every(SLOW_ROUND_SECONDS, partial(stop_slow_groups, context), "slow groups", SLOW_ROUND_SECONDS)
+        self._lifecycle.every(retention_seconds, context.store.retention_round, "retention", _FIRST_RETENTION_SECONDS)
 
     @staticmethod
     def _look_at_disk(store: MessageStore) -> None:
@@ -308,7 +301,7 @@ class Broker:
         from rmqkit.remoting.exporter import Exporter
 
         exporter, self._counts = Exporter(), Counts(self._clock)
-        self._stops.append(exporter.close)
+        self._lifecycle.on_stop(Stage.PORTS, exporter.close)
         await exporter.bind(settings.exporter_host or settings.bind_address, settings.exporter_port)
         self.metrics_address = exporter.address
         return exporter
@@ -323,7 +316,7 @@ class Broker:
         await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
 
     async def _bind(self, server: RemotingServer, port: int) -> int:
-        self._stops.append(server.close)
+        self._lifecycle.on_stop(Stage.PORTS, server.close)
         return await server.bind(self._settings.bind_address, port)
 
     def _connection_opened(self) -> None:
@@ -340,97 +333,61 @@ class Broker:
 
     def _open(self, port: int, client: RemotingClient) -> BrokerContext:
         """Read the tables and recover the store; nothing is written when that fails."""
-        settings, store_settings, clock = self._settings, self._store_settings, self._clock
-        folder = self._store_root / "config"
-        is_sync = store_settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        is_slave = settings.broker_role is BrokerRole.SLAVE
-        loop = asyncio.get_running_loop()
-        long_polling = LongPolling(clock)
-        waiting: list[Callable[[list[Arrival]], object]] = [long_polling.arrived]
-        has_light = store_settings.enable_light_queues
-        topics = TopicTable(folder, settings, clock, self._topics_changed, has_light=has_light)
-        filters = FilterTable(folder, settings, clock)
+        context = self._assemble(port)
+        if context.settings.broker_role is BrokerRole.SLAVE:
+            self._slave = SlaveSide(context, client, self._store_root, flushes=self._is_sync, tls=self._client_tls)
+        self._lifecycle.on_stop(Stage.STORE, context.store.close)  # also if what is read next cannot be
+        _load(context)
+        return context
 
-        def arrived(arrivals: list[Arrival]) -> None:
-            for tell in waiting:
-                tell(arrivals)
-
-        counts = self._counts
-        is_late = is_sync or store_settings.transient_store_pool
-        to_sample = 1
-
-        def counted(arrivals: list[Arrival]) -> None:
-            nonlocal to_sample
-            to_sample -= 1
-            if not to_sample and counts is not None:  # readable at once: some show whether that holds
-                to_sample = 1 if is_late else _DISPATCHES_PER_SAMPLE
-                counts.dispatched(arrivals)
-            for tell in waiting:
-                tell(arrivals)
-
-        def flushed(durable_offset: int, error: OSError | None) -> None:
-            (durability if self._slave is None else self._slave.log).flushed(durable_offset, error)
-
-        store = MessageStore(
-            self._store_root,
-            store_settings,
-            clock=clock,
-            is_batch_topic=lambda topic: (topics if self._slave is None else self._slave.tables).is_batch_topic(topic),
-            on_arrival=arrived if counts is None else counted,
-            on_durable=flushed if is_sync else None,
-            on_committed=lambda: loop.call_soon_threadsafe(durability.dispatch),
-            on_flushed=None if counts is None else counts.flush_ms.observe,
-            bitmap_of=filters.bitmap_of if settings.filter_bitmaps else None,
-            is_replica=is_slave,
-        )
-        master = self._master = (
-            None
-            if is_slave
-            else HaMaster(
-                store,
-                settings,
-                clock,
-                on_acked=lambda: durability.replicated(),
-                ask_members=self._namesakes if settings.namesrv_addr else None,
-                tls=self._tls,
-                need_signatures=self._authentication.enabled,
-            )
-        )
-        has_copies = waits_for_copies(settings)
-        durability = Durability(
-            store,
-            clock,
-            flush_timeout_ms=(lambda: store_settings.sync_flush_timeout_ms) if is_sync else None,
-            copies=master if has_copies else None,
-            copies_timeout_ms=lambda: settings.slave_timeout_ms,
-        )
+    def _assemble(self, port: int) -> BrokerContext:
+        """Join the store, the tables and the services; nothing is read yet."""
+        settings, store_settings, clock, counts = self._settings, self._store_settings, self._clock, self._counts
+        folder, has_light = self._store_root / "config", store_settings.enable_light_queues
         identity = OwnAddress(settings.broker_ip1, pack_host(settings.broker_ip1, port))
+        long_polling = LongPolling(clock)
+        topics = TopicTable(folder, settings, clock, self._topics_changed, has_light=has_light)
         groups = GroupTable(folder, settings, clock, has_light=has_light)
         offsets = OffsetTable(folder, clock, has_light=has_light)
+        filters = FilterTable(folder, settings, clock)
+        is_late = self._is_sync or store_settings.transient_store_pool
+        arrivals = _Arrivals(counts, sample_every=1 if is_late else _DISPATCHES_PER_SAMPLE)
+        arrivals.listeners.append(long_polling.arrived)
+        store = self._make_store(topics, filters, arrivals)
         pop_service: PopService | None = None
-        if master is not None:
+        if settings.broker_role is not BrokerRole.SLAVE:
+            self._master = self._make_master(store)
             pop_service = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host)
-            advanced = master.advanced
-            waiting += [pop_service.arrived, lambda arrivals: advanced()]
-        delays_ms = parse_delay_levels(store_settings.message_delay_level)
+            arrivals.listeners += [pop_service.arrived, self._log_advanced]
+        has_copies = waits_for_copies(settings)
+        self._durability = Durability(
+            store,
+            clock,
+            flush_timeout_ms=(lambda: store_settings.sync_flush_timeout_ms) if self._is_sync else None,
+            copies=self._master if has_copies else None,
+            copies_timeout_ms=lambda: settings.slave_timeout_ms,
+        )
         statistics = Statistics(store, settings.cluster_name, clock, topics.is_system)
-
-        def on_level(message: PutMessage, put: PutResult) -> None:
-            statistics.delivered(message, put)
-            if counts is not None:
-                counts.delivered(message, put)
-
+        schedule = Schedule(
+            folder,
+            store,
+            parse_delay_levels(store_settings.message_delay_level),
+            long_polling,
+            clock,
+            flushes=self._is_sync,
+            on_delivered=statistics.delivered if counts is None else partial(_count_delivered, statistics, counts),
+        )
         timer = Timer(
             store,
             store_settings,
             long_polling,
             clock,
-            flushes=is_sync,
+            flushes=self._is_sync,
             on_delivered=statistics.moved,
-            copied_offset=lambda: -1 if master is None else master.replicated_offset(2),
+            copied_offset=lambda: -1 if self._master is None else self._master.replicated_offset(2),
         )
         timer.state.is_measured = counts is not None
-        context = BrokerContext(
+        return BrokerContext(
             settings=settings,
             store_settings=store_settings,
             configuration=self._configuration,
@@ -445,17 +402,9 @@ class Broker:
             clients=ClientTable(settings, clock, filters),
             filters=filters,
             long_polling=long_polling,
-            durability=durability if is_sync or has_copies else None,
+            durability=self._durability if self._is_sync or has_copies else None,
             queue_locks=QueueLocks(clock),
-            schedule=Schedule(
-                folder,
-                store,
-                delays_ms,
-                long_polling,
-                clock,
-                flushes=is_sync,
-                on_delivered=on_level,
-            ),
+            schedule=schedule,
             statistics=statistics,
             counts=counts,
             timer=timer if store_settings.timer_wheel_enable else None,
@@ -465,10 +414,55 @@ class Broker:
             ask_namesakes=self._ask_namesakes,
             may_serve=lambda: self._slave is None or self._slave.may_serve,
         )
-        if is_slave:
-            self._slave = SlaveSide(context, client, self._store_root, flushes=is_sync, tls=self._client_tls)
-        _load(context)
-        return context
+
+    @property
+    def _is_sync(self) -> bool:
+        return self._store_settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    def _make_store(self, topics: TopicTable, filters: FilterTable, arrivals: _Arrivals) -> MessageStore:
+        counts, loop = self._counts, asyncio.get_running_loop()
+        return MessageStore(
+            self._store_root,
+            self._store_settings,
+            clock=self._clock,
+            is_batch_topic=lambda topic: (topics if self._slave is None else self._slave.tables).is_batch_topic(topic),
+            on_arrival=arrivals.tell if counts is None else arrivals.tell_and_sample,
+            on_durable=self._flushed if self._is_sync else None,
+            on_committed=lambda: loop.call_soon_threadsafe(self._dispatch_committed),
+            on_flushed=None if counts is None else counts.flush_ms.observe,
+            bitmap_of=filters.bitmap_of if self._settings.filter_bitmaps else None,
+            is_replica=self._settings.broker_role is BrokerRole.SLAVE,
+        )
+
+    def _make_master(self, store: MessageStore) -> HaMaster:
+        return HaMaster(
+            store,
+            self._settings,
+            self._clock,
+            on_acked=self._log_copied,
+            ask_members=self._namesakes if self._settings.namesrv_addr else None,
+            tls=self._tls,
+            need_signatures=self._authentication.enabled,
+        )
+
+    def _flushed(self, durable_offset: int, error: OSError | None) -> None:
+        """A flush round ended; called from the flush thread."""
+        assert self._durability is not None, "the store opens when all is assembled"
+        (self._durability if self._slave is None else self._slave.log).flushed(durable_offset, error)
+
+    def _dispatch_committed(self) -> None:
+        assert self._durability is not None, "the store opens when all is assembled"
+        self._durability.dispatch()
+
+    def _log_copied(self) -> None:
+        """Slaves have more of the log."""
+        assert self._durability is not None, "slaves come when all is assembled"
+        self._durability.replicated()
+
+    def _log_advanced(self, arrivals: list[Arrival]) -> None:
+        """The log has more for slaves."""
+        assert self._master is not None, "only a master is told"
+        self._master.advanced()
 
     async def _listen_for_slaves(self, port: int) -> str:
         """Open the HA port of a master; returns what a broker registers as its HA address."""
@@ -476,7 +470,7 @@ class Broker:
         ha_port = settings.ha_listen_port or (port + 1 if settings.listen_port else 0)
         if self._master is not None:
             warn_of_ha_port(settings, self._tls, has_users=self._authentication.enabled)
-            self._stops.insert(_LOG_STOPS, self._master.close)
+            self._lifecycle.on_stop(Stage.REPLICATION, self._master.close)
             ha_port = await self._master.start(settings.bind_address, ha_port)
         return join_address(settings.broker_ip2 or settings.broker_ip1, ha_port)
 
@@ -521,33 +515,34 @@ class Broker:
         """Deliver what is delayed, write down what is decided about half messages, and ask about what is not."""
         settings = self._settings
         check_back = CheckBack(context)
-        self._stops.insert(2, context.ops.write)  # after the ports have closed, before the store does
-        self._run("op messages", context.ops.write, settings.transaction_op_interval_ms / 1000)
-        self._run("transaction check", check_back.round, settings.transaction_check_interval_ms / 1000)
+        self._lifecycle.on_stop(Stage.OP_MESSAGES, context.ops.write)
+        self._lifecycle.every(settings.transaction_op_interval_ms / 1000, context.ops.write, "op messages")
+        self._lifecycle.every(settings.transaction_check_interval_ms / 1000, check_back.round, "transaction check")
+        self._lifecycle.on_stop(Stage.ROUNDS, check_back.stop)  # before its round is waited for
         context.schedule.start()
         if context.timer is not None:
             context.timer.start()
             self._flush_timer(context.timer)
         assert context.pop is not None, "a master pops"
-        self._stops.append(context.pop.close)
-        self._run("pop revive", context.pop.revive.round, _REVIVE_SECONDS)
-        self._run("ordered pops", context.pop.orders.persist_round, _FILTER_PERSIST_SECONDS)
-        self._stops += [check_back.stop, context.schedule.stop]
+        self._lifecycle.on_stop(Stage.SERVICES, context.pop.close)
+        self._lifecycle.every(_REVIVE_SECONDS, context.pop.revive.round, "pop revive")
+        self._lifecycle.every(_FILTER_PERSIST_SECONDS, context.pop.orders.persist_round, "ordered pops")
+        self._lifecycle.on_stop(Stage.SERVICES, context.schedule.stop)
 
     def _flush_timer(self, timer: Timer) -> None:
-        self._run("timer flush", timer.flush_round, self._store_settings.timer_flush_interval_ms / 1000)
-        self._stops.append(timer.stop)
+        self._lifecycle.every(self._store_settings.timer_flush_interval_ms / 1000, timer.flush_round, "timer flush")
+        self._lifecycle.on_stop(Stage.SERVICES, timer.stop)
 
     def _start_following(self, slave: SlaveSide) -> None:
         if self.context.timer is not None:
             self.context.timer.follow()
             self._flush_timer(self.context.timer)
-        self._stops.append(slave.close)
+        self._lifecycle.on_stop(Stage.SERVICES, slave.close)
         if self._settings.ha_master_address:
             slave.follow(slave.tables.master, None)
         slave.is_registered = True
         if slave.acting is not None:
-            self._stops.append(slave.acting.close)
+            self._lifecycle.on_stop(Stage.SERVICES, slave.acting.close)
             slave.acting.start()
 
     async def _drain(self, servers: list[RemotingServer]) -> None:
@@ -590,17 +585,34 @@ class Broker:
         if self._registration is not None:
             await self._registration.settled()
 
-    def _run(self, name: str, work: _Work, seconds: float, first_seconds: float | None = None) -> None:
-        """Do some work regularly, first after ``first_seconds``; the broker's stop lets a round under way end."""
-        stopping = asyncio.Event()
-        working = repeat(work, name=name, seconds=seconds, end=stopping, first_seconds=first_seconds)
-        task = asyncio.create_task(working, name=name)
 
-        async def stop() -> None:
-            stopping.set()
-            await task
+class _Arrivals:
+    """Passes messages that became readable on to all who wait for them.
 
-        self._stops.append(stop)
+    ``counts``, ``sample_every``: of how many runs one is looked at for metrics: how long messages took to get readable.
+    """
+
+    def __init__(self, counts: Counts | None, sample_every: int) -> None:
+        self.listeners: list[Callable[[list[Arrival]], object]] = []
+        self._counts = counts
+        self._sample_every = sample_every
+        self._runs_to_sample = 1
+
+    def tell(self, arrivals: list[Arrival]) -> None:
+        for listener in self.listeners:
+            listener(arrivals)
+
+    def tell_and_sample(self, arrivals: list[Arrival]) -> None:
+        self._runs_to_sample -= 1
+        if not self._runs_to_sample and self._counts is not None:
+            self._runs_to_sample = self._sample_every
+            self._counts.dispatched(arrivals)
+        self.tell(arrivals)
+
+
+def _count_delivered(statistics: Statistics, counts: Counts, message: PutMessage, put: PutResult) -> None:
+    statistics.delivered(message, put)
+    counts.delivered(message, put)
 
 
 def _load(context: BrokerContext) -> None:
@@ -614,9 +626,3 @@ def _load(context: BrokerContext) -> None:
         context.timer.recover()
     if context.pop is not None:
         context.pop.load()
-
-
-async def _do(work: _Work) -> None:
-    done = work()
-    if inspect.isawaitable(done):
-        await done
