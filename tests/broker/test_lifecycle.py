@@ -48,7 +48,7 @@ SLAVE_STOPS = [
 
 
 class Faulty(Lifecycle):
-    """Notes what is stopped. ``fails_to_stop``: which step raises then; ``fails_to_start``: at which step a start fails."""
+    """Notes what is stopped. ``fails_to_stop``: the step that raises then; ``fails_to_start``: where a start fails."""
 
     def __init__(self, *, fails_to_stop: int = -1, fails_to_start: int = -1) -> None:
         super().__init__()
