@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
+from rmqkit.admin.replay_sources import Selection, TopicSource
+from rmqkit.cli.connected import sending_settings as of_command
 from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.sender import PASSING
@@ -20,7 +24,9 @@ from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.permits import Backoff, Permits
-from rmqkit.testing.clock import StandingClock
+from rmqkit.spark.options import SinkOptions
+from rmqkit.spark.sink.producer import sending_settings as of_sink
+from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
 from tests.client.peers import Cluster, on_loop, refused, stored, until
 from tests.client.test_sender import MESSAGE, SEND, Sending
 
@@ -79,6 +85,53 @@ async def test_a_broker_that_is_away_for_ten_seconds_is_ridden_out_by_the_defaul
         assert queue is None or result.queue == queue
         assert 10_000 <= it.clock.ms - it.begun_ms < 12_100
         assert 8 < len(it.tried_ms) < 24
+
+
+@pytest.mark.parametrize(
+    ("settings", "budget_ms", "try_ms"),
+    [
+        (of_command({"timeout_ms": 5000}, message_bytes_max=1 << 22), 20_000, 5000),  # rmq send, rmq replay
+        (of_command({"timeout_ms": 30_000}, message_bytes_max=1 << 22), 30_000, 30_000),
+        (of_sink(SinkOptions(name_servers="n:1", group="G")), 60_000, 3000),
+        (of_sink(SinkOptions(name_servers="n:1", group="G", patience_ms=0)), 3000, 3000),
+    ],
+    ids=["command", "patient command", "sink", "impatient sink"],
+)
+@pytest.mark.parametrize("queue", [None, MessageQueue("T", "broker-0", 1)], ids=["any queue", "one queue"])
+@on_loop
+async def test_commands_and_the_sink_are_as_patient_as_a_producer(settings, budget_ms, try_ms, queue):
+    assert (settings.send_timeout_ms, settings.try_timeout_ms, settings.retries) == (budget_ms, try_ms, -1)
+    async with InNoTime(1, **structs.asdict(settings)) as it:
+        it.spend(away_until(min(10_000, budget_ms - 2000)))
+        result = await it.sender.send(MESSAGE, timeout_ms=settings.send_timeout_ms, queue=queue)
+        assert result.status is SendStatus.SEND_OK
+        assert len(it.tried_ms) > 3
+
+
+@pytest.mark.parametrize(("back_s", "is_whole"), [(10, True), (60, False)])
+def test_a_replay_waits_for_the_broker_it_reads_from(back_s, is_whole):
+    thread = LoopThread("replay")
+    clock = VirtualClock(thread)
+
+    class Away:
+        async def pull(self, queue, offset, tags, *, max_count):
+            if thread.loop.passed_seconds < back_s:
+                raise ConnectionLost("b:1", "refused")
+            return SimpleNamespace(messages=[], next_begin_offset=offset + 1)
+
+    async def begun():
+        source = TopicSource(Away(), "T", Selection("T"))
+        return asyncio.ensure_future(anext(source.read({"b:0": (0, 1)}), "whole"))
+
+    async def ended():
+        return await asyncio.gather(reading, return_exceptions=True)
+
+    reading = thread.run(begun)
+    for _ in range(25):
+        clock.advance(seconds=1)
+    (outcome,) = thread.run(ended)
+    assert outcome == "whole" if is_whole else isinstance(outcome, ConnectionLost)
+    thread.close()
 
 
 @pytest.mark.parametrize("queue", [None, MessageQueue("T", "broker-0", 1)], ids=["any queue", "one queue"])

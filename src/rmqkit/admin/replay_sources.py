@@ -15,22 +15,28 @@ from pathlib import Path
 from msgspec import Struct
 
 from rmqkit.admin.tail import queue_text
-from rmqkit.client.consumer.pull import PullConsumer
+from rmqkit.client.consumer.pull import PullConsumer, PullResult
+from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.errors import SettingsError
+from rmqkit.errors import NoRoute, RemotingError, SettingsError
 from rmqkit.filter.sql92 import ExpressionRejected, compile_expression
 from rmqkit.filter.tags import matches_tags, subscription
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.remoting.permits import Backoff
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["Lanes", "Picked", "Selection", "StoreSource", "TopicSource"]
+__all__ = ["PATIENCE_MS", "Lanes", "Picked", "Selection", "StoreSource", "TopicSource"]
 
 LOG = "log"
+PATIENCE_MS = ProducerSettings().send_timeout_ms
+"""How long a broker that is away is waited for: as long as for its sends."""
+
+_PAUSE_MS, _PAUSE_MS_MAX = 20.0, 2000.0
 _PULL_COUNT = 64
 _EXAMINED_COUNT = 1024
 _FOREVER_MS = 1 << 62
@@ -115,13 +121,13 @@ class TopicSource:
         return low, high
 
     async def read(self, lanes: Lanes) -> AsyncIterator[Picked]:
-        """Raises RemotingError, PeerRefused: a broker does not give its messages."""
+        """Raises RemotingError, PeerRefused: a broker does not give its messages, tried for `PATIENCE_MS`."""
         end_ms = (self._selection.end_ms or _FOREVER_MS) + _CLOCK_STEP_MS
         for lane, (offset, end) in lanes.items():
             broker_name, _, queue_id = lane.rpartition(":")
             queue = MessageQueue(self._topic, broker_name, int(queue_id))
             while offset < end:
-                pulled = await self._consumer.pull(queue, offset, self._selection.tags, max_count=_PULL_COUNT)
+                pulled = await self._pull(queue, offset)
                 for message in pulled.messages:
                     if message.store_timestamp > end_ms:
                         end = min(end, message.queue_offset)
@@ -130,6 +136,18 @@ class TopicSource:
                 if pulled.next_begin_offset <= offset:
                     break
                 offset = pulled.next_begin_offset
+
+    async def _pull(self, queue: MessageQueue, offset: int) -> PullResult:
+        """A pull, tried again for as long as a producer would try to send."""
+        loop, backoff = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
+        deadline = loop.time() + PATIENCE_MS / 1000
+        while True:
+            try:
+                return await self._consumer.pull(queue, offset, self._selection.tags, max_count=_PULL_COUNT)
+            except (RemotingError, NoRoute):
+                if loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(backoff.next_ms() / 1000)
 
 
 class StoreSource:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rmqkit.admin.sending import Stop
     from rmqkit.client.runtime.runtime import ClientRuntime
-    from rmqkit.client.runtime.settings import ClientSettings
+    from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 
 INTERRUPTED = 130
 """The exit code of what Ctrl-C ended, as shells have it."""
@@ -76,6 +76,22 @@ def client_settings(kind: type[C], options: Mapping[str, Any], **more: Any) -> C
     tls: dict[str, Any] = msgspec.structs.asdict(tls_settings(options))
     tls |= {name: options.get(name) or "" for name in ("access_key", "secret_key", "security_token")}
     return kind(**tls, api_timeout_ms=options["timeout_ms"], route_interval_ms=_ROUTE_INTERVAL_MS, **more)
+
+
+def sending_settings(options: Mapping[str, Any], *, message_bytes_max: int) -> ProducerSettings:
+    """Settings of a producer that rides out the restart of a broker, as producers of programs do; the common option
+    ``--timeout`` is for one try."""
+    from rmqkit.client.runtime.settings import ProducerSettings
+
+    timeout_ms = options["timeout_ms"]
+    budget_ms = max(ProducerSettings().send_timeout_ms, timeout_ms)
+    return client_settings(
+        ProducerSettings,
+        options,
+        send_timeout_ms=budget_ms,
+        try_timeout_ms=timeout_ms,
+        message_bytes_max=message_bytes_max,
+    )
 
 
 @asynccontextmanager

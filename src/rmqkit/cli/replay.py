@@ -18,14 +18,14 @@ from rmqkit.admin.sending import Pace, Stop
 from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS, show
 from rmqkit.cli.admin.message import shown
-from rmqkit.cli.connected import INTERRUPTED, Tally, client_settings, note, run, runtime_for
+from rmqkit.cli.connected import INTERRUPTED, Tally, client_settings, note, run, runtime_for, sending_settings
 from rmqkit.cli.printing import body_text, time_text
 from rmqkit.cli.signatures import with_options
 from rmqkit.cli.store import Config, settings_of
 from rmqkit.cli.times import time_ms
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSettings
+from rmqkit.client.runtime.settings import PullConsumerSettings
 from rmqkit.errors import RmqError
 from rmqkit.protocol.names import dlq_topic
 
@@ -106,14 +106,7 @@ def replay(
                 return
             if store is None and selection == Selection(topic, selection.begin_ms):
                 tally.total = sum(end - offset for offset, end in state.lanes.values())
-            sending = client_settings(
-                ProducerSettings,
-                options,
-                send_timeout_ms=options["timeout_ms"],
-                try_timeout_ms=-1,
-                retries=2,
-                message_bytes_max=sys.maxsize,  # a broker took them before
-            )
+            sending = sending_settings(options, message_bytes_max=sys.maxsize)  # a broker took them before
             producer = await stack.enter_async_context(Producer(_GROUP, settings=sending, runtime=runtime))
             job = Replay(
                 source,

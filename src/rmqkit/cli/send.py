@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from rmqkit.admin.sending import CHUNK_COUNT, Outcome, Pace, Stop, is_illegal, send_chunk
 from rmqkit.admin.tail import queue_text
 from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS
-from rmqkit.cli.connected import INTERRUPTED, Tally, client_settings, note, run, runtime_for
+from rmqkit.cli.connected import INTERRUPTED, Tally, note, run, runtime_for, sending_settings
 from rmqkit.cli.printing import body_text, camel
 from rmqkit.cli.signatures import with_options
 from rmqkit.client.observe.hooks import SendResult
@@ -40,8 +40,6 @@ _GROUP = "rmq-send"
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 8 << 20
 _READS_HELD_MAX = 4
-_RETRIES = 2
-"""Whoever types a command wants to hear soon that no broker is there."""
 
 Given = PlacedMessage | RmqError
 """A message, or why there is none in its place."""
@@ -134,14 +132,7 @@ def send(
     total = count or (None if json_lines else len(bodies or []) + len(files or []) or None)
     as_json = options["as_json"]
     tally = Tally("sending", total, is_shown=not (as_json and sys.stdout.isatty()))
-    settings = client_settings(
-        ProducerSettings,
-        options,
-        send_timeout_ms=options["timeout_ms"],
-        try_timeout_ms=-1,
-        retries=_RETRIES,
-        message_bytes_max=bytes_max,
-    )
+    settings = sending_settings(options, message_bytes_max=bytes_max)
     last: list[SendResult] = []
 
     def report(number: int, outcomes: Sequence[Outcome]) -> None:

@@ -16,8 +16,10 @@ from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs import query as query_job
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.query import VIEWS, query, sql
+from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.messages import record_at, segment_of
+from tests.store.stores import message, opened, put_all, small_settings
 
 pytestmark = pytest.mark.spark
 
@@ -141,6 +143,85 @@ def test_sql_reads_the_columns_it_uses(
     monkeypatch.setattr(query_job, "_loaded", noted)
     sql(spark, str(golden.root), text)
     assert read == [columns]
+
+
+_LOW, _HIGH = 1_700_000_100_000, 1_700_000_300_000
+
+
+@pytest.fixture(scope="module")
+def minutes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a message every ten seconds for ten minutes, of three topics and four queues, in many log files."""
+    root, clock = tmp_path_factory.mktemp("minutes"), StandingClock(1_700_000_000_000)
+    with opened(root, small_settings(), clock=clock) as store:
+        for number in range(60):
+            put_all(store, message(f"T{number % 3}", number % 4, b"%d" % number + bytes(300), TAGS="abc"[number % 3]))
+            clock.ms += 10_000
+    return root
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        ("topic = 'T1'", {"topic": "T1"}),
+        ("'T1' = topic and queueId in (1, 3)", {"topic": "T1", "queueId": "1,3"}),
+        ("topic in ('T0', 'T1') and topic in ('T1', 'T2') and tags = 'b'", {"topic": "T1"}),
+        (
+            f"storeTimestamp >= timestamp_millis({_LOW}) and storeTimestamp < timestamp_millis({_HIGH})",
+            {"startingTimestamp": str(_LOW), "endingTimestamp": str(_HIGH + 1)},
+        ),
+        (
+            f"timestamp_millis({_HIGH}) > storeTimestamp and storeTimestamp > timestamp_millis({_LOW}) and queueId = 2",
+            {"queueId": "2", "startingTimestamp": str(_LOW), "endingTimestamp": str(_HIGH + 1)},
+        ),
+        (
+            "storeTimestamp = timestamp'2023-11-14 22:15:00Z'",
+            {"startingTimestamp": "1700000100000", "endingTimestamp": "1700000100001"},
+        ),
+        (f"queueId in ({', '.join(map(str, range(2, 20)))})", {"queueId": ",".join(map(str, range(2, 20)))}),
+        ("topic = 'T1' or queueId = 1", {}),
+        ("topic != 'T1' and not queueId = 1 and topic is not null", {}),
+        ("queueId > 1 and queueId = -1", {}),
+        ("topic = 'a,b'", {}),
+        ("lower(topic) = 't1' and tags != topic", {}),
+        ("topic = 'T0' and queueId not in (select queueId from messages where topic = 'T1' and queueId > 1)", {}),
+    ],
+)
+def test_sql_leaves_out_what_its_where_does(
+    where: str, options: dict[str, str], spark: SparkSession, minutes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, str]] = []
+    loaded = query_job._loaded
+
+    def noted(spark: SparkSession, path: str, options: dict[str, str]) -> Any:
+        given.append(options)
+        return loaded(spark, path, options)
+
+    monkeypatch.setattr(query_job, "_loaded", noted)
+    text = f"select queueOffset, topic, queueId from messages where {where}"
+    found = sql(spark, str(minutes), text).collect()
+    (said,) = given
+    assert {name: value for name, value in said.items() if name not in ("entity", "columns")} == options
+    monkeypatch.setattr(query_job, "_narrowed", lambda tests, given: {})
+    assert sorted(found) == sorted(sql(spark, str(minutes), text).collect())
+    assert len(found) > 0 or where in ("queueId > 1 and queueId = -1", "topic = 'a,b'")
+
+
+def test_sql_reads_the_files_and_queues_that_its_where_leaves(spark: SparkSession, minutes: Path) -> None:
+    whole = sql(spark, str(minutes), "select queueId from messages", {"splitBytes": "4096"})
+    times = "storeTimestamp >= timestamp_millis(1700000540000)"
+    some = sql(spark, str(minutes), f"select queueId from messages where {times}", {"splitBytes": "4096"})
+    assert some.rdd.getNumPartitions() < whole.rdd.getNumPartitions() // 2
+    of_queues = {"offsetsFrom": "consumequeue"}
+    one = sql(spark, str(minutes), "select queueId from messages where topic = 'T1' and queueId = 1", of_queues)
+    every = sql(spark, str(minutes), "select queueId from messages", of_queues)
+    assert (one.rdd.getNumPartitions(), every.rdd.getNumPartitions()) == (1, 12)
+    assert one.count() == 5
+
+
+def test_what_options_say_is_not_replaced_by_the_where(spark: SparkSession, minutes: Path) -> None:
+    text = "select queueOffset from messages where topic = 'T1'"
+    assert sql(spark, str(minutes), text, {"TOPIC": "T2"}).count() == 0
+    assert sql(spark, str(minutes), text, {"topic": "T1,T2", "queueId": "1"}).count() == 5
 
 
 def test_a_result_of_sql_never_has_the_filters_of_an_earlier_action(spark: SparkSession, golden: GoldenStore) -> None:

@@ -7,7 +7,8 @@ offset message id        the one record at its place
 key, or unique id        what the index knows under it within the topic; without a topic, or an index, everything
 topic                    what the topic's consume queues point at; without them everything
 times                    of all that, the log files that may have such messages
-SQL                      the columns that the statement uses; topic, queue and times by pushed filters
+SQL                      the columns that the statement uses; for ``messages``, if it is read once, of the topics,
+                         queues and store times that its WHERE leaves (`_narrowed`)
 =======================  =======================================================================================
 
 Of an archive (`rmqkit.spark.jobs.archive`, in any of its formats) the files are read that may hold such rows, by what
@@ -20,11 +21,11 @@ import contextlib
 import io
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -37,6 +38,7 @@ from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Run, Target
 from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.schema import Column, to_ddl
+from rmqkit.spark.source.filters import Condition, bounds, wanted
 from rmqkit.spark.source.queue_files import IndexReads, find_index_files, read_records_at
 from rmqkit.spark.source.store import FORMAT, available_columns, chosen_columns, read_plan, store_options
 from rmqkit.store.bulk import scan
@@ -52,6 +54,13 @@ VIEWS = {entity.value.replace("-", "_"): entity for entity in Entity}
 """The tables of `sql`, by their names in a statement; an archive has ``messages`` only."""
 
 _TESTED = ("topic", "msgId", "keys", "storeTimestamp", "storeHost", "commitLogOffset")
+_COMPARED = {"EqualTo", "EqualNullSafe", "In", "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"}
+_FLIPPED = {
+    "LessThan": "GreaterThan",
+    "LessThanOrEqual": "GreaterThanOrEqual",
+    "GreaterThan": "LessThan",
+    "GreaterThanOrEqual": "LessThanOrEqual",
+}
 _SCAN = re.compile(r"^Location: (.*)$(?:\n.*)*?\nReadSchema: struct<(.*)>$", re.MULTILINE)
 
 
@@ -80,7 +89,7 @@ def query(
         StoreError: there is no readable store, or it has another number of index slots.
     """
     parsed = store_options({**(options or {}), "path": path})
-    wanted = [column.name for column in chosen_columns(parsed, ())]
+    columns = [column.name for column in chosen_columns(parsed, ())]
     tests = _tests(topic, key, msg_id, begin_ms, end_ms)
     runs = Target.of(path).runs()
     if runs:
@@ -88,10 +97,10 @@ def query(
     elif (picked := _picked(parsed, msg_id)) is not None:
         frame = spark.createDataFrame(picked)
     else:
-        needed = dict.fromkeys([*wanted, *_TESTED])
+        needed = dict.fromkeys([*columns, *_TESTED])
         source = {**_source(parsed, topic, key or msg_id), **_times(begin_ms, end_ms)}
         frame = _loaded(spark, path, {**(options or {}), **source, "columns": ",".join(needed)})
-    return reduce(lambda some, test: some.where(test), tests, frame).select(wanted)
+    return reduce(lambda some, test: some.where(test), tests, frame).select(columns)
 
 
 def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | None = None) -> DataFrame:
@@ -108,15 +117,17 @@ def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | 
     shapes = {name: _columns_of(parsed, VIEWS[name], runs) for name in names}
     with _views(spark, names) as new_view:
         with tempfile.TemporaryDirectory(prefix="rmqkit-") as folder:
-            scans = _scans(spark, text, shapes, new_view, Path(folder))
+            scans, tests = _scans(spark, text, shapes, new_view, Path(folder))
         for name, columns in shapes.items():
             read = set().union(*scans[name]) or {columns[0].name}
             needed = [column.name for column in columns if column.name in read]
             if runs:
                 frame = _archived(spark, path, runs, lambda file: True)
             else:
-                wanted = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
-                frame = _loaded(spark, path, wanted)
+                chosen = {**given, "entity": VIEWS[name].value, "columns": ",".join(needed)}
+                if VIEWS[name] is Entity.MESSAGES and len(scans[name]) == 1 and len(tests[name]) == 1:
+                    chosen |= _narrowed(tests[name][0], given)
+                frame = _loaded(spark, path, chosen)
             new_view(name, frame.selectExpr(*(_shaped(column, needed) for column in columns)))
         return spark.sql(text)
 
@@ -252,8 +263,9 @@ def _scans(
     shapes: Mapping[str, list[Column]],
     new_view: Callable[[str, DataFrame], None],
     folder: Path,
-) -> dict[str, list[set[str]]]:
-    """The columns that a statement uses of each view, every time that it reads it.
+) -> tuple[dict[str, list[set[str]]], dict[str, list[list[Condition]]]]:
+    """The columns that a statement uses of each view, every time that it reads it, and the conditions that rows have to
+    meet, of those times that are not in a subquery.
 
     Spark does not tell a Python source, but it tells Parquet: the statement is planned over empty Parquet tables of the
     same shapes, and the plan says what it would read. A view that the plan does not have is not read at all."""
@@ -261,8 +273,9 @@ def _scans(
         (folder / name).mkdir()
         new_view(name, spark.read.schema(to_ddl(columns)).parquet(str(folder / name)))
     printed = io.StringIO()
+    planned = spark.sql(text)
     with contextlib.redirect_stdout(printed):
-        spark.sql(text).explain("formatted")
+        planned.explain("formatted")
     scans: dict[str, list[set[str]]] = {name: [] for name in shapes}
     for location, read in _SCAN.findall(printed.getvalue()):
         for name, columns in shapes.items():
@@ -270,7 +283,70 @@ def _scans(
                 scans[name].append({column.name for column in columns})
             elif location.endswith(f"/{folder.name}/{name}]"):
                 scans[name].append(set(re.findall(r"(?:^|,)(\w+):", re.sub(r"<[^>]*>", "", read))))
-    return scans
+    return scans, {name: _conditions_on(planned, f"/{folder.name}/{name}") for name in shapes}
+
+
+def _conditions_on(planned: DataFrame, place: str) -> list[list[Condition]]:
+    """What rows have to meet whenever the Parquet table at a place is read, as far as it can be told of one column."""
+    leaves = planned._jdf.queryExecution().sparkPlan().collectLeaves()
+    found = []
+    for leaf in _of(leaves):
+        if _kind(leaf) == "FileSourceScanExec":
+            roots = [str(root.toString()) for root in _of(leaf.relation().location().rootPaths())]
+            if any(root.endswith(place) for root in roots):
+                tests = map(_condition, _of(leaf.dataFilters()))
+                found.append([test for test in tests if test is not None])
+    return found
+
+
+def _condition(expression: Any) -> Condition | None:
+    """A condition of Spark's optimizer that compares a column with values; None for any other."""
+    kind = _kind(expression)
+    operands = list(_of(expression.children()))
+    if kind == "InSet":
+        values = [_plain(value) for value in _of(expression.hset().toSeq())]
+        kind = "In"
+    elif kind in _COMPARED and operands:
+        if _kind(operands[0]) == "Literal" and len(operands) == 2:
+            operands.reverse()
+            kind = _FLIPPED.get(kind, kind)
+        if not all(_kind(operand) == "Literal" for operand in operands[1:]):
+            return None
+        values = [_plain(operand.value()) for operand in operands[1:]]
+    else:
+        return None
+    if _kind(operands[0]) != "AttributeReference" or not values or None in values:
+        return None
+    return Condition(str(operands[0].name()), kind, tuple(values))
+
+
+def _plain(value: Any) -> Any:
+    """A value of Spark's: numbers come as such, texts as objects."""
+    return value if value is None or isinstance(value, int | float | str) else str(value.toString())
+
+
+def _kind(thing: Any) -> str:
+    return str(thing.getClass().getSimpleName())
+
+
+def _of(things: Any) -> Iterator[Any]:
+    """The elements of a sequence of Scala's."""
+    return (things.apply(number) for number in range(things.size()))
+
+
+def _narrowed(tests: Sequence[Condition], given: Mapping[str, str]) -> dict[str, str]:
+    """Options that leave out what does not meet conditions; some of that may be left in. The statement has the
+    conditions still. Pushed filters would be kept by Spark for other statements (`rmqkit.spark.source.store`)."""
+    low_us, high_us = bounds([test for test in tests if test.column == "storeTimestamp"])
+    topics, queue_ids = wanted(tests, "topic"), wanted(tests, "queueId")
+    options = {
+        "topic": "" if any("," in topic or topic.split() != [topic] for topic in topics) else ",".join(topics),
+        "queueId": "" if any(queue_id < 0 for queue_id in queue_ids) else ",".join(map(str, queue_ids)),
+        "startingTimestamp": "" if low_us is None or low_us < 1000 else str(low_us // 1000),
+        "endingTimestamp": "" if high_us is None or high_us < 0 else str(high_us // 1000 + 1),
+    }
+    taken = {name.lower() for name in given}
+    return {name: value for name, value in options.items() if value and name.lower() not in taken}
 
 
 def _shaped(column: Column, needed: Collection[str]) -> str:

@@ -83,15 +83,7 @@ class SinkProducer:
         self._portal.close_at_exit(self)
 
     async def _started(self) -> TransactionProducer:
-        options = self.options
-        settings = ProducerSettings(
-            send_timeout_ms=options.send_timeout_ms,
-            try_timeout_ms=-1,
-            retries=2,  # the sink has tries and patience of its own
-            compress_body_bytes=options.compress_body_bytes,
-            batch_bytes=options.batch_bytes,
-            sends_max=options.sends_max,
-        )
+        options, settings = self.options, sending_settings(self.options)
         producer = TransactionProducer(
             options.group, execute=_never, check=self._check, settings=settings, runtime=self.pool.runtime
         )
@@ -251,6 +243,18 @@ class SinkProducer:
         await asyncio.sleep(_RETRY_PAUSE_S)
         with contextlib.suppress(NoRoute):
             await self.pool.runtime.routes.refresh_all()
+
+
+def sending_settings(options: SinkOptions) -> ProducerSettings:
+    """Settings of a producer that goes on for ``brokerPatienceMs``, so that what goes to one queue keeps its order
+    through a restart of the broker; a try takes ``sendTimeoutMs``."""
+    return ProducerSettings(
+        send_timeout_ms=max(options.patience_ms, options.send_timeout_ms),
+        try_timeout_ms=options.send_timeout_ms,
+        compress_body_bytes=options.compress_body_bytes,
+        batch_bytes=options.batch_bytes,
+        sends_max=options.sends_max,
+    )
 
 
 @contextlib.contextmanager

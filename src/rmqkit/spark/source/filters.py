@@ -88,7 +88,7 @@ def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -
 
     A file ends before the first message of the next, give or take what a clock was set back (`_CLOCK_SLACK_US`). Files
     are left out at the two ends only, so that the rest is still one log."""
-    low, high = _bounds([one for one in conditions if one.column == "storeTimestamp" and not one.negated])
+    low, high = bounds([one for one in conditions if one.column == "storeTimestamp" and not one.negated])
     kept = list(segments)
     while len(kept) > 1 and high is not None and _first_stored(kept[-1]) > high + _CLOCK_SLACK_US:
         kept.pop()
@@ -97,7 +97,8 @@ def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -
     return kept
 
 
-def _bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
+def bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
+    """The least and the greatest value that conditions on one column leave; None for any."""
     lows = [min(one.values) for one in conditions if one.kind in _LOWER]
     highs = [max(one.values) for one in conditions if one.kind in _UPPER]
     return max(lows, default=None), min(highs, default=None)
