@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
-from rmqkit.admin.sending import CHUNK_COUNT, Pace, send_chunk
+from rmqkit.admin.sending import CHUNK_COUNT, SILENT_SECONDS, Pace, send_chunk
 from rmqkit.client.observe.hooks import SendResult, SendStatus
+from rmqkit.client.observe.status import BrokerStatus
 from rmqkit.client.producer.selectors import PlacedMessage
-from rmqkit.errors import MessageIllegal, NoRoute
+from rmqkit.client.runtime.settings import ProducerSettings
+from rmqkit.errors import ConnectionLost, MessageIllegal, NoRoute, SendFailed
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.testing.clock import StandingClock
+from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock
 from tests.client.peers import on_loop
 
 
@@ -83,6 +88,66 @@ async def test_each_failure_is_its_message_s_own():
     outcomes = await send_chunk(producer, chunk, batch_count=10)
     assert [type(one) for one in outcomes] == [SendResult, MessageIllegal, SendResult, NoRoute, MessageIllegal]
     assert [body for body, _ in producer.seen] == [b"0+bad+1", b"0", b"bad", b"1"]
+
+
+@on_loop
+async def test_behind_one_that_a_queue_did_not_get_no_other_is_tried():
+    class Away(Requests):
+        async def send(self, message, *, queue=None):
+            if queue == MessageQueue("T", "b", 1):
+                self.seen.append((message.body, queue))
+                raise SendFailed("T", ["b"] * 12, ConnectionLost("b:1", "refused"))
+            return await super().send(message, queue=queue)
+
+    producer = Away()
+    away = {"broker_name": "b", "queue_id": 1}
+    outcomes = await send_chunk(producer, [*messages("0", "1", "2", **away), *messages("3", queue_id=2)])
+    assert [type(one) for one in outcomes] == [SendFailed, SendFailed, SendFailed, SendResult]
+    assert sorted(body for body, _ in producer.seen) == [b"0", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [({}, "broker a or b or c or 1 more"), ({"broker_name": "b", "queue_id": 1}, "broker b")],
+    ids=["any queue", "one queue"],
+)
+def test_a_broker_that_is_waited_for_is_named_once(place, named):
+    thread = LoopThread("send")
+    clock = VirtualClock(thread)
+    told = []
+
+    class Silent(Requests):
+        settings = ProducerSettings(send_timeout_ms=20_000)
+
+        def status(self):
+            names = [("a", 0), ("b", 0), ("b", 1), ("d", 0), ("c", 0)]
+            brokers = [BrokerStatus(name=name, broker_id=i, address="", is_connected=False) for name, i in names]
+            return SimpleNamespace(brokers=brokers)
+
+        async def send(self, message, *, queue=None):
+            await self.answer.wait()
+            return await super().send(message, queue=queue)
+
+    async def begun():
+        producer.answer = asyncio.Event()
+        chunk = messages("0", "1", **place)
+        return asyncio.ensure_future(send_chunk(producer, chunk, on_wait=lambda *what: told.append(what)))
+
+    async def answered():
+        producer.answer.set()
+        return await sending
+
+    producer = Silent()
+    sending = thread.run(begun)
+    clock.advance(seconds=SILENT_SECONDS - 0.5)
+    assert told == []
+    for _ in range(10):
+        clock.advance(seconds=1)
+    assert told == [(named, 20_000)]
+    assert len(thread.run(answered)) == 2
+    clock.advance(seconds=10)
+    assert told == [(named, 20_000)], "and no more when it is done"
+    thread.close()
 
 
 @pytest.mark.parametrize(("rate", "chunk"), [(0, CHUNK_COUNT), (0.5, 1), (5, 1), (100, 10), (1e9, CHUNK_COUNT)])

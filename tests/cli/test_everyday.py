@@ -128,6 +128,18 @@ def test_json_lines_say_more_than_options_and_bad_ones_are_counted(rmq, stored, 
     assert (second["bodyBase64"], second["tags"]) == ("AP8=", "T")
 
 
+def test_who_waits_for_a_broker_is_told_for_which(rmq, namesrv, monkeypatch):
+    rmq("send", "Waited", "x", "--queue", 0)
+    monkeypatch.setattr("rmqkit.admin.sending.SILENT_SECONDS", 0.0)  # before any broker could answer
+    for place in ([], ["--queue", "broker-a:0"]):
+        lines = CliRunner().invoke(app, ["send", "Waited", "x", "--json", *place]).stderr.splitlines()
+        who = "broker broker-a" if place else "a broker that takes the topic"
+        assert any(line.startswith(f"rmq: waiting for {who}, up to ") for line in lines), lines
+    lines = CliRunner().invoke(app, ["replay", "Waited", "--to", "WaitedAgain"]).stderr.splitlines()
+    waits = [line for line in lines if line.startswith("rmq: waiting for broker broker-a, up to ")]
+    assert len(waits) >= 2, "for what it reads and what it sends"
+
+
 def test_what_tail_prints_can_be_sent(rmq, stored, tmp_path):
     rmq("send", "Printed", "x", "--tags", "T", "--shard-key", "s", "--property", "a=b")
     lines = tmp_path / "printed.jsonl"

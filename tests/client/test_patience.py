@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
-from rmqkit.admin.replay_sources import Selection, TopicSource
+from rmqkit.admin.replay_sources import PATIENCE_MS, Selection, TopicSource
 from rmqkit.cli.connected import sending_settings as of_command
 from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.producer import Producer
@@ -120,17 +120,19 @@ def test_a_replay_waits_for_the_broker_it_reads_from(back_s, is_whole):
             return SimpleNamespace(messages=[], next_begin_offset=offset + 1)
 
     async def begun():
-        source = TopicSource(Away(), "T", Selection("T"))
+        source = TopicSource(Away(), "T", Selection("T"), lambda *what: told.append(what))
         return asyncio.ensure_future(anext(source.read({"b:0": (0, 1)}), "whole"))
 
     async def ended():
         return await asyncio.gather(reading, return_exceptions=True)
 
+    told = []
     reading = thread.run(begun)
     for _ in range(25):
         clock.advance(seconds=1)
     (outcome,) = thread.run(ended)
     assert outcome == "whole" if is_whole else isinstance(outcome, ConnectionLost)
+    assert told == [("broker b", PATIENCE_MS)]
     thread.close()
 
 

@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.admin.replay_sources import Lanes, Picked, StoreSource, TopicSource
-from rmqkit.admin.sending import CHUNK_COUNT, Pace, Stop, is_illegal, send_chunk
+from rmqkit.admin.sending import CHUNK_COUNT, OnWait, Pace, Stop, is_illegal, send_chunk
 from rmqkit.admin.tail import queue_text
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.observe.hooks import SendResult
@@ -149,6 +149,7 @@ class Replay:
         state_path: where the state is kept; None: nowhere.
         is_unsure: whether messages may be in the target already.
         on_chunk: told after each chunk how many were sent, and why no broker takes others.
+        on_wait: told of brokers that do not answer.
         found: messages that were in the target already.
     """
 
@@ -162,6 +163,7 @@ class Replay:
     pace: Pace = field(default_factory=lambda: Pace(0))
     is_unsure: bool = False
     on_chunk: Callable[[int, list[RmqError]], None] = lambda sent, failures: None
+    on_wait: OnWait = lambda who, up_to_ms: None
     clock: Clock = SYSTEM_CLOCK
     found: int = 0
     _certain_count: int = 0
@@ -214,7 +216,8 @@ class Replay:
             for number, found in zip(messages, await asyncio.gather(*map(self._find, messages.values())), strict=True):
                 outcomes[number] = found
         left = [number for number, outcome in enumerate(outcomes) if outcome is None]
-        sent = await send_chunk(self.producer, [messages[number] for number in left], batch_count=_BATCH_COUNT)
+        again = [messages[number] for number in left]
+        sent = await send_chunk(self.producer, again, batch_count=_BATCH_COUNT, on_wait=self.on_wait)
         for number, one in zip(left, sent, strict=True):
             if isinstance(one, RmqError) and not is_illegal(one):
                 raise one

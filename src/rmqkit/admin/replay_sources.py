@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from rmqkit.admin.sending import OnWait, Silence
 from rmqkit.admin.tail import queue_text
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.runtime.settings import ProducerSettings
@@ -101,12 +102,23 @@ class Picked(Struct):
 
 
 class TopicSource:
-    """A topic at its brokers, queue by queue."""
+    """A topic at its brokers, queue by queue.
 
-    def __init__(self, consumer: PullConsumer, topic: str, selection: Selection) -> None:
+    Args:
+        on_wait: told of a broker that does not answer.
+    """
+
+    def __init__(
+        self,
+        consumer: PullConsumer,
+        topic: str,
+        selection: Selection,
+        on_wait: OnWait = lambda who, up_to_ms: None,
+    ) -> None:
         self._consumer = consumer
         self._topic = topic
         self._selection = selection
+        self._on_wait = on_wait
         self._is_selected = selection.test()
 
     async def lanes(self) -> Lanes:
@@ -141,13 +153,14 @@ class TopicSource:
         """A pull, tried again for as long as a producer would try to send."""
         loop, backoff = asyncio.get_running_loop(), Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
         deadline = loop.time() + PATIENCE_MS / 1000
-        while True:
-            try:
-                return await self._consumer.pull(queue, offset, self._selection.tags, max_count=_PULL_COUNT)
-            except (RemotingError, NoRoute):
-                if loop.time() >= deadline:
-                    raise
-            await asyncio.sleep(backoff.next_ms() / 1000)
+        with Silence(lambda: self._on_wait(f"broker {queue.broker_name}", PATIENCE_MS)):
+            while True:
+                try:
+                    return await self._consumer.pull(queue, offset, self._selection.tags, max_count=_PULL_COUNT)
+                except (RemotingError, NoRoute):
+                    if loop.time() >= deadline:
+                        raise
+                await asyncio.sleep(backoff.next_ms() / 1000)
 
 
 class StoreSource:

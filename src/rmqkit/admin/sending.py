@@ -2,31 +2,40 @@
 
 A chunk is sent as a whole before the next one is read, so that memory stays flat however many there are. Messages that
 ask for a queue, or have a sharding key, go out one request after the other in their order; all others at the same time.
+Where the first of those cannot be sent, the others behind it are not tried: each would wait as long once more.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Self
 
+from rmqkit.admin.calls import MASTER_ID
 from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.accumulator import shares
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage, by_place
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import MessageIllegal, PeerRefused, RmqError
+from rmqkit.errors import MessageIllegal, NoRoute, PeerRefused, RmqError, SendFailed
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
 
-__all__ = ["CHUNK_COUNT", "Outcome", "Pace", "Stop", "is_illegal", "send_chunk"]
+__all__ = ["CHUNK_COUNT", "OnWait", "Outcome", "Pace", "Silence", "Stop", "is_illegal", "send_chunk"]
 
 CHUNK_COUNT = 256
+SILENT_SECONDS = 2.0
+"""How long a broker may be waited for without a word."""
+
+_NAMES_MAX = 3
 _BATCH_BYTES_MAX = 128 << 10
 _LARGE_BYTES = 4096
 _CHUNKS_PER_SECOND = 10
 
 Outcome = SendResult | RmqError
+OnWait = Callable[[str, int], None]
+"""Told who does not answer, as ``broker a or b``, and up to how many ms they are waited for."""
 
 
 class Pace:
@@ -73,8 +82,50 @@ class Stop:
             raise asyncio.CancelledError
 
 
-async def send_chunk(producer: Producer, messages: Sequence[PlacedMessage], *, batch_count: int = 1) -> list[Outcome]:
+class Silence:
+    """Calls a function when nothing was heard for `SILENT_SECONDS`, once each time; a context manager, on a loop."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def __enter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._tell)
+        return self
+
+    def heard(self) -> None:
+        """Begin anew."""
+        self._timer.cancel()
+        self.__enter__()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._timer.cancel()
+
+
+async def send_chunk(
+    producer: Producer,
+    messages: Sequence[PlacedMessage],
+    *,
+    batch_count: int = 1,
+    on_wait: OnWait = lambda who, up_to_ms: None,
+) -> list[Outcome]:
     """Send messages, up to ``batch_count`` in one request; the result or the error of each, in their order."""
+    waiting: dict[str, int] = {}
+
+    def tell() -> None:
+        on_wait(_named(waiting or _masters(producer)), producer.settings.send_timeout_ms)
+
+    with Silence(tell) as silence:
+        return await _send_lanes(producer, messages, batch_count, waiting, silence)
+
+
+async def _send_lanes(
+    producer: Producer,
+    messages: Sequence[PlacedMessage],
+    batch_count: int,
+    waiting: dict[str, int],
+    silence: Silence,
+) -> list[Outcome]:
+    """As `send_chunk`; ``waiting`` has the brokers of chosen queues that were not heard of yet."""
     outcomes: dict[int, Outcome] = {}
     lanes: dict[MessageQueue | None, list[int]] = {}
     for number, message in enumerate(messages):
@@ -86,9 +137,17 @@ async def send_chunk(producer: Producer, messages: Sequence[PlacedMessage], *, b
             lanes.setdefault(queue, []).append(number)
 
     async def work(requests: Iterator[list[int]], queue: MessageQueue | None) -> None:
+        if queue is not None:
+            waiting[queue.broker_name] = waiting.get(queue.broker_name, 0) + 1
         for numbers in requests:
             some = [messages[number] for number in numbers]
-            outcomes.update(zip(numbers, await _send(producer, some, queue), strict=True))
+            sent = await _send(producer, some, queue)
+            silence.heard()
+            outcomes.update(zip(numbers, sent, strict=True))
+            if queue is not None and isinstance(sent[-1], (SendFailed, NoRoute)):
+                outcomes.update({number: sent[-1] for rest in requests for number in rest})
+        if queue is not None and (left := waiting.pop(queue.broker_name) - 1):
+            waiting[queue.broker_name] = left
 
     async with asyncio.TaskGroup() as tasks:
         for queue, numbers in lanes.items():
@@ -96,6 +155,19 @@ async def send_chunk(producer: Producer, messages: Sequence[PlacedMessage], *, b
             for lane in [requests] if queue is not None else [iter([one]) for one in requests]:
                 tasks.create_task(work(lane, queue), name="send of a chunk")
     return [outcomes[number] for number in range(len(messages))]
+
+
+def _masters(producer: Producer) -> set[str]:
+    """The brokers that a message may go to, as far as they are known."""
+    return {one.name for one in producer.status().brokers if one.broker_id == MASTER_ID}
+
+
+def _named(names: Collection[str]) -> str:
+    some = sorted(names)
+    if not some:
+        return "a broker that takes the topic"
+    more = [f"{len(some) - _NAMES_MAX} more"] if len(some) > _NAMES_MAX else []
+    return f"broker {' or '.join([*some[:_NAMES_MAX], *more])}"
 
 
 def _requests(messages: Sequence[PlacedMessage], numbers: Sequence[int], batch_count: int) -> Iterator[list[int]]:

@@ -35,6 +35,11 @@ def note(text: str) -> None:
     print(f"rmq: {text}", file=sys.stderr, flush=True)
 
 
+def note_wait(who: str, up_to_ms: int) -> None:
+    """Tell a person why nothing happens."""
+    note(f"waiting for {who}, up to {up_to_ms / 1000:g} s")
+
+
 def run(work: Callable[[Stop], Coroutine[Any, Any, None]]) -> bool:
     """Run what a command does; False when Ctrl-C, SIGTERM, or who read its output ended it.
     Raises RmqError: a file cannot be read or written, and whatever the work raises."""

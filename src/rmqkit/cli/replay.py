@@ -18,7 +18,16 @@ from rmqkit.admin.sending import Pace, Stop
 from rmqkit.admin.tail import TOOLS_GROUP
 from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS, show
 from rmqkit.cli.admin.message import shown
-from rmqkit.cli.connected import INTERRUPTED, Tally, client_settings, note, run, runtime_for, sending_settings
+from rmqkit.cli.connected import (
+    INTERRUPTED,
+    Tally,
+    client_settings,
+    note,
+    note_wait,
+    run,
+    runtime_for,
+    sending_settings,
+)
 from rmqkit.cli.printing import body_text, time_text
 from rmqkit.cli.signatures import with_options
 from rmqkit.cli.store import Config, settings_of
@@ -94,7 +103,7 @@ def replay(
             consumer = await stack.enter_async_context(PullConsumer(group, settings=pulling, runtime=runtime))
             source: TopicSource | StoreSource
             if store is None:
-                source = TopicSource(consumer, topic or "", selection)
+                source = TopicSource(consumer, topic or "", selection, note_wait)
             else:
                 source = StoreSource(store, selection, settings_of(config), lambda finding: note(str(finding)))
             task = f"{store or 'brokers'}, {selection}, to {where}"
@@ -119,6 +128,7 @@ def replay(
                 pace=Pace(rate),
                 is_unsure=is_continued,
                 on_chunk=tally.add,
+                on_wait=note_wait,
             )
             with tally:
                 await job.run(stop)

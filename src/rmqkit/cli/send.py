@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from rmqkit.admin.sending import CHUNK_COUNT, Outcome, Pace, Stop, is_illegal, send_chunk
 from rmqkit.admin.tail import queue_text
 from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS
-from rmqkit.cli.connected import INTERRUPTED, Tally, note, run, runtime_for, sending_settings
+from rmqkit.cli.connected import INTERRUPTED, Tally, note, note_wait, run, runtime_for, sending_settings
 from rmqkit.cli.printing import body_text, camel
 from rmqkit.cli.signatures import with_options
 from rmqkit.client.observe.hooks import SendResult
@@ -184,7 +184,7 @@ async def _send_all(
             chunk = some[first : first + pace.chunk_count]
             with stop.held():
                 messages = [one for one in chunk if not isinstance(one, RmqError)]
-                sent = iter(await send_chunk(producer, messages, batch_count=batch_count))
+                sent = iter(await send_chunk(producer, messages, batch_count=batch_count, on_wait=note_wait))
                 outcomes = [one if isinstance(one, RmqError) else next(sent) for one in chunk]
                 report(number, outcomes)
             number += len(chunk)
