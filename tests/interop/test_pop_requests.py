@@ -114,6 +114,26 @@ def test_handles_of_eight_and_of_nine_words_are_accepted(apache: ApachePair, tmp
     assert theirs == ours == (accepted, ["d", "e"])
 
 
+def test_words_behind_the_ninth_of_a_handle_are_not_read(apache: ApachePair, tmp_path: Path) -> None:
+    async def scenario(broker: Broker, topic: str) -> object:
+        await broker.make(topic)
+        bodies = {"a": 6, "b": 7, "c": 10, "d": 12}
+        for body in bodies:
+            await broker.post(topic, body)
+        group, codes = f"group-{topic}", {}
+        popped = await broker.pop_all(topic, group, len(bodies))
+        for body, count in bodies.items():
+            handle = popped[body][1]
+            written = " ".join([*handle.split(" "), "0", "x", "", "7"][:count])
+            about = {**named(handle, group, topic), "extra_info": written}
+            codes[count] = (await change(broker, handle, 60_000, **about))[0], (await ack(broker, handle, **about)).code
+        return codes
+
+    theirs, ours = of_both(scenario, apache, tmp_path)
+    accepted = dict.fromkeys((6, 7, 10, 12), (0, 0))
+    assert (theirs, ours) == (accepted, accepted | {6: (1, 1)})
+
+
 def test_priorities_choose_the_queue_and_the_order(apache: ApachePair, tmp_path: Path) -> None:
     async def scenario(broker: Broker, topic: str) -> object:
         assert (await broker.make(topic, "+message.type=PRIORITY")).code == 0

@@ -99,7 +99,7 @@ def test_a_broken_string_is_a_header_error(decode, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1 2 3 4 0 b", "1 2 3 4 0  5", "1 2 3 4 0 b 5 6 7 8", "1 2 3 4 0 b 5 6 x", "1 2 3 4 9 b 5", "1 2 3 x 0 b 5"],
+    ["", "1 2 3 4 0 b", "1 2 3 4 0  5", "1 2 3 4 0 b 5 6 x 8", "1 2 3 4 0 b 5 6 x", "1 2 3 4 9 b 5", "1 2 3 x 0 b 5"],
 )
 def test_a_broken_handle_is_a_header_error(text):
     with pytest.raises(HeaderError):
@@ -108,6 +108,11 @@ def test_a_broken_handle_is_a_header_error(text):
 
 def test_a_handle_may_end_with_the_record_s_place_in_the_log():
     assert handles.decode_pop_handle("1 2 3 4 0 b 5 6 7") == handles.decode_pop_handle("1 2 3 4 0 b 5 6")
+
+
+@pytest.mark.parametrize("rest", ["8", "x", "", "8 9  x"])
+def test_what_follows_the_ninth_word_of_a_handle_is_not_read(rest):
+    assert handles.decode_pop_handle(f"1 2 3 4 0 b 5 6 7 {rest}") == handles.decode_pop_handle("1 2 3 4 0 b 5 6")
 
 
 @given(st.text(" ;,%qo0123456789-", max_size=30))

@@ -16,7 +16,8 @@ recallHandle         base64url, padded, of ``v1 <topic> <broker name> <deliver t
 ===================  =====================================================================================
 
 The ninth word of a POP handle, the record's place in the log, is what proxies and some clients add; nobody needs it
-here, and it is not kept. An empty string has no entries. Every decoder raises HeaderError and nothing else.
+here, and it is not kept. What follows it is not read at all, as in the reference. An empty string has no
+entries. Every decoder raises HeaderError and nothing else.
 Source: remoting.md §4.6.1, §7.6.
 """
 
@@ -36,7 +37,9 @@ RETRY_TOPIC_V1 = "1"
 RETRY_TOPIC_V2 = "2"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
-_HANDLE = re.compile("{0} {0} {0} {0} ([012]) ([^ ]+) {0}(?: {0}(?: {0})?)?".format(f"({_INTEGER.pattern})")).fullmatch
+_HANDLE = re.compile(
+    "{0} {0} {0} {0} ([012]) ([^ ]+) {0}(?: {0}(?: {0}(?: .*)?)?)?".format(f"({_INTEGER.pattern})")
+).fullmatch
 _ORDER_QUEUE = re.compile(r"qo(-?[0-9]{1,19})%(-?[0-9]{1,19})")
 _INT64_MAX = (1 << 63) - 1
 _ACK_BITS_MAX = 1 << 16
@@ -130,7 +133,7 @@ def decode_pop_handle(text: str) -> PopHandle:
     match = _HANDLE(text)
     numbers = [] if match is None else list(map(int, filter(None, match.group(1, 2, 3, 4, 7, 8, 9))))
     if match is None or max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX - 1:
-        rules = "must have 7 to 9 words: the fifth is 0, 1 or 2, the sixth a broker's name, all others 64-bit integers"
+        rules = "must have 7 words or more: the fifth is 0, 1 or 2, the sixth a broker's name, others 64-bit integers"
         raise HeaderError(f"POP handle {text[:80]!r} {rules}")
     start, pop_time, invisible_time, revive_queue, queue, *own = numbers
     return PopHandle(
