@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import shutil
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rmqkit.protocol.record import decode_record
 from rmqkit.store.message_store import MessageStore
-from rmqkit.store.offline.check import verify
+from rmqkit.store.offline.check import Kind, verify
 from rmqkit.store.queues import mending as queue_mending
 from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES
-from tests.store.stores import message, opened, put_all, read_all, small_settings
+from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 
 SETTINGS = small_settings(consume_queue_file_bytes=200, commit_log_file_bytes=16384)  # ten entries a file
+SMALL = small_settings(consume_queue_file_bytes=200)
 COUNT = 35
+MORE = 40
 TOPIC = "Orders"
 
 
@@ -113,7 +117,7 @@ def test_a_sound_store_is_opened_without_a_word_and_stays_as_it_is(tmp_path, cap
     note = (root / "queueends").read_bytes()
     for _ in range(2):
         with caplog.at_level(logging.WARNING), opened(root, SETTINGS) as store:
-            assert not (root / "queueends").exists()
+            assert (root / "queueends").read_bytes() != note
             assert len(bodies(store)) == COUNT
     assert not caplog.records
     assert (root / "queueends").read_bytes() == note
@@ -222,3 +226,69 @@ def test_a_topic_deleted_in_order_is_no_finding_when_it_is_made_again(tmp_path):
         store.delete_topic(TOPIC)
         put_all(store, message(TOPIC, 0, b"new"), message(TOPIC, 0, b"new"))
     assert verify(root, SETTINGS).findings == []
+
+
+def killed(root: Path, to: Path) -> Path:
+    """What a kill leaves of a store that was stopped once, where recovery walks over the last log file alone.
+    `MORE` messages came to queue 1 since, and none to queue 0."""
+    written(root, SMALL)
+    with opened(root, SMALL) as store:
+        put_all(store, *(message(TOPIC, 1, b"%d" % (COUNT + i)) for i in range(MORE)))
+        copy_store(root, to)
+    last = max(path for path in (to / "commitlog").iterdir() if any(path.read_bytes()))
+    record = decode_record(last.read_bytes())
+    assert record.queue_id == 1
+    flushed = record.store_timestamp + 3000
+    (to / "checkpoint").write_bytes(struct.pack(">5q", flushed, flushed, 0, 0, 0) + bytes(4056))
+    return to
+
+
+LOST_AFTER_A_KILL: dict[str, Callable[[Path], object]] = {
+    "a queue": lambda root: shutil.rmtree(folder(root)),
+    "the other queue": lambda root: shutil.rmtree(folder(root, 1)),
+    "the topic": lambda root: shutil.rmtree(root / "consumequeue" / TOPIC),
+    "the newest files": lambda root: [
+        path.unlink() for path in [file(root, 3), *sorted(folder(root, 1).iterdir())[5:]]
+    ],
+}
+
+
+@pytest.mark.parametrize("name", LOST_AFTER_A_KILL)
+@pytest.mark.parametrize("has_note", [True, False])
+def test_after_a_kill_a_lost_queue_is_made_anew_and_said_so(name, has_note, tmp_path, caplog):
+    root = killed(tmp_path / "store", tmp_path / "killed")
+    if not has_note:  # the records that recovery walks over tell it, where there are some
+        (root / "queueends").unlink()
+    LOST_AFTER_A_KILL[name](root)
+    found = [one for one in verify(root, SMALL).findings if one.kind is Kind.QUEUE_END]
+    assert found, "verify says it before the start"
+    with caplog.at_level(logging.WARNING), opened(root, SMALL) as store:
+        if not has_note and name != "the other queue":
+            assert bodies(store, queue_id=1) == [b"%d" % i for i in range(COUNT + MORE)]
+            return
+        assert bodies(store) == [b"%d" % i for i in range(COUNT)]
+        assert bodies(store, queue_id=1) == [b"%d" % i for i in range(COUNT + MORE)]
+        numbers = [one.queue_offset for one in put_all(store, message(TOPIC), message(TOPIC, 1))]
+        assert numbers == [COUNT, COUNT + MORE], "no number is given twice"
+    assert "messages of the log were not in it" in caplog.text
+    assert "messages entered anew from the log, 0 messages lost" in caplog.text
+    assert verify(root, SMALL).findings == []
+
+
+def test_after_a_kill_a_sound_store_is_opened_without_such_a_word(tmp_path, caplog):
+    root = killed(tmp_path / "store", tmp_path / "killed")
+    with caplog.at_level(logging.WARNING), opened(root, SMALL) as store:
+        assert bodies(store) == [b"%d" % i for i in range(COUNT)]
+    assert "were not in it" not in caplog.text
+
+
+def test_after_a_kill_a_lost_queue_goes_on_behind_what_the_log_does_not_have(tmp_path, caplog):
+    root = killed(tmp_path / "store", tmp_path / "killed")
+    for path in sorted((root / "commitlog").iterdir())[:-2]:
+        path.unlink()
+    (root / "logstart").unlink()
+    shutil.rmtree(folder(root))
+    with opened(root, SMALL) as store:
+        assert bodies(store) == []
+        assert put_all(store, message(TOPIC))[0].queue_offset == COUNT
+    assert f"the log has none of its messages, the next one is {COUNT}" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import struct
 import sys
@@ -96,9 +97,10 @@ def test_damaged_copy_recovers_as_the_real_broker_did(variant: str, expected: di
         for queue in after["queues"]:
             topic, queue_id = queue["topic"], queue["queueId"]
             bounds = (store.min_offset(topic, queue_id), store.max_offset(topic, queue_id))
-            assert bounds == (queue["minOffset"], queue["maxOffset"]), queue
+            first = 0 if variant == "no-cq" else queue["minOffset"]  # Java's loses what lies before the walk
+            assert bounds == (first, queue["maxOffset"]), queue
             records = read_all(store, topic, queue_id)
-            assert len(records) == queue["messages"]
+            assert len(records) == queue["messages"] + queue["minOffset"] - first
             for record in records:
                 was_sent = by_place[topic, queue_id, record.queue_offset]
                 assert (record.physical_offset, record.size) == (was_sent["physicalOffset"], was_sent["size"])
@@ -283,16 +285,17 @@ def test_clean_start_finds_what_no_queue_knows_yet(tmp_path: Path) -> None:
         assert store.max_offset("TopicTest", 0) == 10
 
 
-def test_walk_starts_where_the_checkpoint_allows(tmp_path: Path) -> None:
+def test_walk_starts_where_the_checkpoint_allows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = crashed(tmp_path, 60)
     names = sorted(path.name for path in (root / "commitlog").iterdir())
     timestamp = next(iter_records((root / "commitlog" / names[3]).read_bytes())).store_timestamp
     (root / "checkpoint").write_bytes(struct.pack(">5q", timestamp + 3000, timestamp + 3000, 0, 0, 0) + bytes(4056))
     shutil.rmtree(root / "consumequeue")
     with opened(root) as store:
-        first = store.get("TopicTest", 0, store.min_offset("TopicTest", 0), count_max=1)
-        assert store.min_offset("TopicTest", 0) > 0
-        assert decode_record(first.records[0]).physical_offset >= FILE_BYTES
+        assert store.min_offset("TopicTest", 0) == 0
+    found = re.search(r"TopicTest-0: messages of the log were not in it: (\d+) messages entered anew", caplog.text)
+    assert found is not None, "the walk began behind the first file"
+    assert 0 < int(found[1]) < 60
 
 
 def test_body_crc_is_checked_only_when_asked(tmp_path: Path) -> None:

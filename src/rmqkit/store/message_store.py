@@ -48,7 +48,7 @@ from rmqkit.store.queues.base import LogicQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.deleted_topics import DeletedTopics
 from rmqkit.store.queues.light_queues import light_numbers
-from rmqkit.store.queues.mending import mend_queues
+from rmqkit.store.queues.mending import mend_after_crash, mend_queues
 from rmqkit.store.queues.queue_ends import QueueEnds
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
@@ -254,7 +254,7 @@ class MessageStore:
         end = self._recover(is_clean)
         write_durably(self._abort_path, str(os.getpid()).encode())
         self._start.renew()
-        self._ends.remove(self._queues)
+        self._ends.renew(self._queues)
         self._commit_log.resume()
         self._dispatcher.position = self._reader.doubted_end = self._commit_log.max_offset
         if self._replica is not None:
@@ -311,6 +311,8 @@ class MessageStore:
         self._deleted.cut(end.offset)
         queues.truncate_physical(end.offset)
         log.queue.truncate(end.offset)
+        if not is_clean:
+            mend_after_crash(self.root, log, queues, self._ends, self._dispatcher.without_index(), self._delays_ms)
         log.last_store_timestamp = end.last_store_timestamp
         self._checkpoint.confirm_physical_offset = end.last_record
         if end.newest_store_timestamp > end.last_store_timestamp:

@@ -55,12 +55,13 @@ class LogicQueue(ABC):
         recovered_record: physicalOffset and size of that record when the queue was recovered, (-1, 0) without one.
         queue, file_queues: its entries' files; these and those of its extension, if it has one.
         on_open: told before the queue opens a file while it has none of its own open.
+        on_gap: told before a message is indexed although messages before it are not.
     """
 
     __slots__ = tuple(
         """
         queue file_queues queue_id topic topic_field topic_utf8 min_offset max_offset next_offset max_physical_offset
-        recovered_record on_open is_dirty _dirty _fd _file _file_bytes _position _reading
+        recovered_record on_open on_gap is_dirty _dirty _fd _file _file_bytes _position _reading
         """.split()
     )
 
@@ -94,6 +95,7 @@ class LogicQueue(ABC):
         self.max_physical_offset = -1
         self.is_dirty = False
         self.on_open: Callable[[LogicQueue], None] = _ignore
+        self.on_gap: Callable[[LogicQueue], None] = _ignore
         self._dirty = dirty
         self._reading: MappedFile | None = None
         self._file: MappedFile

@@ -57,6 +57,8 @@ class BatchQueue(LogicQueue):
             _log.warning("%s-%d: numbered anew from %d on", self.topic, self.queue_id, base_offset)
             self.queue.truncate(max(self.first_index, self.index_of(base_offset - 1) + 1) * BATCH_ENTRY.size)
             self.resume()
+        if base_offset > max(self.max_offset, self.next_offset):
+            self.on_gap(self)
         if self.first_index == self.end_index:
             self.min_offset = base_offset
         if self._fd < 0 or self._position == self._file_bytes:

@@ -121,6 +121,8 @@ class ConsumeQueue(LogicQueue):
 
     def _make_ready_for(self, queue_offset: int) -> None:
         """Before an entry that is not the expected next one."""
+        if queue_offset > max(self.max_offset, self.next_offset):
+            self.on_gap(self)
         is_empty = self.min_offset >= self.max_offset
         if not self.queue.files or (is_empty and queue_offset > self.max_offset):
             self._start_at(queue_offset)

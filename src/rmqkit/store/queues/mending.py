@@ -19,8 +19,13 @@ The entries of a broken queue are held against their records from its first file
 and the log is walked once for all broken queues and enters what they lack. Where the log does not have the messages any
 more the queue goes on with the next number it had: a number is never given twice.
 
-Not handled here: an entry in the middle of an older file (`reader` goes past it, `fsck` finds it), and a start after a
-crash, which makes the newest entries anew in any case (`recovery`). Source: store.md §4, §12.2.
+After a crash the newest entries are made anew in any case (`recovery`). A queue is made anew from the whole log when
+the first of them does not follow what the queue has, or when it ends before the number it had at the last start: its
+directory or a file of it is lost (`mend_after_crash`).
+
+Not handled here: an entry in the middle of an older file (`reader` goes past it, `fsck` finds it); after a crash, a
+lost queue that was made since the last start and has no record where recovery walks (`fsck` finds it).
+Source: store.md §4, §12.2.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ from rmqkit.store.queues.queue_ends import QueueEnds, QueueNote
 from rmqkit.store.queues.queue_ext import is_address
 from rmqkit.store.queues.table import ConsumeQueues
 
-__all__ = ["configured_topics", "mend_queues"]
+__all__ = ["configured_topics", "mend_after_crash", "mend_queues"]
 
 _log = logging.getLogger(__name__)
 _TOLD_MAX = 20
@@ -97,6 +102,45 @@ def mend_queues(
     _walk(log, max(start, log.min_offset), queues, dispatcher, delays_ms, broken)
     _tell(root, broken)
     return True
+
+
+def mend_after_crash(
+    root: Path,
+    log: CommitLog,
+    queues: ConsumeQueues,
+    ends: QueueEnds,
+    dispatcher: Dispatcher,
+    delays_ms: tuple[int, ...],
+) -> None:
+    """Make queues anew that lack what the log holds before the part that was dispatched again, and say so.
+    The log was walked and ends where it ends.
+
+    Args:
+        dispatcher: enters records in the queues only.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    lacking = dict.fromkeys(sorted(queues.behind, key=lambda one: (one.topic, one.queue_id)))
+    for (topic, queue_id), number in ends.numbers().items():
+        queue = queues.get(topic, queue_id)
+        if topic not in queues.deleted_ends and (queue is None or queue.max_offset < number):
+            queue = queue or queues.obtain(topic, queue_id)
+            lacking[queue] = None
+            if not queue.queue.files:
+                queue.next_offset = max(number, queue.next_offset)
+    topics = configured_topics(root) if lacking else None
+    broken = [
+        _Broken(queue, "messages of the log were not in it", None)
+        for queue in lacking
+        if topics is None or queue.topic in topics or is_light(queue.topic)
+    ]
+    if broken:
+        counts = {one.queue: max(0, one.queue.max_offset - one.queue.min_offset) for one in broken}
+        for one in broken:
+            _empty(one.queue)
+        _walk(log, log.min_offset, queues, dispatcher, delays_ms, broken)
+        _tell_after_crash(root, broken, counts)
 
 
 def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_Broken]:
@@ -148,14 +192,20 @@ def _take_back(one: _Broken, entries: _Entries) -> None:
     number = queue.max_offset
     one.kept = entries.right_ones(queue, None if note is None else note.start)
     if one.kept is None:
-        for files in queue.file_queues:
-            files.destroy()
-        queue.resume()
-        queue.recovered_record = (-1, 0)
-        queue.max_physical_offset = -1
+        _empty(queue)
     elif one.kept < queue.end_index:
         queue.recover_at(one.kept * queue.entry_bytes)
     queue.next_offset = max(number if note is None else note.number, queue.next_offset)
+
+
+def _empty(queue: LogicQueue) -> None:
+    """Delete the files of a queue."""
+    for files in queue.file_queues:
+        files.destroy()
+    queue.resume()
+    queue.min_offset = 0
+    queue.recovered_record = (-1, 0)
+    queue.max_physical_offset = -1
 
 
 def _walk(
@@ -208,6 +258,25 @@ def _tell(root: Path, broken: list[_Broken]) -> None:
             _log.warning("%s-%d: %s: %d entries made anew from the log%s", *place, one.reason, made, said)
     said = "store %s: %d queues were damaged: %d entries made anew from the log, %d messages lost"
     _log.warning(said, root, len(broken), made_all, lost_all)
+
+
+def _tell_after_crash(root: Path, broken: list[_Broken], counts: dict[LogicQueue, int]) -> None:
+    """Say what was done: nothing of queues whose messages before are not in the log any more, as of a slave's."""
+    made_all = lost_all = told = 0
+    for one in broken:
+        queue = one.queue
+        made = max(0, queue.max_offset - queue.min_offset - counts[queue])
+        lost = 0 if queue.queue.files else queue.next_offset
+        made_all, lost_all = made_all + made, lost_all + lost
+        if made or lost:
+            told += 1
+            if told <= _TOLD_MAX:
+                lack = f"; the log has none of its messages, the next one is {lost}" if lost else ""
+                place = queue.topic, queue.queue_id
+                _log.warning("%s-%d: %s: %d messages entered anew from the log%s", *place, one.reason, made, lack)
+    if told:
+        said = "store %s: %d queues were damaged: %d messages entered anew from the log, %d messages lost"
+        _log.warning(said, root, told, made_all, lost_all)
 
 
 class _Entries:

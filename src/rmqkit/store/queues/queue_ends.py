@@ -12,10 +12,12 @@ queues      by topic and queue id, a list (`QueueNote`): where the first file be
             the extension
 goes_on     by topic and queue id, the number of the next message of queues whose entries end before it, because the
             log does not have their messages any more
+numbers     by topic and queue id, the number of the next message at the last start
 ==========  ======================================================================================================
 
 The note counts while nothing was appended to the log since: a broker that does not know it makes it stale by its first
-message. It is removed at a start, when it was compared; only ``goes_on`` stays. A note that cannot be read is left out.
+message. A start compares it and replaces it by one with ``goes_on`` and ``numbers`` alone, for the start after a kill:
+it tells a queue that is lost with its directory. A note that cannot be read is left out.
 Cost: one read of the last file of each queue at a start, and of each queue that changed at a stop.
 """
 
@@ -59,6 +61,7 @@ class _Note(Struct):
     log_end: int = -1
     queues: dict[str, dict[int, QueueNote]] = field(default_factory=dict)
     goes_on: dict[str, dict[int, int]] = field(default_factory=dict)
+    numbers: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
 class QueueEnds:
@@ -141,13 +144,21 @@ class QueueEnds:
                     queue = queues.obtain(topic, queue_id)
                     queue.next_offset = max(number, queue.next_offset)
 
+    def numbers(self) -> dict[tuple[str, int], int]:
+        """The number of the next message that queues had at the last start; nothing of a slave's."""
+        table = {} if self._is_replica else self._note.numbers
+        return {(topic, queue_id): number for topic, by_id in table.items() for queue_id, number in by_id.items()}
+
     # ---- writing
 
-    def remove(self, queues: ConsumeQueues) -> None:
-        """Remove the note, as messages are about to come; the numbers of queues that end before them stay.
+    def renew(self, queues: ConsumeQueues) -> None:
+        """Replace the note by what a start after a kill needs, as messages are about to come.
         Raises OSError: the disk refused."""
         note = _Note(goes_on=self._numbers_ahead(queues))
-        if note.goes_on:
+        for queue in () if self._is_replica else queues:
+            if queue.next_offset:
+                note.numbers.setdefault(queue.topic, {})[queue.queue_id] = queue.next_offset
+        if note.numbers:
             write_note(self._path, note)
         else:
             remove_note(self._path)

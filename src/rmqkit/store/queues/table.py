@@ -88,6 +88,7 @@ class ConsumeQueues:
             half of the files the process may have open.
         dirty: queues with entries that are not on the disk; filled by the queues, emptied by `sync`.
         deleted_ends: physical offset, by topic, before which its records are those of a deleted one of its name.
+        behind: queues that a replay of the end of the log found to lack messages before it.
     """
 
     def __init__(
@@ -105,7 +106,10 @@ class ConsumeQueues:
         self.deleted_ends: Mapping[str, int] = {}
         self.open_max = _LOOKED_AT
         self._open: dict[LogicQueue, None] = {}  # in the order they were opened
+        self.behind: set[LogicQueue] = set()
         self._on_open = self._make_room  # one bound method for all queues
+        self._on_gap = self._note_gap
+        self._is_replaying = False
         self._checked: list[LogicQueue] = []
         self._syncing = threading.Lock()  # held while a queue waits for the disk, by either thread
         self._failure: OSError | None = None
@@ -139,6 +143,7 @@ class ConsumeQueues:
             ext = QueueExt(ext_folder, self._ext_file_bytes) if ext_folder else None
             queue = ConsumeQueue(topic, queue_id, folder, self._file_bytes, self.dirty, ext)
         queue.on_open = self._on_open
+        queue.on_gap = self._on_gap
         return queue
 
     # ---- opening
@@ -192,6 +197,8 @@ class ConsumeQueues:
 
     def finish_recovery(self, min_physical_offset: int) -> None:
         """Rebuild the queue offset table and the min offsets."""
+        self._is_replaying = False
+        self.behind.clear()
         for queue in self:
             queue.next_offset = max(queue.max_offset, queue.next_offset)  # it may be ahead: see `queue_ends`
             queue.recovered_record = NO_RECORD
@@ -205,6 +212,7 @@ class ConsumeQueues:
         self, start: int, min_physical_offset: int, is_record: Callable[[LogicQueue, int, tuple[Any, ...]], bool]
     ) -> None:
         """Drop every entry that a replay of the log from a physical offset on makes again."""
+        self._is_replaying = start > min_physical_offset
         for queue in self:
             queue.truncate_for_replay(start, is_record)
             queue.max_physical_offset = max(queue.max_physical_offset, self.deleted_ends.get(queue.topic, -1))
@@ -212,6 +220,10 @@ class ConsumeQueues:
             if isinstance(queue, ConsumeQueue) and queue.ext is not None and queue.min_offset >= queue.max_offset:
                 queue.ext.queue.destroy()  # the units of removed records may be lost: a hole would end the walk
             queue.close()
+
+    def _note_gap(self, queue: LogicQueue) -> None:
+        if self._is_replaying:
+            self.behind.add(queue)
 
     def truncate_physical(self, end: int) -> None:
         """Drop the entries of every record at or behind a physical offset."""
