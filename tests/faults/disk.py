@@ -173,7 +173,7 @@ class Recorder:
     # ---- the operations
 
     def _open_(self, path: Any, flags: int, mode: int = 0o777, **keywords: Any) -> int:
-        place = self.context(path)
+        place = self._parts(path)
         if place is None:
             if os.fspath(path) == self.base:
                 descriptor: int = self._real["open"](path, flags, mode, **keywords)
@@ -272,7 +272,7 @@ class Recorder:
         self._remove("rmdir", path, keywords)
 
     def _remove(self, function: str, path: Any, keywords: dict[str, Any]) -> None:
-        place = self.context(path)
+        place = self._parts(path)
         if place:
             self.before()
         with self._lock:
@@ -282,7 +282,7 @@ class Recorder:
                 self._enter_name(directory, {name: None}, directory.live[name])
 
     def _rename_(self, source: Any, target: Any, **keywords: Any) -> None:
-        places = self.context(source), self.context(target)
+        places = self._parts(source), self._parts(target)
         if places[0]:
             self.before()
         with self._lock:
@@ -299,7 +299,7 @@ class Recorder:
     _replace_ = _rename_
 
     def _mkdir_(self, path: Any, *arguments: Any, **keywords: Any) -> None:
-        place = self.context(path)
+        place = self._parts(path)
         if place:
             self.before()
         with self._lock:
@@ -309,7 +309,7 @@ class Recorder:
                 self._enter_name(place[0], {place[1]: node}, node)
 
     def _open_stream(self, path: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
-        if mode == "wb" and self.context(path):
+        if mode == "wb" and self._parts(path):
             return _Stream(self, path)
         return builtins.open(path, mode, *arguments, **keywords)
 

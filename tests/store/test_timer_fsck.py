@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.replication import TimerCheckpoint
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.offline.check import verify
@@ -21,11 +23,14 @@ SETTINGS = small_settings(timer_log_file_bytes=12 * UNIT_BYTES)
 
 def made(root):
     """A store, with 25 timed messages in three log files."""
+    timed = {"REAL_TOPIC": "TopicTest", "REAL_QID": 0, "TIMER_OUT_MS": NOW_MS}
     with opened(root) as store:
-        put_all(store, message())
+        records = put_all(store, *[message(TIMER_TOPIC, **timed)] * 25)
     files = TimerFiles(root, log_file_bytes=SETTINGS.timer_log_file_bytes, precision_ms=1000)
-    for number in range(25):
-        assert files.add([Unit(NONE, 1, NOW_MS, (1 + number % 5) * 1000, 100 * number, 100, 7)]) == 1
+    for number, one in enumerate(records):
+        size = one.end_offset - one.physical_offset
+        unit = Unit(NONE, 1, NOW_MS, (1 + number % 5) * 1000, one.physical_offset, size, java_hash("TopicTest"))
+        assert files.add([unit]) == 1
     version = DataVersion(1, 0, NOW_MS)
     offsets = {"last_timer_queue_offset": 25, "master_timer_queue_offset": 25}
     files.take(TimerCheckpoint(last_read_time_ms=NOW_MS, data_version=version, **offsets))
@@ -85,7 +90,7 @@ def test_damage_is_named_and_mended(tmp_path, name, damage, kind):
     assert verify(root, SETTINGS).is_sound
     files = TimerFiles(root, log_file_bytes=SETTINGS.timer_log_file_bytes, precision_ms=1000)
     files.load()
-    at = files.recover(lambda unit: unit.physical_offset // 100)
+    at = files.recover(lambda unit: unit.physical_offset // unit.size)
     pending = files.wheel.pending(NOW_MS, NOW_MS + 10_000)
     assert (files.fault, (at, pending) in {(0, 0), (25, 25)}) == ("", True)  # read again from the topic, or all there
     files.close()
