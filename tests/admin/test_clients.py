@@ -22,7 +22,7 @@ from rmqkit.protocol.schemas.clients import (
     ProcessQueueInfo,
 )
 from tests.admin.things import make_topic
-from tests.client.peers import on_loop
+from tests.client.peers import on_real_loop
 
 NOW_MS = 1_700_000_000_000
 Q0, Q1 = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
@@ -77,7 +77,7 @@ def test_who_broadcasts_or_pulls_need_not_share_queues():
         assert verdict(connection, {"x": info({}), "y": info({})}, [Q0, Q1], NOW_MS).troubles == []
 
 
-@on_loop
+@on_real_loop
 async def test_one_answer_is_enough_and_the_telling_error_is_raised():
     async def ask(address):
         if address == "up":
@@ -104,7 +104,7 @@ async def status_when(admin, group, is_so):
 
 
 def test_a_group_that_is_online(name_servers):
-    @on_loop
+    @on_real_loop
     async def run():
         async with Admin(name_servers) as admin:
             await make_topic(admin, "NS%Online")
@@ -139,7 +139,7 @@ def test_a_group_that_is_online(name_servers):
 
 
 def test_a_group_that_pops_is_told_as_any_other(name_servers):
-    @on_loop
+    @on_real_loop
     async def run():
         async with Admin(name_servers) as admin:
             await make_topic(admin, "Popped")

@@ -12,7 +12,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import ConsumerRunningInfo, MessageQueue, PopProcessQueueInfo
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy
 from tests.admin.things import BROKERS, make_topic, send
-from tests.client.peers import on_loop
+from tests.client.peers import on_real_loop
 
 SIDES = ("broker-a", "broker-a", "broker-b", "broker-b")
 
@@ -21,7 +21,7 @@ def with_admin(test):
     """Run a coroutine function with an `Admin` of the cluster."""
 
     def run(name_servers):
-        @on_loop
+        @on_real_loop
         async def opened():
             async with Admin(name_servers) as admin:
                 await test(admin)

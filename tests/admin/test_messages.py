@@ -15,7 +15,7 @@ from rmqkit.protocol.names import HALF_TOPIC
 from tests.admin.test_clients import status_when
 from tests.admin.test_groups import with_admin
 from tests.admin.things import find_when_indexed, make_topic, send
-from tests.client.peers import SECONDS, on_loop
+from tests.client.peers import SECONDS, on_real_loop
 
 NOBODY = "127.0.0.1:1"
 
@@ -128,7 +128,7 @@ async def test_a_message_is_sent_where_it_is_told_to_and_again_with_what_it_had(
 
 
 def test_a_client_handles_a_message_once_more(name_servers):
-    @on_loop
+    @on_real_loop
     async def run():
         async with Admin(name_servers) as admin:
             await make_topic(admin, "Pushed", ["broker-b"])
@@ -148,7 +148,7 @@ def test_a_client_handles_a_message_once_more(name_servers):
 
 
 def test_a_half_message_is_asked_about_again(name_servers):
-    @on_loop
+    @on_real_loop
     async def run():
         async with (
             Admin(name_servers) as admin,

@@ -43,6 +43,20 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
+def on_real_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The same in real time, for tests whose servers are in another thread or process."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(2 * SECONDS):
+                await test(*args, **kwargs)
+
+        asyncio.run(main())
+
+    return run
+
+
 @contextlib.contextmanager
 def standalone(root: Path, **parts: Any) -> Iterator[str]:
     """Our name server and broker on a loop and in a thread of their own; yields the name server's address.

@@ -14,7 +14,7 @@ from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, StartF
 from rmqkit.client.consumer import watch as watchdog
 from rmqkit.client.consumer.watch import LoopWatchdog, _places
 from rmqkit.standalone import Standalone
-from tests.client.peers import SECONDS, on_loop, until
+from tests.client.peers import SECONDS, on_real_loop, until
 
 FIRST = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0)
 
@@ -34,7 +34,7 @@ def block_until_told(caplog):
         time.sleep(0.005)
 
 
-@on_loop
+@on_real_loop
 async def test_a_handler_that_blocks_is_told_with_its_place_and_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(watchdog, "STILL_SECONDS", 0.2)
     handled = []
@@ -59,7 +59,7 @@ async def test_a_handler_that_blocks_is_told_with_its_place_and_once(tmp_path, c
     assert not [thread for thread in threading.enumerate() if thread.name == "rmqkit watchdog"]
 
 
-@on_loop
+@on_real_loop
 async def test_a_loop_that_goes_on_is_not_told_of(caplog):
     one = LoopWatchdog(0.05)
     beaten = one._beaten
@@ -69,7 +69,7 @@ async def test_a_loop_that_goes_on_is_not_told_of(caplog):
     assert told(caplog) == []
 
 
-@on_loop
+@on_real_loop
 async def test_a_loop_has_one_watchdog_however_many_consumers_there_are():
     watchdog.watch_loop()
     watchdog.watch_loop()

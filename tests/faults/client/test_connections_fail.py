@@ -15,7 +15,7 @@ from rmqkit.protocol.frame import FrameSplitter
 from tests.client.peers import until
 from tests.faults.client.proxy import Cut, Dials, Proxy
 from tests.faults.client.servers import PROXIED_HOST, Servers
-from tests.faults.client.trial import CONF, Trial, on_loop
+from tests.faults.client.trial import CONF, Trial, on_real_loop
 
 pytestmark = pytest.mark.faults
 
@@ -32,7 +32,7 @@ async def proxied(folder: Path) -> AsyncIterator[tuple[Servers, Proxy]]:
             yield servers, proxy
 
 
-@on_loop
+@on_real_loop
 async def test_connections_cut_in_the_middle_of_frames_cost_no_message(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -54,7 +54,7 @@ async def test_connections_cut_in_the_middle_of_frames_cost_no_message(tmp_path:
         assert inside >= 3
 
 
-@on_loop
+@on_real_loop
 async def test_a_slow_broker_is_waited_for(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (servers, proxy):
         async with Trial(servers.namesrv_addr, patient=True) as trial:
@@ -67,7 +67,7 @@ async def test_a_slow_broker_is_waited_for(tmp_path: Path) -> None:
         trial.judge(in_doubt_max=0)
 
 
-@on_loop
+@on_real_loop
 async def test_a_broker_slower_than_the_time_outs_fails_sends_and_loses_nothing(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (servers, proxy):
         async with Trial(servers.namesrv_addr) as trial:
@@ -81,7 +81,7 @@ async def test_a_broker_slower_than_the_time_outs_fails_sends_and_loses_nothing(
         assert any("did not answer" in str(error) for error in trial.ledger.in_doubt.values())
 
 
-@on_loop
+@on_real_loop
 async def test_silent_connections_are_given_up_for_new_ones(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (servers, proxy):
         async with Trial(servers.namesrv_addr) as trial:
@@ -127,7 +127,7 @@ class Nonsense:
         return answer
 
 
-@on_loop
+@on_real_loop
 @pytest.mark.parametrize("is_framed", [False, True], ids=["no frames", "frames"])
 async def test_answers_that_make_no_sense_cost_no_message(tmp_path: Path, is_framed: bool) -> None:
     seed = random.randrange(1 << 32)

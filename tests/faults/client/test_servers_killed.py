@@ -12,13 +12,13 @@ from rmqkit.errors import NoRoute
 from rmqkit.protocol.message import Message
 from tests.faults.client.outage import ride_out
 from tests.faults.client.servers import Servers
-from tests.faults.client.trial import CONF, PATIENT, Trial, on_loop
+from tests.faults.client.trial import CONF, PATIENT, Trial, on_real_loop
 from tests.waiting import SECONDS
 
 pytestmark = pytest.mark.faults
 
 
-@on_loop
+@on_real_loop
 async def test_a_broker_that_is_killed_and_comes_back_costs_no_message(tmp_path: Path) -> None:
     async with Servers(tmp_path, conf=CONF) as servers:
         async with Trial(servers.namesrv_addr) as trial:
@@ -32,7 +32,7 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_no_message(tmp_path:
         trial.judge()
 
 
-@on_loop
+@on_real_loop
 async def test_no_send_fails_while_a_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
     async with Servers(tmp_path, conf=CONF) as servers:
 
@@ -43,7 +43,7 @@ async def test_no_send_fails_while_a_broker_is_killed_and_comes_back(tmp_path: P
         await ride_out(servers.namesrv_addr, "RiddenOut", outage)
 
 
-@on_loop
+@on_real_loop
 async def test_known_routes_outlive_the_name_server_and_new_ones_come_back_with_it(tmp_path: Path) -> None:
     async with Servers(tmp_path, conf=CONF + "registerNameServerPeriod=10000") as servers:
         (name_server,) = servers.name_servers
@@ -60,7 +60,7 @@ async def test_known_routes_outlive_the_name_server_and_new_ones_come_back_with_
         trial.judge(in_doubt_max=0)
 
 
-@on_loop
+@on_real_loop
 async def test_one_of_two_name_servers_is_enough(tmp_path: Path) -> None:
     async with Servers(tmp_path, conf=CONF, name_servers=2) as servers:
         async with Trial(servers.namesrv_addr, patient=True) as trial:

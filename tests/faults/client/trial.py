@@ -71,7 +71,7 @@ SENDING = ProducerSettings(
 PATIENT = msgspec.structs.replace(SENDING, send_timeout_ms=TIMEOUT_MS, try_timeout_ms=-1)
 
 
-def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+def on_real_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Run a coroutine function as a test, with times as users have them; servers start slowly on a busy machine."""
 
     @pytest.mark.timeout(TEST_SECONDS_MAX + 100)
