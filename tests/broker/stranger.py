@@ -75,10 +75,20 @@ class Stranger:
 
     async def ask_bytes(self, sent: bytes) -> Answer:
         self._writer.write(sent)
+        header, body = await self._next()
+        return Answer(header, body)
+
+    async def next_request(self) -> tuple[int, bytes]:
+        """Code and body of what the server asks over this connection."""
+        header, body = await self._next()
+        assert not header["flag"] & 1, "it is no answer"
+        return header["code"], body
+
+    async def _next(self) -> tuple[dict, bytes]:
         size, header_size = struct.unpack(">ii", await self._reader.readexactly(8))
         rest = await self._reader.readexactly(size - 4)
         header_size &= 0xFFFFFF
-        return Answer(json.loads(rest[:header_size]), rest[header_size:])
+        return json.loads(rest[:header_size]), rest[header_size:]
 
 
 async def ask(address: str, code: int, body: bytes = b"", user: str | None = None, **fields: str) -> Answer:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import random
+import socket
 
 import pytest
 
@@ -12,7 +16,9 @@ from tests.broker.stranger import Stranger, ask, frame, fully_signed
 SEND, QUERY, VIEW, SEND_BACK, END = 310, 12, 33, 36, 37
 CREATE_USER, CREATE_ACL, HEARTBEAT, CONSUME_DIRECTLY = 3001, 3006, 34, 309
 GET_TOPIC, DELETE_TOPIC, BROKER_CONFIG, NAMESRV_CONFIG = 351, 215, 26, 319
-OK, REFUSED, NOT_FOUND = 0, 16, 22
+OK, UNSUPPORTED, REFUSED, NOT_FOUND = 0, 3, 16, 22
+CHECK_BACK = 39
+ADMIN_CODES = {17, 18, 25, 200, 207, 215, 225, 306, 316, 329}
 ALL_TIME = {"maxNum": "32", "beginTimestamp": "0", "endTimestamp": str((1 << 63) - 1)}
 
 
@@ -319,3 +325,130 @@ def test_old_signatures_are_accepted_by_default_and_a_full_one_has_to_be_right(s
             assert (await eve.ask_bytes(frame(DELETE_TOPIC, fields))).code == REFUSED
 
     serve(scenario, users=True)
+
+
+async def half(address, topic, user):
+    """Store a half message and never decide about it; over a connection of its own, as a question about it could come
+    before the answer to this."""
+    properties = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02"
+    born_ms = str(SYSTEM_CLOCK.now_ms())  # one that is older than files are kept is not asked about
+    values = ("p", topic, "TBW102", "4", "0", "4", born_ms, "0", properties, "0", "false")
+    answer = await ask(address, SEND, b"secret half", user, **dict(zip("abcdefghijk", values, strict=True)))
+    assert answer.code == OK, answer.remark
+
+
+def test_a_producer_without_the_right_is_never_asked_about_a_half_message(serve):
+    """End to end: the broker asks again and again over the connection of who may publish, and never over the other."""
+
+    async def scenario(servers):
+        address = servers.broker_address
+        await with_rights(address, "anna", "Topic:Orders")
+        await with_rights(address, "eve", "Topic:Own")
+        beats = [
+            json.dumps({"clientID": name, "producerDataSet": [{"groupName": "p"}], "consumerDataSet": []}).encode()
+            for name in ("anna", "eve")
+        ]
+        async with Stranger(address) as anna, Stranger(address) as eve:
+            assert (await anna.ask(HEARTBEAT, beats[0], "anna")).code == OK
+            assert (await eve.ask(HEARTBEAT, beats[1], "eve")).code == OK
+            await half(address, "Orders", "anna")
+            for _ in range(4):
+                code, body = await anna.next_request()
+                assert (code, b"secret half" in body) == (CHECK_BACK, True)
+            # What was sent to eve before this answer would come before it.
+            assert (await eve.ask(HEARTBEAT, beats[1], "eve")).code == OK
+
+    quick = {"transactionTimeOut": "1", "transactionCheckInterval": "20"}
+    serve(scenario, users=True, broker=quick)
+
+
+# ---- the VIP port and the exporter
+
+
+def free_port():
+    """A port whose VIP port, two below, is free as well."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.ExitStack() as stack:
+            try:
+                for each in (port, port - 2, port + 1):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", each))
+            except OSError:
+                continue
+        return port
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_the_vip_port_opens_nothing_that_the_main_port_does_not(serve, users):
+    port = free_port()
+    main, vip = f"127.0.0.1:{port}", f"127.0.0.1:{port - 2}"
+    signed_by = "root" if users else None
+
+    async def scenario(servers):
+        await send(main, "T", "", signed_by)
+        await send(vip, "T", "", signed_by)
+        # Administration from another machine, by who it may be: refused at both.
+        for code in sorted(ADMIN_CODES):
+            answers = []
+            for address in (main, vip):
+                async with Stranger(address, PROXY) as stranger:
+                    answers.append(await stranger.ask(code, b"{}", signed_by, topic="T"))
+            assert [answer.code for answer in answers] == [REFUSED, REFUSED], (code, answers[0].remark)
+        # Unsigned, or signed with a secret that is not right: the same answers.
+        for fields in ({}, {"AccessKey": "root", "Signature": "x"}):
+            codes = [(await ask(address, GET_TOPIC, topic="T", **fields)).code for address in (main, vip)]
+            assert codes == ([REFUSED, REFUSED] if users else [OK, OK])
+        # Pulls and pops are no requests of this port.
+        for code in (11, 361, 200_050, 200_052, 200_054, 200_055):
+            answer = await ask(vip, code, b"", signed_by, consumerGroup="g", topic="T", queueId="0")
+            assert answer.code == UNSUPPORTED, (code, answer.remark)
+
+    serve(
+        scenario,
+        users=users,
+        broker={"listenPort": str(port), "proxyProtocolAddresses": "loopback"},
+    )
+
+
+async def http(address, request):
+    """The bytes that answer some bytes."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_the_exporter_tells_everybody_names_and_counts_and_takes_nothing_else(serve, users):
+    async def scenario(servers):
+        await send(servers.broker_address, "Orders", "KEYS\x01secretkey\x02", "root" if users else None)
+        address = servers._broker.metrics_address
+        told = await http(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert told.startswith(b"HTTP/1.1 200")
+        assert b'topic="Orders"' in told
+        for secret in (b"body of", b"secretkey", b"secret12"):
+            assert secret not in told
+        for request in (
+            b"GET /config/access.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            b"GET /metrics/../config/access.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            b"DELETE /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            b"POST /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
+            frame(DELETE_TOPIC, {"topic": "Orders"}),
+        ):
+            answer = await http(address, request)
+            assert not answer.startswith(b"HTTP/1.1 2"), answer[:80]
+        assert (await ask(servers.broker_address, GET_TOPIC, b"", "root" if users else None, topic="Orders")).code == OK
+
+    serve(scenario, users=users, broker={"metricsExporterType": "PROM", "metricsPromExporterPort": "0"})
+
+
+def test_without_the_setting_there_is_no_exporter(serve):
+    async def scenario(servers):
+        assert servers._broker.metrics_address == ""
+
+    serve(scenario)
