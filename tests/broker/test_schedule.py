@@ -197,17 +197,46 @@ def test_a_restart_delivers_what_became_due_meanwhile_and_nothing_twice(root):
     run_virtual(scenario())
 
 
-def test_without_the_offset_file_everything_is_delivered_again(root):
+def test_without_the_offset_file_everything_is_delivered_again_and_said(root, caplog):
+    path = root / "config" / "delayOffset.json"
+
+    async def scenario():
+        async with running(root) as delays:
+            delays.put(1)
+            delays.put(2)
+            delays.clock.ms += 5000
+            await delays.delivered(2)
+        assert caplog.messages == [], "a new broker has no such file"
+        path.unlink()
+        async with running(root, clock=delays.clock) as again:
+            assert len(await again.delivered(4)) == 4
+            # as a broker that becomes master a second time
+            again.schedule.stop()
+            again.schedule.start()
+        (said,) = caplog.messages
+        assert said.startswith(f"{path} is missing, and so is its backup: 2 messages of {SCHEDULE_TOPIC} are delivered")
+
+    with caplog.at_level(logging.WARNING):
+        run_virtual(scenario())
+
+
+def test_with_a_backup_of_the_offset_file_only_what_it_does_not_know_is_delivered_again(root, caplog):
+    path = root / "config" / "delayOffset.json"
+
     async def scenario():
         async with running(root) as delays:
             delays.put(1)
             delays.clock.ms += 1000
             await delays.delivered(1)
-        (root / "config" / "delayOffset.json").unlink()
+        path.rename(path.with_name("delayOffset.json.bak"))
         async with running(root, clock=delays.clock) as again:
+            again.put(1)
+            again.clock.ms += 1000
             assert len(await again.delivered(2)) == 2
+        assert caplog.messages == [f"{path} is missing: taking its backup, which may be older"]
 
-    run_virtual(scenario())
+    with caplog.at_level(logging.WARNING):
+        run_virtual(scenario())
 
 
 @pytest.mark.parametrize(("offset", "count"), [(-5, 1), (10**12, 0)])

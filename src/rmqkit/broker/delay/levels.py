@@ -135,6 +135,7 @@ class Schedule:
         self._end_offset = 0
         self._taken: tuple[dict[int, int], int] = ({}, 0)
         self._written: dict[int, int] = {}
+        self._is_file_missing = False
         self._timer: asyncio.Handle | None = None
         self._timer_ms = _NEVER
         self._is_running = False
@@ -157,7 +158,9 @@ class Schedule:
 
     def load(self) -> None:
         """Read the offsets; the store is asked for its own only when delivery starts."""
-        stored = self._file.load(DelayOffsets) or DelayOffsets()
+        found = self._file.load(DelayOffsets)
+        self._is_file_missing = found is None
+        stored = found or DelayOffsets()
         self._data_version = stored.data_version or DataVersion()
         self._levels.clear()
         self._written = {level: offset for level, offset in stored.offset_table.items() if level > 0}
@@ -214,10 +217,20 @@ class Schedule:
     def start(self, remote_put: RemotePut | None = None) -> None:
         """Deliver from now on, what became due before first; into the own log, or at other brokers."""
         self._is_running, self._remote_put = True, remote_put
+        pending = 0
         for level in self._levels.values():
-            self._clamp(level)
+            pending += self._clamp(level) - level.offset
             level.look_at_ms = 0.0
             level.ahead.clear()
+        if self._is_file_missing and pending:
+            _log.warning(
+                "%s is missing, and so is its backup: %d messages of %s are delivered when they are due, also those"
+                " that were delivered before",
+                self._file.path,
+                pending,
+                SCHEDULE_TOPIC,
+            )
+        self._is_file_missing = False
         self._look_at(self._clock.now_ms())
 
     def stop(self) -> None:
