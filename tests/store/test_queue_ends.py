@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import struct
@@ -15,6 +16,7 @@ from rmqkit.protocol.record import decode_record
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.offline.check import Kind, verify
 from rmqkit.store.queues import mending as queue_mending
+from rmqkit.store.queues import queue_ends
 from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 
@@ -230,9 +232,11 @@ def test_a_topic_deleted_in_order_is_no_finding_when_it_is_made_again(tmp_path):
 
 def killed(root: Path, to: Path) -> Path:
     """What a kill leaves of a store that was stopped once, where recovery walks over the last log file alone.
-    `MORE` messages came to queue 1 since, and none to queue 0."""
+    Three messages came to a new queue 2 since, then `MORE` to queue 1, and none to queue 0."""
     written(root, SMALL)
     with opened(root, SMALL) as store:
+        put_all(store, *(message(TOPIC, 2, b"%d" % i) for i in range(3)))
+        store._flusher.flush_queues()
         put_all(store, *(message(TOPIC, 1, b"%d" % (COUNT + i)) for i in range(MORE)))
         copy_store(root, to)
     last = max(path for path in (to / "commitlog").iterdir() if any(path.read_bytes()))
@@ -273,6 +277,43 @@ def test_after_a_kill_a_lost_queue_is_made_anew_and_said_so(name, has_note, tmp_
     assert "messages of the log were not in it" in caplog.text
     assert "messages entered anew from the log, 0 messages lost" in caplog.text
     assert verify(root, SMALL).findings == []
+
+
+def test_after_a_kill_a_lost_queue_that_was_made_since_the_start_is_made_anew(tmp_path, caplog):
+    root = killed(tmp_path / "store", tmp_path / "killed")
+    shutil.rmtree(folder(root, 2))
+    with opened(root, SMALL) as store:
+        assert bodies(store, queue_id=2) == [b"0", b"1", b"2"]
+        assert put_all(store, message(TOPIC, 2))[0].queue_offset == 3
+    assert f"{TOPIC}-2: messages of the log were not in it: 3 messages entered anew" in caplog.text
+
+
+def test_queues_are_noted_once_when_the_log_has_their_messages_on_the_disk(tmp_path):
+    settings = small_settings(flush_interval_ms=3_600_000, queue_flush_interval_ms=3_600_000)
+    with opened(tmp_path, settings) as store:
+        end = put_all(store, message(TOPIC))[0].end_offset
+        store._flusher.flush_queues()
+        note = (tmp_path / "queueends").read_bytes()
+        assert TOPIC.encode() in note
+        assert store.durable_offset == end
+        put_all(store, message(TOPIC))
+        store._flusher.flush_queues()
+        assert (tmp_path / "queueends").read_bytes() == note
+        assert store.durable_offset == end, "only new queues have the log flushed"
+
+
+def test_a_disk_that_refuses_the_note_of_new_queues_costs_only_the_note(tmp_path, caplog, monkeypatch):
+    with opened(tmp_path, SMALL) as store, monkeypatch.context() as patched:
+        patched.setattr(queue_ends, "write_note", _refuse)
+        put_all(store, message(TOPIC))
+        store._flusher.flush_queues()
+        put_all(store, message(TOPIC))
+        assert store.failure is None
+    assert "queues made since the start are not in it" in caplog.text
+
+
+def _refuse(path: Path, note: object) -> None:
+    raise OSError(errno.ENOSPC, "no room")
 
 
 def test_after_a_kill_a_sound_store_is_opened_without_such_a_word(tmp_path, caplog):

@@ -143,6 +143,7 @@ class MessageStore:
             on_durable=on_durable,
             on_committed=on_committed,
             on_flushed=on_flushed,
+            note_queues=lambda: self._ends.note_new(self._queues, self._flush_log),
         )
         self._appender = Appender(self._commit_log, self._queues, self._dispatcher, self._flusher, settings, clock)
         self._retention = Retention(
@@ -260,6 +261,11 @@ class MessageStore:
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
         self._flusher.start(self._commit_log.max_offset)
+
+    def _flush_log(self) -> bool:
+        """Make the log durable; whether the disk did not refuse."""
+        self._flusher.flush_log()
+        return self._flusher.failure is None
 
     @property
     def _abort_path(self) -> Path:

@@ -50,6 +50,7 @@ class Flusher:
         on_durable: called from the flush thread at the end of every round.
         on_committed: called from the commit thread when more of the log became readable.
         on_flushed: told after each flush of the log how many ms it took; from the thread that made it.
+        note_queues: called when all queues are on the disk, before the checkpoint says so.
 
     Attributes:
         durable_offset: physical offset up to which the log is known to be on the disk.
@@ -70,6 +71,7 @@ class Flusher:
         on_durable: Callable[[int, OSError | None], None] | None,
         on_committed: Callable[[], object] | None = None,
         on_flushed: Callable[[float], None] | None = None,
+        note_queues: Callable[[], None] | None = None,
     ) -> None:
         self.durable_offset = 0
         self.failure: OSError | None = None
@@ -84,6 +86,7 @@ class Flusher:
         self._on_durable = on_durable
         self._on_committed = on_committed
         self._on_flushed = on_flushed
+        self._note_queues = note_queues
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._queues_thorough_at = clock.monotonic_ms()
         self._is_requested = False
@@ -240,6 +243,8 @@ class Flusher:
             if self._index is not None:
                 self._checkpoint.reach(index=self._index.sync_full(self.durable_offset))
             if least_bytes == 0:
+                if self._note_queues is not None:
+                    self._note_queues()
                 self._checkpoint.reach(logics=timestamp)
             self._checkpoint.save()
         except OSError as error:

@@ -20,11 +20,12 @@ and the log is walked once for all broken queues and enters what they lack. Wher
 more the queue goes on with the next number it had: a number is never given twice.
 
 After a crash the newest entries are made anew in any case (`recovery`). A queue is made anew from the whole log when
-the first of them does not follow what the queue has, or when it ends before the number it had at the last start: its
-directory or a file of it is lost (`mend_after_crash`).
+the first of them does not follow what the queue has, or when it ends before the number that was noted while the broker
+ran: its directory or a file of it is lost (`mend_after_crash`).
 
-Not handled here: an entry in the middle of an older file (`reader` goes past it, `fsck` finds it); after a crash, a
-lost queue that was made since the last start and has no record where recovery walks (`fsck` finds it).
+Not handled here: an entry in the middle of an older file (`reader` goes past it, `fsck` finds it); after a crash, lost
+files of a queue that were made since its number was noted, when it has no record where recovery walks (`fsck` finds
+them).
 Source: store.md §4, §12.2.
 """
 

@@ -12,19 +12,23 @@ queues      by topic and queue id, a list (`QueueNote`): where the first file be
             the extension
 goes_on     by topic and queue id, the number of the next message of queues whose entries end before it, because the
             log does not have their messages any more
-numbers     by topic and queue id, the number of the next message at the last start
+numbers     by topic and queue id, the number of the next message at the last start, or when a queue made since, or
+            another one then, was noted
 ==========  ======================================================================================================
 
 The note counts while nothing was appended to the log since: a broker that does not know it makes it stale by its first
 message. A start compares it and replaces it by one with ``goes_on`` and ``numbers`` alone, for the start after a kill:
-it tells a queue that is lost with its directory. A note that cannot be read is left out.
-Cost: one read of the last file of each queue at a start, and of each queue that changed at a stop.
+it tells a queue that is lost with its directory. Queues that are made later are noted before the checkpoint says that
+they are on the disk, as recovery then reads their messages no more. A note that cannot be read is left out.
+Cost: one read of the last file of each queue at a start, and of each queue that changed at a stop; one flush of
+the log and one write of the note in a minute that queues were made in.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -65,7 +69,7 @@ class _Note(Struct):
 
 
 class QueueEnds:
-    """The note of a store. Owner thread only.
+    """The note of a store. Owner thread only, except `note_new`.
 
     Args:
         is_replica: whether the store is a slave's, whose numbers are its master's: none is noted apart.
@@ -145,7 +149,7 @@ class QueueEnds:
                     queue.next_offset = max(number, queue.next_offset)
 
     def numbers(self) -> dict[tuple[str, int], int]:
-        """The number of the next message that queues had at the last start; nothing of a slave's."""
+        """Numbers that queues had reached, as noted while the broker ran; nothing of a slave's."""
         table = {} if self._is_replica else self._note.numbers
         return {(topic, queue_id): number for topic, by_id in table.items() for queue_id, number in by_id.items()}
 
@@ -162,6 +166,31 @@ class QueueEnds:
             write_note(self._path, note)
         else:
             remove_note(self._path)
+        self._note = note
+
+    def note_new(self, queues: ConsumeQueues, flush_log: Callable[[], bool]) -> None:
+        """Note the queues that were made since, when their entries are on the disk. From the thread that flushes them.
+        A disk that refuses costs only the note.
+
+        Args:
+            flush_log: makes the log durable; False when the disk refused. A number that the log does not hold after a
+                power cut would have all of it read.
+        """
+        known = self._note.numbers
+        if self._is_replica or all(one.queue_id in known.get(one.topic, ()) for one in queues if one.max_offset > 0):
+            return
+        note = _Note(goes_on=self._note.goes_on)
+        for queue in queues:
+            if queue.max_offset > 0:
+                note.numbers.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
+        if not flush_log():
+            return
+        try:
+            write_note(self._path, note)
+        except OSError as error:
+            _log.warning("%s cannot be written, queues made since the start are not in it: %s", self._path, error)
+            return
+        self._note = note
 
     def save(self, queues: ConsumeQueues) -> None:
         """Note what the queues hold, when nothing comes any more and all of it is on the disk.
