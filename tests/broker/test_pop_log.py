@@ -13,7 +13,7 @@ import pytest
 from rmqkit.broker.pop.check_points import CheckPointStore
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
-from rmqkit.protocol.schemas.pop import CheckPoint, StoredAck
+from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
 from rmqkit.store.message_store import PutMessage
 from tests.broker.pops import ack, context_of, now_ms, pop, sent
 
@@ -26,13 +26,13 @@ ACK = b'{"ao":0,"bn":"broker-interop","c":"CG-p0","pt":1795294447940,"q":0,"so":
 ACKS = b'{"ao":-1,"aol":[0,1],"bn":"broker-interop","c":"CG-p2","pt":1795294448171,"q":2,"so":0,"t":"ObsT"}'
 
 
-@pytest.mark.parametrize(("kind", "body"), [(CheckPoint, CHECK_POINT), (StoredAck, ACK), (StoredAck, ACKS)])
+@pytest.mark.parametrize(("kind", "body"), [(PopCheckPoint, CHECK_POINT), (StoredAck, ACK), (StoredAck, ACKS)])
 def test_bodies_are_read_and_written_as_apache_does(kind, body):
     assert msgspec.json.encode(msgspec.json.decode(body, type=kind)) == body
 
 
 def test_bits_of_a_check_point_are_acks():
-    check_point = msgspec.json.decode(CHECK_POINT, type=CheckPoint)
+    check_point = msgspec.json.decode(CHECK_POINT, type=PopCheckPoint)
     assert check_point.offsets_left == {0, 1}
     check_point.acked_bits = 0b10
     assert check_point.offsets_left == {0}
@@ -87,7 +87,7 @@ def test_what_others_put_into_the_revive_topic_is_taken_in(run):
     async def scenario(cluster):
         await sent(cluster, *"ab")
         pop_time = now_ms() - 10_000
-        check_point = CheckPoint(
+        check_point = PopCheckPoint(
             broker_name="broker-a",
             group="g",
             topic="T",

@@ -34,9 +34,8 @@ from rmqkit.broker.operations.resets import ResetHandlers
 from rmqkit.broker.operations.runtime_info import RuntimeInfoHandlers
 from rmqkit.broker.operations.topics import TopicHandlers
 from rmqkit.broker.operations.unsupported import UnsupportedHandlers
-from rmqkit.broker.pop.acks import PopAckHandlers
 from rmqkit.broker.pop.assignment import PopAssignmentHandlers
-from rmqkit.broker.pop.handlers import PopHandlers
+from rmqkit.broker.pop.handlers import PopAckHandlers, PopHandlers
 from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.handler import PullHandlers
 from rmqkit.broker.pull.long_polling import LongPolling

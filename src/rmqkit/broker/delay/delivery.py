@@ -32,7 +32,7 @@ from itertools import groupby
 
 from rmqkit.broker.copies import message_from
 from rmqkit.broker.delay.levels import TIMER_NAMES, RemotePut
-from rmqkit.broker.delay.timer_state import Broken, Refused, TimerState
+from rmqkit.broker.delay.wheel import Broken, Refused, TimerState
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.hashing import encoded_tags_code, java_hash

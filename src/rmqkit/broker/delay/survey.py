@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rmqkit.broker.delay.timer_state import TimerState
+from rmqkit.broker.delay.wheel import TimerState
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.names import TIMER_TOPIC

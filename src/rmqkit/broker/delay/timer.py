@@ -2,8 +2,8 @@
 
 A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic, its topic
 and queue in REAL_TOPIC and REAL_QID, its time in TIMER_OUT_MS. That queue is followed, each message put on the wheel
-(`timer_enqueue`); when its second is over, the slot's messages are put where they belong, in the order in which they
-came (`timer_dequeue`). How far both are: `timer_state`.
+(`rmqkit.broker.delay.wheel`); when its second is over, the slot's messages are put where they belong, in the order in
+which they came (`rmqkit.broker.delay.delivery`). How far both are: `TimerState`.
 
 ==============================  ===================================================================================
 broker                          its timer
@@ -30,10 +30,9 @@ from collections import deque
 from collections.abc import Callable
 
 from rmqkit.broker.delay.delivery import Dequeue, OnDelivered
-from rmqkit.broker.delay.enqueue import INTEGER, Enqueue, Late
 from rmqkit.broker.delay.levels import TIMER_NAMES, RemotePut
 from rmqkit.broker.delay.survey import Survey
-from rmqkit.broker.delay.timer_state import Broken, Refused, TimerState
+from rmqkit.broker.delay.wheel import INTEGER, Broken, Enqueue, Late, Refused, TimerState
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names

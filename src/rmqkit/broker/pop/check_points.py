@@ -1,5 +1,4 @@
-"""Who has which popped message: check points and acks (``PopBufferMergeService``, the reading part of
-``PopReviveService``).
+"""Check points and acks of popped messages (``PopBufferMergeService``, the reading part of ``PopReviveService``).
 
 A pop stores one *check point* per queue in the revive topic before its messages leave; acks that come together store
 one record per pop behind it, all with one write. What is pending is in memory, too, so nothing is read while the broker
@@ -17,49 +16,60 @@ the timer wheel
 acks of nothing pending       are not stored
 ============================  =======================================================================================
 
+`PopWriteBatch` stores what the pops and acks of one tick of the loop bring, at its end. A pop's messages leave when its
+check point is stored, and the group's offset moves then; until then the next pop of the queue begins at
+`PopWriteBatch.next_offsets`. So a crash in between has neither handed messages out nor forgotten them, and what the
+store refuses is popped again.
+
 What a crash may lose under ASYNC_FLUSH is what the operating system loses. Loop only.
-Source: behaviour.md §4.7, §4.9, §4.12.
+Source: behaviour.md §4.7 to §4.10, §4.12.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 
 import msgspec
 
-from rmqkit.broker.pop.counts import ACK, CHECK_POINT, PopCounts
-from rmqkit.broker.pop.in_flight import AckKey, ExpiryWheel, InFlightPop, NewCheckPoint, QueueKey
+from rmqkit.broker.pop.in_flight import (
+    ACK,
+    ACK_TAG,
+    ACKS_TAG,
+    CHECK_POINT,
+    CHECK_POINT_TAG,
+    AckKey,
+    ExpiryWheel,
+    InFlightPop,
+    NewCheckPoint,
+    PopCounts,
+    QueueKey,
+    ReviveRecords,
+)
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.hashing import encoded_tags_code
-from rmqkit.protocol.properties import TIMER_DELIVER_MS, encode_properties, find_property
+from rmqkit.protocol.command import Command
+from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import decode_record
-from rmqkit.protocol.schemas.pop import CheckPoint, StoredAck
+from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
+from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
-__all__ = ["REVIVE_GROUP", "CheckPointStore", "revive_topic"]
+__all__ = ["REVIVE_GROUP", "AnswerAcks", "CheckPointStore", "PopWriteBatch", "Waiting", "revive_topic"]
 
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
-_CHECK_POINT, _ACK, _ACKS = "ck", "ack", "bAck"
 _READ_COUNT = 32
 _NEVER_MS = 1 << 63
 _OK = PutStatus.OK  # asking an enumeration for a member costs a call
 
-_TAGS_CODES = {tag: encoded_tags_code(tag.encode()) for tag in (_CHECK_POINT, _ACK, _ACKS)}
-_read_check_point = msgspec.json.Decoder(CheckPoint).decode
+_read_check_point = msgspec.json.Decoder(PopCheckPoint).decode
 _read_ack = msgspec.json.Decoder(StoredAck).decode
-_write = msgspec.json.Encoder().encode
-_PROPERTIES = {
-    # Apache's broker looks at the time by the newest of these: without any it never finds that something is due.
-    tag: encode_properties({TIMER_DELIVER_MS: "%d", "UNIQ_KEY": "%s", "TAGS": tag}).decode()
-    for tag in (_CHECK_POINT, _ACK, _ACKS)
-}
 
 _log = logging.getLogger(__name__)
 
@@ -91,8 +101,8 @@ class CheckPointStore:
         self._offsets = offsets
         self._settings = settings
         self._clock = clock
-        self._store_host = store_host
         self._topic = revive_topic(settings.cluster_name)
+        self._records = ReviveRecords(self._topic, settings, clock, store_host)
         self._read: dict[int, int] = {}
         self._queues: dict[int, dict[int, InFlightPop]] = {}
         self._table: dict[AckKey, InFlightPop] = {}
@@ -157,23 +167,11 @@ class CheckPointStore:
         """Make a check point of messages that were popped, which counts from now on; the next thing is to `store` it.
         ``queue``: of the revive topic. The caller sees to it that no other pop has the same key (`is_taken`).
         ``before``, ``after``: the group's offset, which then goes on from the one to the other."""
-        start, name, due_ms = offsets[0], self._settings.broker_name, pop_time + invisible_ms
-        check_point = CheckPoint(
-            broker_name=name,
-            group=group,
-            diffs=[offset - start for offset in offsets],
-            invisible_time=invisible_ms,
-            count=len(offsets),
-            pop_time=pop_time,
-            queue_id=queue_id,
-            revive_time=due_ms,
-            start_offset=start,
-            topic=topic,
-        )
-        unique_key = f"{topic}@{queue_id}@{start}@{group}@{pop_time}@{name}@ck"
-        message = self._message(queue, _CHECK_POINT, unique_key, _write(check_point))
+        start, due_ms = offsets[0], pop_time + invisible_ms
         key, queue_key = (topic, group, queue_id, start, pop_time), (topic, group, queue_id)
         pending = InFlightPop(key, queue_key, set(offsets), due_ms, queue, -1)
+        # The record first: it raises ValueError for names that have no record, and then nothing counts.
+        message = self._records.check_point(pending, offsets, invisible_ms)
         self._count_in(pending)
         return NewCheckPoint(pending, message, before, after)
 
@@ -187,7 +185,7 @@ class CheckPointStore:
         left = [self._left(key, offsets) for key, offsets in acks.items()]
         messages = [one.message for one in new]
         if not merges:
-            messages += [self._ack_message(pending, offsets) for pending, offsets in left if pending is not None]
+            messages += [self._records.ack(pending, offsets) for pending, offsets in left if pending is not None]
         run = self._put_run(messages) if len(messages) > 1 else None
         puts: list[PutResult] = []
         refused: dict[QueueKey, PutResult] = {}
@@ -242,7 +240,7 @@ class CheckPointStore:
 
     def revived(self, pending: InFlightPop, offsets: list[int]) -> None:
         """Messages have come again, or are gone. Without a record they come once more after a restart."""
-        self._put(self._ack_message(pending, offsets))
+        self._put(self._records.ack(pending, offsets))
         self._done(pending, offsets)
 
     def due(self) -> Iterator[InFlightPop]:
@@ -271,7 +269,7 @@ class CheckPointStore:
         """Store the acks that were put off; those that the store refuses wait on."""
         started_ms = self._clock.monotonic_ms()
         several = list(self._unwritten)
-        puts = self._put_all([self._ack_message(pending, pending.unwritten) for pending in several])
+        puts = self._put_all([self._records.ack(pending, pending.unwritten) for pending in several])
         for pending, put in zip(several, puts, strict=True):
             if put.status is _OK:
                 del self._unwritten[pending]
@@ -321,31 +319,6 @@ class CheckPointStore:
         if status is _OK:
             self.counts.done[topic, group, ACK, str(pending.revive_queue_id)] += count
 
-    def _ack_message(self, pending: InFlightPop, offsets: list[int]) -> PutMessage:
-        topic, group, queue_id, start, pop_time = pending.key
-        name, is_one = self._settings.broker_name, len(offsets) == 1
-        body = StoredAck(
-            ack_offset=offsets[0] if is_one else -1,
-            broker_name=name,
-            group=group,
-            pop_time=pop_time,
-            queue_id=queue_id,
-            start_offset=start,
-            topic=topic,
-        )
-        if not is_one:
-            body.ack_offsets = offsets
-        key = f"{topic}@{queue_id}@{body.ack_offset}@{group}@{pop_time}@{name}@ack"
-        return self._message(pending.revive_queue_id, _ACK if is_one else _ACKS, key, _write(body))
-
-    def _message(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> PutMessage:
-        now_ms, host = self._clock.now_ms(), self._store_host
-        if "\x01" in unique_key or "\x02" in unique_key:
-            raise ValueError(f"{unique_key!r} contains the separator 0x01 or 0x02: rename topic, group or broker")
-        properties = (_PROPERTIES[tag] % (now_ms, unique_key)).encode("utf-8", "replace")
-        code = _TAGS_CODES[tag]
-        return PutMessage(self._topic, queue_id, body, properties, 0, 0, now_ms, host, host, tags_code=code)
-
     def _put(self, message: PutMessage) -> PutResult:
         put = self._store.put(message)
         if put.status is _OK:
@@ -379,17 +352,17 @@ class CheckPointStore:
         try:
             record = decode_record(raw)
             tag = find_property(record.properties, b"TAGS")
-            if tag == _CHECK_POINT.encode():
+            if tag == CHECK_POINT_TAG.encode():
                 check_point = _read_check_point(record.body)
                 if check_point.pop_time > self._offsets_at_ms:
                     self._take_group(check_point)
                 self._take(check_point, check_point.offsets_left, queue_id, record.queue_offset)
-            elif tag in (_ACK.encode(), _ACKS.encode()):
+            elif tag in (ACK_TAG.encode(), ACKS_TAG.encode()):
                 self._take_ack(_read_ack(record.body))
         except (RecordCorrupt, msgspec.DecodeError) as error:
             _log.warning("revive queue %d holds what is neither check point nor ack: %s", queue_id, error)
 
-    def _take_group(self, popped: CheckPoint) -> None:
+    def _take_group(self, popped: PopCheckPoint) -> None:
         """Have the group, which may be so new that it is not on the disk, go on behind a pop that its written offset
         does not know of."""
         self._groups.get(popped.group)
@@ -398,7 +371,7 @@ class CheckPointStore:
         if committed is None or committed < end:
             self._offsets.commit(popped.group, popped.topic, popped.queue_id, end)
 
-    def _take(self, popped: CheckPoint, left: set[int], revive_queue_id: int, revive_offset: int) -> None:
+    def _take(self, popped: PopCheckPoint, left: set[int], revive_queue_id: int, revive_offset: int) -> None:
         """Have a check point pending that was read."""
         topic, group, queue_id, pop_time = popped.topic, popped.group, popped.queue_id, popped.pop_time
         key, due_ms = (topic, group, queue_id, popped.start_offset, pop_time), pop_time + popped.invisible_time
@@ -454,3 +427,84 @@ def _by_queue(several: Iterable[InFlightPop]) -> dict[int, list[int]]:
     in_order = sorted(several, key=attrgetter("revive_queue_id"))
     groups = itertools.groupby(in_order, key=attrgetter("revive_queue_id"))
     return {queue: [one.revive_offset for one in those] for queue, those in groups}
+
+
+Waiting = list[tuple[Connection, Command]]
+"""Who waits to be answered."""
+
+AnswerAcks = Callable[[AckKey, PutResult | None, Waiting], None]
+"""Told what became of the acks of a pop: None when there was nothing to store."""
+
+
+class PopWriteBatch:
+    """What is stored at the end of this turn.
+
+    Attributes:
+        next_offsets: first unread offset per queue, counting pops of this batch that are not written yet.
+    """
+
+    def __init__(self, check_points: CheckPointStore) -> None:
+        self._check_points = check_points
+        self._loop = asyncio.get_running_loop()
+        self.next_offsets: dict[QueueKey, int] = {}
+        self._connections: dict[Connection, None] = {}
+        self._new: list[NewCheckPoint] = []
+        self._pop_answers: list[tuple[int, Callable[[PutResult], None]]] = []
+        self._acks: dict[AckKey, tuple[list[int], Waiting, AnswerAcks]] = {}
+
+    def pop(self, connection: Connection, new: list[NewCheckPoint], answer: Callable[[PutResult], None]) -> None:
+        """Store check points and answer with the last one's put, or with one that was refused."""
+        self._begin(connection)
+        self._new += new
+        self._pop_answers.append((len(new), answer))
+        for one in new:
+            self.next_offsets[one.pending.queue_key] = one.after
+
+    def ack(self, key: AckKey, offset: int, connection: Connection, command: Command, answer: AnswerAcks) -> None:
+        """Store that a message is consumed; acks of one pop are answered together."""
+        self._begin(connection)
+        gathered = self._acks.get(key)
+        if gathered is None:
+            gathered = self._acks[key] = [], [], answer
+        gathered[0].append(offset)
+        gathered[1].append((connection, command))
+
+    def end(self) -> None:
+        """Store and answer what came in this turn; what can be said now is written at once."""
+        connections, new, pops, acks = self._connections, self._new, self._pop_answers, self._acks
+        self._connections, self._new, self._pop_answers, self._acks = {}, [], [], {}
+        try:
+            puts, acked = self._check_points.store(new, {key: offsets for key, (offsets, _, _) in acks.items()})
+        except Exception as error:  # noqa: BLE001 - the outer edge of these requests: answered and logged once
+            _log.exception("%d check points and acks of %d pops cannot be stored", len(new), len(acks))
+            failed = PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=f"{type(error).__name__}: {error}")
+            puts, acked = [failed] * len(new), [failed] * len(acks)
+            self._check_points.withdraw(new)
+        self.next_offsets.clear()
+        for connection in connections:
+            connection.cork()
+        at = 0
+        for count, answer in pops:
+            for put in puts[at : at + count]:
+                if put.status is not _OK:
+                    break
+            at += count
+            try:
+                answer(put)
+            except Exception:  # noqa: BLE001 - a fault of one request must not reach another
+                _log.exception("a pop cannot be answered")
+        for ended, (key, (_, waiting, answer_acks)) in zip(acked, acks.items(), strict=True):
+            try:
+                answer_acks(key, ended, waiting)
+            except Exception:  # noqa: BLE001 - a fault of one request must not reach another
+                _log.exception("acks of %s cannot be answered", key)
+        for connection in connections:
+            try:
+                connection.flush()
+            except Exception:  # noqa: BLE001 - a fault of one connection must not reach another
+                _log.exception("answers to %s cannot be written", connection.peer)
+
+    def _begin(self, connection: Connection) -> None:
+        if not self._connections:
+            self._loop.call_soon(self.end)
+        self._connections[connection] = None

@@ -1,22 +1,63 @@
-"""What of POP is pending in memory: check points by the moment at which their messages come again.
+"""The pops in flight of a broker: what is known of one, when its messages come again, and how the log records it.
 
 Moments are slots of `_SLOT_MS`, in a heap; most check points leave their slot long before, as they are acknowledged.
-Loop only. Source: behaviour.md §4.12.
+`PopCounts` counts for Prometheus:
+
+==========================  ==========================================================================================
+``…_in_message_total``      check points, and messages that were acknowledged
+``…_out_message_total``     those that are done with; the difference of check points is what is pending. (Apache's
+                            counts what its revive service read, which is more where it read twice)
+``…_lag``, ``…_latency``    check points whose time is over and that are not revived yet, and how late the oldest is
+==========================  ==========================================================================================
+
+Loop only. Source: behaviour.md §4.9, §4.12, §9.10.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 
+import msgspec
 from msgspec import Struct
 
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
-from rmqkit.store.message_store import PutMessage
+from rmqkit.metrics.values import histogram
+from rmqkit.protocol.hashing import encoded_tags_code
+from rmqkit.protocol.properties import TIMER_DELIVER_MS, encode_properties
+from rmqkit.protocol.schemas.pop import PopCheckPoint, StoredAck
+from rmqkit.store.message_store import PutMessage, PutStatus
 
-__all__ = ["AckKey", "ExpiryWheel", "InFlightPop", "NewCheckPoint", "QueueKey"]
+__all__ = [
+    "ACK",
+    "ACKS_TAG",
+    "ACK_TAG",
+    "CHECK_POINT",
+    "CHECK_POINT_TAG",
+    "AckKey",
+    "ExpiryWheel",
+    "InFlightPop",
+    "NewCheckPoint",
+    "PopCounts",
+    "QueueKey",
+    "ReviveRecords",
+]
+
+CHECK_POINT_TAG, ACK_TAG, ACKS_TAG = "ck", "ack", "bAck"
+_TAGS_CODES = {tag: encoded_tags_code(tag.encode()) for tag in (CHECK_POINT_TAG, ACK_TAG, ACKS_TAG)}
+_write = msgspec.json.Encoder().encode
+_PROPERTIES = {
+    # Apache's broker looks at the time by the newest of these: without any it never finds that something is due.
+    tag: encode_properties({TIMER_DELIVER_MS: "%d", "UNIQ_KEY": "%s", "TAGS": tag}).decode()
+    for tag in (CHECK_POINT_TAG, ACK_TAG, ACKS_TAG)
+}
 
 _SLOT_MS = 100
+CHECK_POINT, ACK = "CK", "ACK"
+"""Kinds of records, as metrics name them."""
+_OK = PutStatus.OK  # asking an enumeration for a member costs a call, and so does a Counter's ``+=``
 
 AckKey = tuple[str, str, int, int, int]
 """What acks name a pop by: topic, group, queue id, start offset, pop time."""
@@ -117,3 +158,87 @@ class ExpiryWheel:
         slot = self._slots.get(pending.due_ms // _SLOT_MS)
         if slot is not None:
             slot.pop(pending, None)
+
+
+class ReviveRecords:
+    """Makes the records of the revive topic: check points (tag ``ck``), acks of one message (``ack``) and of several
+    messages of one pop (``bAck``). Apache's broker reads them."""
+
+    def __init__(self, topic: str, settings: BrokerSettings, clock: Clock, store_host: bytes) -> None:
+        self._topic = topic
+        self._settings = settings
+        self._clock = clock
+        self._store_host = store_host
+
+    def check_point(self, pending: InFlightPop, offsets: list[int], invisible_ms: int) -> PutMessage:
+        """The record of a pop, whose messages have these offsets."""
+        topic, group, queue_id, start, pop_time = pending.key
+        name = self._settings.broker_name
+        check_point = PopCheckPoint(
+            broker_name=name,
+            group=group,
+            diffs=[offset - start for offset in offsets],
+            invisible_time=invisible_ms,
+            count=len(offsets),
+            pop_time=pop_time,
+            queue_id=queue_id,
+            revive_time=pending.due_ms,
+            start_offset=start,
+            topic=topic,
+        )
+        unique_key = f"{topic}@{queue_id}@{start}@{group}@{pop_time}@{name}@ck"
+        return self._message(pending.revive_queue_id, CHECK_POINT_TAG, unique_key, _write(check_point))
+
+    def ack(self, pending: InFlightPop, offsets: list[int]) -> PutMessage:
+        """The record that messages of a pop are consumed."""
+        topic, group, queue_id, start, pop_time = pending.key
+        name, is_one = self._settings.broker_name, len(offsets) == 1
+        body = StoredAck(
+            ack_offset=offsets[0] if is_one else -1,
+            broker_name=name,
+            group=group,
+            pop_time=pop_time,
+            queue_id=queue_id,
+            start_offset=start,
+            topic=topic,
+        )
+        if not is_one:
+            body.ack_offsets = offsets
+        key = f"{topic}@{queue_id}@{body.ack_offset}@{group}@{pop_time}@{name}@ack"
+        return self._message(pending.revive_queue_id, ACK_TAG if is_one else ACKS_TAG, key, _write(body))
+
+    def _message(self, queue_id: int, tag: str, unique_key: str, body: bytes) -> PutMessage:
+        now_ms, host = self._clock.now_ms(), self._store_host
+        if "\x01" in unique_key or "\x02" in unique_key:
+            raise ValueError(f"{unique_key!r} contains the separator 0x01 or 0x02: rename topic, group or broker")
+        properties = (_PROPERTIES[tag] % (now_ms, unique_key)).encode("utf-8", "replace")
+        code = _TAGS_CODES[tag]
+        return PutMessage(self._topic, queue_id, body, properties, 0, 0, now_ms, host, host, tags_code=code)
+
+
+class PopCounts:
+    """The counters of POP, each by label values in the order of the metrics' table.
+
+    Attributes:
+        put: by topic, group, `CHECK_POINT` or `ACK`, and how the put ended.
+        done: by topic, group, kind and revive queue.
+        revived: by topic, group, and how the put ended.
+        scan_ms: how long a round took to write the acks that were put off.
+    """
+
+    def __init__(self) -> None:
+        self.put: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self.done: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self.revived: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self.scan_ms = histogram("rocketmq_pop_buffer_scan_time_consume")
+
+    def has_put(self, topic: str, group: str, kind: str, status: PutStatus, count: int = 1) -> None:
+        """Count check points, or messages that were acknowledged, by how their put ended."""
+        ended = "PUT_OK" if status is _OK else status.value
+        self.put[topic, group, kind, ended] += count
+
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Drop what was counted for topics that are gone."""
+        for table in (self.put, self.done, self.revived):
+            for key in [key for key in table if is_gone(key[0])]:
+                del table[key]

@@ -1,29 +1,38 @@
-"""POP, as far as it is kept: who has which message, what was popped in order, who waits, what comes again.
+"""The POP state of a broker: in-flight messages, ordered pops, waiting requests and the revive schedule
+(``PopBufferMergeService``, ``PopReviveService``, ``PopLongPollingService``).
 
-================  ====================================================================================================
-`pop_log`         check points and acks in the revive topic, and which are pending
-`pop_pending`     when what is pending comes again
-`pop_turn`        what pops and acks of one turn of the loop put there, with one write
-`pop_order`       what was popped in order
-`pop_polling`     pops, and questions whether there is something to pop, that wait
-`pop_revive`      messages that were not acknowledged in time come again
-================  ====================================================================================================
+==================  ===================================================================================================
+`check_points`      check points and acks in the revive topic, and what one tick stores of both
+`in_flight`         the pops that are in flight, and when their messages come again
+`order`             what was popped in order
+`revive`            messages that were not acknowledged in time are put into retry topics
+`PopLongPolling`    pops and NOTIFICATION requests that found nothing wait here
+==================  ===================================================================================================
 
-A master alone pops; a slave has the revive topic with the rest of the log. Source: behaviour.md §4.7.
+Only a master pops; a slave has the revive topic with the rest of the log.
+
+Waiting requests are grouped by topic and group, in the order they came. A message that arrives, in the topic or in one
+of the group's retry topics of it, lets one of them look again, in the next tick; whoever takes some of several messages
+wakes the next one. A request that finds nothing waits on; at the end of its time it looks once more. When a message
+concerns many groups or requests they look in slices, and the loop turns in between.
+Loop only. Source: behaviour.md §4.7, §4.8.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
-from rmqkit.broker.pop.check_points import CheckPointStore, revive_topic
+from rmqkit.broker.pop.check_points import CheckPointStore, PopWriteBatch, revive_topic
 from rmqkit.broker.pop.order import OrderTable
-from rmqkit.broker.pop.polling import PopLongPolling
 from rmqkit.broker.pop.revive import Revive
-from rmqkit.broker.pop.write_batch import PopWriteBatch
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.clients import ClientTable
@@ -32,16 +41,23 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
 from rmqkit.metrics.values import Gathered
+from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.turns import Turns
 from rmqkit.store.message_store import Arrival, MessageStore
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
 
-__all__ = ["PopService"]
+__all__ = ["PopLongPolling", "PopService", "WaitingPop"]
 
 _WRITING_MS = 100
 """How long the table of offsets is on its way to the disk, at the most, where that matters."""
+_ANY_QUEUE = -1
+_LATE_MS = 20
+_AT_ONCE_MAX = 32
+
+_log = logging.getLogger(__name__)
 
 
 class PopContext(Protocol):
@@ -62,11 +78,11 @@ class PopContext(Protocol):
 
 
 class PopService:
-    """The parts of POP of one broker.
+    """Joins the parts of POP of one broker, and starts and stops them.
 
     Attributes:
         waiting: pops that wait for a message.
-        asking: NOTIFICATION requests that wait for one.
+        notifications: NOTIFICATION requests that wait for one.
     """
 
     def __init__(
@@ -100,7 +116,7 @@ class PopService:
         self.check_points.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms)
 
     def gather(self) -> Gathered:
-        """What metrics tell of it. Source: behaviour.md §9.10."""
+        """The values of POP's metrics. Source: behaviour.md §9.10."""
         counts, late = self.check_points.counts, self.check_points.late
         counts.forget(lambda topic: self._topics.get(topic) is None)
         check_points, offsets = self.check_points.buffered
@@ -116,7 +132,7 @@ class PopService:
         }
 
     def arrived(self, arrivals: list[Arrival]) -> None:
-        """Tell those who wait."""
+        """Wake requests that wait for these messages."""
         self.waiting.arrived(arrivals)
         self.notifications.arrived(arrivals)
 
@@ -131,9 +147,178 @@ class PopService:
         self.notifications.close()
 
     def persist(self) -> None:
-        """Write down what only memory has, as the broker stops; the store is still open."""
+        """Store what only memory has, as the broker stops; the store is still open."""
         self.batch.end()
         self.check_points.write_acks()
         self.check_points.commit()
         if self.orders.is_dirty:
             self.orders.persist()
+
+
+@dataclass(slots=True, eq=False)
+class WaitingPop:
+    """One waiting request.
+
+    Attributes:
+        queue_id: -1 for all queues of the topic.
+        until_ms: the end of its time, ms since the epoch.
+        retry: looks again; its argument says whether it may wait on. It answers, or holds itself once more.
+        wants: whether a message that arrives is of interest.
+        look_at_ms: when there may be something although nothing arrives; None: never.
+    """
+
+    connection: Connection
+    topic: str
+    group: str
+    queue_id: int
+    until_ms: int
+    retry: Callable[[bool], None]
+    wants: Callable[[Arrival], bool]
+    look_at_ms: int | None = None
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+
+
+_Several = dict[WaitingPop, None]
+
+
+class PopLongPolling:
+    """The waiting requests of one kind."""
+
+    def __init__(self, settings: BrokerSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, dict[str, _Several]] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
+        self._connections: dict[Connection, _Several] = {}
+        self._woken: _Several = {}
+        self._turns = Turns(lambda error: _log.error("held pops cannot be woken", exc_info=error))
+        self._count = 0
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    def count(self, topic: str, group: str, queue_id: int) -> int:
+        """Requests that wait for a queue, or with -1 for any queue."""
+        return self._counts.get((topic, group, queue_id), 0)
+
+    def hold(self, held: WaitingPop) -> bool:
+        """Keep a request; False when there is no room for it, or the broker stops."""
+        place = (held.topic, held.group, held.queue_id)
+        settings = self._settings
+        if (
+            self._is_closed
+            or self._count >= settings.pops_held_max
+            or self.count(*place) >= settings.pops_held_per_queue_max
+        ):
+            return False
+        for topic in _topics_of(held):
+            self._waiting.setdefault(topic, {}).setdefault(held.group, {})[held] = None
+        self._connections.setdefault(held.connection, {})[held] = None
+        self._counts[place] = self.count(*place) + 1
+        self._count += 1
+        at_ms = held.until_ms if held.look_at_ms is None else min(held.until_ms, held.look_at_ms)
+        seconds = max(0, at_ms - self._clock.now_ms()) / 1000
+        held._timer = self._loop.call_later(seconds, self._look, held)
+        return True
+
+    def arrived(self, arrivals: list[Arrival]) -> None:
+        """Let one request of each group that waits for these messages look again, soon."""
+        if not self._count:
+            return
+        woken: set[tuple[str, str, int]] = set()
+        for arrival in arrivals:
+            groups = self._waiting.get(arrival.topic)
+            if groups is None:
+                continue
+            if len(groups) > _AT_ONCE_MAX:
+                self._turns.add(map(partial(self._wake_one, arrival, woken), list(groups)))
+                continue
+            for group in groups:
+                self._wake_one(arrival, woken, group)
+
+    def _wake_one(self, arrival: Arrival, woken: set[tuple[str, str, int]], group: str) -> None:
+        """Wake one request of a group; ``woken``: the queues of groups that these messages woke already."""
+        place = (arrival.topic, group, arrival.queue_id)
+        if place in woken:
+            return
+        is_retry = arrival.topic.startswith(RETRY_PREFIX)
+        for held in self._waiting.get(arrival.topic, {}).get(group, ()):
+            is_here = is_retry or held.queue_id in (_ANY_QUEUE, arrival.queue_id)
+            if is_here and (is_retry or held.wants(arrival)) and held not in self._woken:
+                woken.add(place)
+                self._wake(held)
+                break
+
+    def wake(self, topic: str, group: str, queue_id: int = _ANY_QUEUE) -> None:
+        """Let the next request for a queue, or any of the topic, look again: there is more."""
+        for held in self._waiting.get(topic, {}).get(group, ()):
+            is_meant = queue_id == _ANY_QUEUE or held.queue_id in (_ANY_QUEUE, queue_id)
+            if is_meant and held not in self._woken:
+                return self._wake(held)
+        return None
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Drop the requests of a connection that is gone."""
+        for held in list(self._connections.get(connection, ())):
+            self._drop(held)
+
+    def close(self) -> None:
+        """Answer everything that waits, as the broker stops."""
+        self._is_closed = True
+        for held in [held for several in self._connections.values() for held in several]:
+            self._retry(held, may_hold=False)
+
+    # -- inside
+
+    def _wake(self, held: WaitingPop) -> None:
+        """Not at once: whoever puts messages must not find itself in the middle of a pop that puts a check point."""
+        if not self._woken:
+            self._loop.call_soon(self._retry_woken)
+        self._woken[held] = None
+
+    def _retry_woken(self) -> None:
+        woken, self._woken = self._woken, {}
+        if len(woken) > _AT_ONCE_MAX:
+            self._turns.add(map(partial(self._retry, may_hold=True), woken))
+            return
+        for held in woken:
+            self._retry(held, may_hold=True)
+
+    def _look(self, held: WaitingPop) -> None:
+        self._retry(held, may_hold=self._clock.now_ms() < held.until_ms - _LATE_MS)
+
+    def _retry(self, held: WaitingPop, *, may_hold: bool) -> None:
+        if held not in self._connections.get(held.connection, ()):
+            return
+        self._drop(held)
+        try:
+            held.retry(may_hold)
+        except Exception:  # noqa: BLE001 - the outer edge of a held request: a fault of one must not reach another
+            _log.exception("held pop of %s by %s cannot be answered", held.topic, held.group)
+
+    def _drop(self, held: WaitingPop) -> None:
+        self._woken.pop(held, None)
+        assert held._timer is not None, "it was held"
+        held._timer.cancel()
+        for topic in _topics_of(held):
+            groups = self._waiting[topic]
+            del groups[held.group][held]
+            if not groups[held.group]:
+                del groups[held.group]
+                if not groups:
+                    del self._waiting[topic]
+        del self._connections[held.connection][held]
+        if not self._connections[held.connection]:
+            del self._connections[held.connection]
+        place = (held.topic, held.group, held.queue_id)
+        self._counts[place] -= 1
+        if not self._counts[place]:
+            del self._counts[place]
+        self._count -= 1
+
+
+def _topics_of(held: WaitingPop) -> tuple[str, ...]:
+    """Where messages for a request arrive."""
+    return held.topic, *(pop_retry_topic(held.group, held.topic, mark) for mark in "_+")

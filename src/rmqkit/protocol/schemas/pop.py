@@ -1,5 +1,5 @@
-"""POP: pops and acks 200050 to 200055, 200151, assignments 400 to 402, and what a broker stores of them (`CheckPoint`,
-`StoredAck`).
+"""POP: pops and acks 200050 to 200055, 200151, assignments 400 to 402, and what a broker stores of them
+(`PopCheckPoint`, `StoredAck`).
 
 Codes of POP need a JSON header. Source: remoting.md §4.6.1; store.md §19.
 """
@@ -153,7 +153,7 @@ class MessageRequestModes(Struct, rename="camel"):
     message_request_mode_map: dict[str, dict[str, MessageRequestMode]] = field(default_factory=dict)
 
 
-class CheckPoint(Struct, kw_only=True, gc=False):
+class PopCheckPoint(Struct, kw_only=True, gc=False):
     """``ck``: messages of one queue that were popped together; times in ms.
 
     Attributes:
