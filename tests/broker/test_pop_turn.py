@@ -114,7 +114,7 @@ class Peer:
         self.peer, self.fault = "peer", fault
         self.gathered, self.written = None, []
 
-    def gather(self):
+    def cork(self):
         self.gathered = []
 
     def flush(self):

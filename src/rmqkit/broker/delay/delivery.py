@@ -186,6 +186,7 @@ class Dequeue:
                 due.next_unit = NONE
                 break
             if not unit.is_delete or not self._delete(due, unit):
+                assert not due.positions or due.next_unit < due.positions[-1], "a chain goes back in the log"
                 due.positions.append(due.next_unit)
             due.next_unit = unit.previous
             count += 1
@@ -362,7 +363,10 @@ class Dequeue:
         return unit.topic_hash if unit is not None and is_left_out else None
 
     def _end_second(self) -> None:
-        state = self._state
+        state, due = self._state, self._due
+        assert due is not None, "a second is being delivered"
+        assert due.time_ms == state.read_ms, "the read time moves second by second"
+        assert not due.positions, "all of the second is delivered"
         self._due = None
         state.read_ms += state.precision_ms
         state.is_changed = True

@@ -103,7 +103,7 @@ class _Level:
 
 
 class Schedule:
-    """Puts delayed messages aside and delivers them.
+    """Stores messages with a delay level until they are due, and delivers them.
 
     Args:
         folder: where ``delayOffset.json`` lies.
@@ -296,6 +296,7 @@ class Schedule:
             if message is not None and not self._deliver(message, physical_offset):
                 level.look_at_ms = now_ms + _RETRY_MS
                 return False
+            assert following > level.offset, "the offset of a level never falls"
             level.offset = following
             level.ahead.popleft()
         return True
@@ -332,6 +333,7 @@ class Schedule:
                     for index, is_stored in zip(list(waiting), stored, strict=True)
                     if not is_stored
                 }
+                # Up to the first that is not stored: those behind it come again after a restart, none is lost.
                 while passed < min(waiting, default=len(due)):
                     level.offset = level.ahead.popleft()[0]
                     passed += 1

@@ -91,6 +91,7 @@ class Survey:
                 record = self._state.decoded(copy, at)
                 if record is not None:
                     self._note(record)
+            assert entries[-1][0] > offset, "reading the topic comes to an end"
             offset = entries[-1][0]
             yield
         if self._is_unset:

@@ -75,7 +75,7 @@ def schedule_timed(timer: Timer | None, message: PutMessage, properties: dict[st
 
 
 class Timer:
-    """Keeps timed messages and delivers them.
+    """Stores messages with a delivery time, puts them on the wheel, and delivers them (``TimerMessageStore``).
 
     Args:
         flushes: whether a message can only be read after a flush round (SYNC_FLUSH).
@@ -142,6 +142,7 @@ class Timer:
         if at_ms <= now_ms:
             return None
         out_ms = self._out_ms(at_ms)
+        assert out_ms < at_ms, "a message comes when the second of its slot is over"
         if self._is_full(out_ms):
             most = self._settings.timer_slot_count_max
             return ResponseCode.SYSTEM_ERROR, (

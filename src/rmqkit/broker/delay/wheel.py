@@ -80,7 +80,7 @@ class Broken(Exception):
 
 
 class TimerState:
-    """The positions and counts of one timer, with its files.
+    """Keeps the positions and counts of one timer, and its files.
 
     Attributes:
         queue_offset, read_ms, write_ms, master_progress: see above.
@@ -214,11 +214,13 @@ class TimerState:
             read_ms = now_ms
         self.read_ms = max(read_ms, now_ms - _READ_BACK_SLOTS_MAX * self.precision_ms)
         self.write_ms = self.read_ms if now_ms - self.read_ms < self.window_ms else now_ms
+        assert self.read_ms <= self.write_ms, "no second is delivered before it has begun"
 
     def clamp(self) -> int:
         """Bring the queue offset into the timer topic's queue; returns the end of the queue."""
         low, high = self._store.min_offset(TIMER_TOPIC, 0), self._store.max_offset(TIMER_TOPIC, 0)
         self.queue_offset = min(max(self.queue_offset, low), high)
+        assert 0 <= self.queue_offset <= high, "the timer reads inside its queue"
         return high
 
     def floor(self, ms: int) -> int:
@@ -370,6 +372,7 @@ class Enqueue:
             self._sort(entry, properties)
         self._add()
         if entries:
+            assert state.queue_offset <= entries[-1][0] <= state.offset_end, "the timer reads inside its queue"
             state.queue_offset, state.is_changed = entries[-1][0], True
         return bool(entries)
 
@@ -405,6 +408,8 @@ class Enqueue:
             state.queue_offset, state.is_changed = following, True
             return
         slot_ms = self._slot_for(time_ms)
+        # At a slave the delay may be below 0: what is late goes on the wheel all the same (`Late.KEPT`).
+        assert slot_ms - state.write_ms <= _DELAY_MS_MAX, "a unit has 32 bits for its delay"
         magic = PLAIN | (ROLL if slot_ms != time_ms else 0) | (DELETE if is_marker else 0)
         unit = Unit(NONE, magic, state.write_ms, slot_ms - state.write_ms, physical_offset, size, hashed)
         self._ahead.append((following, name, unit))
@@ -417,6 +422,8 @@ class Enqueue:
                 count = state.files.add([unit for _, _, unit in ahead])
             except OSError as error:
                 raise Refused(f"timer log: errno {error.errno} {error.strerror}") from error
+            assert 0 < count <= len(ahead), "each write puts a part of the chunk on the wheel"
+            # As far as it got: the rest is tried again, and what is on the wheel must not come on it twice.
             state.queue_offset, state.is_changed = ahead[count - 1][0], True
             added = ahead[:count]
             del ahead[:count]

@@ -80,11 +80,11 @@ def revive_topic(cluster_name: str) -> str:
 
 
 class CheckPointStore:
-    """The check points that are pending, and the revive topic.
+    """Keeps the check points of in-flight pops, in memory and in the revive topic.
 
     Attributes:
         in_flight: unacknowledged messages by topic, group and queue id.
-        counts: what metrics tell.
+        counts: counters for metrics.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class CheckPointStore:
         self._table: dict[AckKey, InFlightPop] = {}
         self._expiry = ExpiryWheel(clock)
         self._unwritten: dict[InFlightPop, None] = {}
+        self._committed: dict[int, int] = {}
         self._offsets_at_ms = _NEVER_MS
         self._revive_queue_ids: Iterator[int] = itertools.repeat(0)
         self.in_flight: dict[QueueKey, int] = {}
@@ -133,6 +134,7 @@ class CheckPointStore:
             low = self._store.min_offset(self._topic, queue_id)
             self._read[queue_id] = low if committed is None else max(low, committed + 1)
             self._queues[queue_id] = {}
+        self._committed.clear()
         self.follow()
         self._offsets_at_ms = _NEVER_MS
 
@@ -170,6 +172,7 @@ class CheckPointStore:
         start, due_ms = offsets[0], pop_time + invisible_ms
         key, queue_key = (topic, group, queue_id, start, pop_time), (topic, group, queue_id)
         pending = InFlightPop(key, queue_key, set(offsets), due_ms, queue, -1)
+        assert key not in self._table, "two pops with one key would be one to acks"
         # The record first: it raises ValueError for names that have no record, and then nothing counts.
         message = self._records.check_point(pending, offsets, invisible_ms)
         self._count_in(pending)
@@ -195,6 +198,7 @@ class CheckPointStore:
             self._marked(one, put)
             if put.status is not _OK:
                 refused[one.pending.queue_key] = put
+        # Check points stand before acks in the run: an ack must never be read before the pop it is for.
         following = iter(run[len(new) :]) if run is not None else map(self._put, messages[len(new) :])
         results: list[PutResult | None] = []
         for pending, offsets in left:
@@ -281,6 +285,9 @@ class CheckPointStore:
         unwritten = {queue: min(those) for queue, those in _by_queue(self._unwritten).items()}
         for queue_id, waiting in self._queues.items():
             end = min(next(iter(waiting), self._read[queue_id]), unwritten.get(queue_id, self._read[queue_id]))
+            # Behind it nothing is read after a restart: falling back repeats messages, skipping loses them.
+            assert self._committed.get(queue_id, 0) <= end <= self._read[queue_id], "the revive offset never falls"
+            self._committed[queue_id] = end
             if end and self._offsets.get(REVIVE_GROUP, self._topic, queue_id) != end - 1:
                 self._offsets.commit(REVIVE_GROUP, self._topic, queue_id, end - 1)
 
@@ -295,12 +302,13 @@ class CheckPointStore:
         return (pending, left) if left else (None, left)
 
     def _marked(self, one: NewCheckPoint, put: PutResult) -> None:
-        """Take note of what became of a check point."""
+        """Count a check point as stored, and move the group's offset; or take it back when it was refused."""
         pending = one.pending
         topic, group, queue_id = pending.queue_key
         self.counts.has_put(topic, group, CHECK_POINT, put.status)
         if put.status is not _OK:
             return self._count_out(pending, len(pending.left))
+        assert put.queue_offset >= 0, "what is stored has an offset"
         pending.revive_offset = put.queue_offset
         self._wait_for(pending)
         if one.after != one.before and self._offsets.get(group, topic, queue_id) == one.before:  # not set meanwhile
@@ -344,7 +352,7 @@ class CheckPointStore:
         return results
 
     def _know(self, queue_id: int, queue_offset: int) -> None:
-        """Need not read a record that was put here."""
+        """Move the read position past a record that this broker put, when it is the next one."""
         if queue_offset == self._read.get(queue_id):
             self._read[queue_id] += 1
 
@@ -389,7 +397,8 @@ class CheckPointStore:
         """Messages are not in flight any more; the last ones of their pop."""
         in_flight, queue_key = self.in_flight, pending.queue_key
         in_flight[queue_key] -= count
-        if in_flight[queue_key] <= 0:
+        assert in_flight[queue_key] >= 0, "no more messages are acknowledged than were popped"
+        if not in_flight[queue_key]:
             del in_flight[queue_key]
         del self._table[pending.key]
 
@@ -417,6 +426,7 @@ class CheckPointStore:
             return
         self._count_out(pending, before)
         topic, group, _ = pending.queue_key
+        assert pending.revive_offset >= 0, "what is done with was stored before"
         del self._queues[pending.revive_queue_id][pending.revive_offset]
         self.counts.done[topic, group, CHECK_POINT, str(pending.revive_queue_id)] += 1
         self._expiry.leave(pending)
@@ -433,11 +443,11 @@ Waiting = list[tuple[Connection, Command]]
 """Who waits to be answered."""
 
 AnswerAcks = Callable[[AckKey, PutResult | None, Waiting], None]
-"""Told what became of the acks of a pop: None when there was nothing to store."""
+"""Called with what became of the acks of a pop: None when there was nothing to store."""
 
 
 class PopWriteBatch:
-    """What is stored at the end of this turn.
+    """Gathers what the pops and acks of one tick of the loop store, and stores it with one write at its end.
 
     Attributes:
         next_offsets: first unread offset per queue, counting pops of this batch that are not written yet.
@@ -470,7 +480,7 @@ class PopWriteBatch:
         gathered[1].append((connection, command))
 
     def end(self) -> None:
-        """Store and answer what came in this turn; what can be said now is written at once."""
+        """Store and answer what came in this tick; each connection is written once."""
         connections, new, pops, acks = self._connections, self._new, self._pop_answers, self._acks
         self._connections, self._new, self._pop_answers, self._acks = {}, [], [], {}
         try:
@@ -480,6 +490,8 @@ class PopWriteBatch:
             failed = PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=f"{type(error).__name__}: {error}")
             puts, acked = [failed] * len(new), [failed] * len(acks)
             self._check_points.withdraw(new)
+        assert (len(puts), len(acked)) == (len(new), len(acks)), "each request has one answer"
+        # Only now: the groups' offsets stand where the next pops begin, or what was refused is popped again.
         self.next_offsets.clear()
         for connection in connections:
             connection.cork()

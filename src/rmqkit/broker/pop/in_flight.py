@@ -67,7 +67,7 @@ QueueKey = tuple[str, str, int]
 
 
 class InFlightPop(Struct, eq=False):
-    """Messages of one pop of one queue that are not all acknowledged.
+    """One pop of one queue whose messages are not all acknowledged (a check point, in memory).
 
     Attributes:
         key: what acks name it by.
@@ -103,7 +103,7 @@ class InFlightPop(Struct, eq=False):
 
 
 class NewCheckPoint(Struct):
-    """A check point that is to be stored, and the group's offset before and behind what was popped."""
+    """A check point that is not stored yet, and the group's offset before and behind what was popped."""
 
     pending: InFlightPop
     message: PutMessage
@@ -127,7 +127,9 @@ class ExpiryWheel:
             slot = self._slots[numbers[0]]
             if slot:
                 pending = next(iter(slot))
+                # Before it is handed out: whoever fails with it must not meet it again at once, for ever.
                 self.postpone(pending, _SLOT_MS)
+                assert pending not in slot, "a check point that is handed out comes up later"
                 yield pending
             else:
                 del self._slots[heapq.heappop(numbers)]
@@ -145,7 +147,7 @@ class ExpiryWheel:
         self.enter(pending)
 
     def enter(self, pending: InFlightPop) -> None:
-        """Have a check point come up when it is due."""
+        """Have an in-flight pop come up when it is due."""
         number = pending.due_ms // _SLOT_MS
         slot = self._slots.get(number)
         if slot is None:
@@ -154,7 +156,7 @@ class ExpiryWheel:
         slot[pending] = None
 
     def leave(self, pending: InFlightPop) -> None:
-        """Forget a check point."""
+        """Remove an in-flight pop; nothing happens when it is not there."""
         slot = self._slots.get(pending.due_ms // _SLOT_MS)
         if slot is not None:
             slot.pop(pending, None)
@@ -173,6 +175,7 @@ class ReviveRecords:
     def check_point(self, pending: InFlightPop, offsets: list[int], invisible_ms: int) -> PutMessage:
         """The record of a pop, whose messages have these offsets."""
         topic, group, queue_id, start, pop_time = pending.key
+        assert all(offset >= start for offset in offsets), "bit i of Apache's acks is the i-th message from the start"
         name = self._settings.broker_name
         check_point = PopCheckPoint(
             broker_name=name,
@@ -191,6 +194,7 @@ class ReviveRecords:
 
     def ack(self, pending: InFlightPop, offsets: list[int]) -> PutMessage:
         """The record that messages of a pop are consumed."""
+        assert offsets, "an ack names messages"
         topic, group, queue_id, start, pop_time = pending.key
         name, is_one = self._settings.broker_name, len(offsets) == 1
         body = StoredAck(

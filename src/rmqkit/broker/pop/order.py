@@ -8,6 +8,7 @@ after a crash the messages since then come again, in order. Loop only. Source: b
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -63,7 +64,7 @@ class OrderFile(Struct, rename="camel"):
 
 
 class OrderTable(LazyTable):
-    """Ordered pops by topic, group and queue."""
+    """Keeps what each group popped in order of each queue, and whether that blocks the queue."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         super().__init__(folder / "consumerOrderInfo.json")
@@ -103,6 +104,7 @@ class OrderTable(LazyTable):
         invisible_ms: int,
     ) -> dict[int, int]:
         """Note a pop; how often each of its messages was delivered before, 0 left out."""
+        assert all(one < following for one, following in pairwise(offsets)), "bit i of the acks is the i-th offset"
         before = self._get(topic, group, queue_id)
         tries: dict[int, int] = {}
         if before is not None and attempt_id is not None and attempt_id == before.attempt_id:
@@ -133,6 +135,7 @@ class OrderTable(LazyTable):
             return None
         offsets = info.queue_offsets
         info.acked_bits |= 1 << offsets.index(offset)
+        assert offset not in info.offsets_left, "an ack inside the count of the pop is kept"
         self._is_dirty = True
         return next(iter(info.offsets_left), offsets[-1] + 1)
 

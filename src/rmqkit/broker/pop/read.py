@@ -61,7 +61,7 @@ _READ = int(Permission.READ)  # an operation with the member itself costs two ca
 
 
 class PopRead:
-    """What a pop finds.
+    """Reads the messages of one pop, queue after queue, and makes their check points.
 
     Attributes:
         records: stored records, or such that were written anew.
@@ -113,6 +113,7 @@ class PopRead:
                         self._add_rests(header, name, queue_ids[number:])
                         break
         except BaseException:
+            # Check points count from when they are made: without this their messages would stay in flight for ever.
             self._pop.check_points.withdraw(self.check_points)
             raise
 
@@ -192,6 +193,7 @@ class PopRead:
         following = found.next_begin_offset
         if found.records:
             offsets = _offsets_of(found, offset)
+            assert offsets[0] <= offsets[-1] < following, "a group goes on behind what it popped"
             while check_points.is_taken(topic, group, queue_id, offsets[0], self._pop_time):
                 if self.check_points:  # one answer has one pop time
                     return self._add_rest(topic, queue_id, offset)

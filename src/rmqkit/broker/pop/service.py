@@ -314,6 +314,7 @@ class PopLongPolling:
             del self._connections[held.connection]
         place = (held.topic, held.group, held.queue_id)
         self._counts[place] -= 1
+        assert self._counts[place] >= 0, "each waiting request counts once"
         if not self._counts[place]:
             del self._counts[place]
         self._count -= 1
