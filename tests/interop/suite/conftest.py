@@ -82,6 +82,7 @@ def scene(peer: Peer) -> None:
     """Asked for by name; the runner makes it, on its loop."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plug-in that gives each coroutine a loop of its own
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not is_behaviour(pyfuncitem):
         return None
