@@ -8,7 +8,7 @@ import logging
 
 from rmqkit.errors import NoRoute
 from rmqkit.remoting.tasks import Tasks, keep_doing, repeat
-from tests.client.peers import on_loop, until
+from tests.client.peers import on_loop, on_real_loop, until
 
 
 @on_loop
@@ -104,7 +104,7 @@ async def test_a_task_that_fails_is_logged_with_its_name(caplog):
     assert "task doing things ended with an error" in caplog.text
 
 
-@on_loop
+@on_real_loop  # the pause is not to pass
 async def test_work_is_repeated_and_a_wake_up_ends_the_pause():
     wake, rounds = asyncio.Event(), []
 
@@ -120,7 +120,7 @@ async def test_work_is_repeated_and_a_wake_up_ends_the_pause():
     await tasks.close()
 
 
-@on_loop
+@on_real_loop  # the pause is not to pass
 async def test_a_wake_up_during_the_work_leads_to_one_more_round():
     wake, gate, rounds = asyncio.Event(), asyncio.Event(), []
 
@@ -179,7 +179,7 @@ async def test_the_same_error_is_logged_again_only_when_it_worked_in_between(cap
     assert caplog.messages == ["test: gone", "test: gone", "test: elsewhere"]
 
 
-@on_loop
+@on_real_loop  # the pause is not to pass
 async def test_many_wake_ups_do_not_make_it_run_all_the_time():
     wake, rounds = asyncio.Event(), []
 
