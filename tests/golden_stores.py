@@ -42,11 +42,11 @@ def _manifest_text(name: str) -> bytes:
 
 
 def unpack_golden(name: str, into: Path) -> GoldenStore:
-    """Unpack a copy of a store into an empty directory."""
+    """Unpack a copy of a store into an empty directory, or one that is not there yet."""
     for one in _files(name):
         path = into / one.path
         if one.parts is None:
-            path.mkdir(one.mode)
+            path.mkdir(one.mode, parents=True)
             continue
         with path.open("xb") as file:
             os.fchmod(file.fileno(), one.mode)
