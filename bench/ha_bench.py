@@ -49,7 +49,7 @@ from bench.ha_load import QUEUES, TOPIC, Load
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.replication import HaRuntimeInfo
+from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from tests.faults.spark.servers import set_queues
 from tests.interop.apache import HOST, ask, free_ports, run_apache_broker, run_apache_name_server
 from tests.interop.kit import ApacheKit, default_version, prepare

@@ -9,7 +9,7 @@ import pytest
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.schemas.namesrv import KVPut
+from rmqkit.protocol.schemas.topics import KVPut
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from tests.virtual_time import run as run_virtual

@@ -8,8 +8,7 @@ from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.namesrv import BrokerData, RouteRequest, TopicRoute
-from rmqkit.protocol.schemas.topics import CreateTopicRequest
+from rmqkit.protocol.schemas.topics import BrokerData, CreateTopicRequest, RouteRequest, TopicRoute
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 

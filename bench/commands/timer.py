@@ -35,9 +35,9 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.record import iter_records
-from rmqkit.protocol.schemas.namesrv import KVTable
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.schemas.send import SendMessageV2Request
+from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 

@@ -13,7 +13,7 @@ from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.namesrv import TopicRoute
+from rmqkit.protocol.schemas.topics import TopicRoute
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.store.settings import StoreSettings
 from tests.store.stores import copy_store

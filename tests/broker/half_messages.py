@@ -15,7 +15,7 @@ from rmqkit.protocol.command import decode_header
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
-from rmqkit.protocol.schemas.transactions import CheckTransactionRequest
+from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.store.message_store import MessageStore
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import HOST, message, read_all, small_settings

@@ -22,9 +22,8 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, reply, request
-from rmqkit.protocol.schemas.brokers import MinBrokerIdChange
+from rmqkit.protocol.schemas.brokers import DelayOffsets, HaInfo, MinBrokerIdChange
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets
-from rmqkit.protocol.schemas.replication import DelayOffsets, HaInfo
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.client import RemotingClient
 from tests.broker.half_messages import HalfMessages

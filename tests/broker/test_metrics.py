@@ -23,8 +23,8 @@ from rmqkit.metrics.table import TABLE, Server
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.schemas.pull import PullFlag
-from rmqkit.protocol.schemas.replication import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.server import ListenFailed

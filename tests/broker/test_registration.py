@@ -16,8 +16,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.brokers import decode_registration
-from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
-from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig
+from rmqkit.protocol.schemas.topics import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings, TlsMode
 from tests.broker.cluster import Cluster

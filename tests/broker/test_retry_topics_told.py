@@ -8,8 +8,8 @@ import msgspec
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData
-from rmqkit.protocol.schemas.namesrv import RouteRequest
 from rmqkit.protocol.schemas.send import SendMessageRequest
+from rmqkit.protocol.schemas.topics import RouteRequest
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone
 from tests.virtual_time import run as run_virtual

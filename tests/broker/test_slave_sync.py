@@ -25,9 +25,9 @@ from rmqkit.errors import ConnectFailed, StoreMismatch
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.fastjson import decode_as, loads
+from rmqkit.protocol.schemas.brokers import DelayOffsets, TimerMetrics, decode_timer_checkpoint
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rmqkit.protocol.schemas.pop import MessageRequestModes
-from rmqkit.protocol.schemas.replication import DelayOffsets, TimerMetrics, decode_timer_checkpoint
 from rmqkit.protocol.schemas.topics import (
     DataVersion,
     LogicQueueMappingItem,

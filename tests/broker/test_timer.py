@@ -12,7 +12,7 @@ from rmqkit.broker.delay.timer import NOT_ENABLED, schedule_timed
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import decode_properties
-from rmqkit.protocol.schemas.replication import TimerCheckpoint, TimerMetrics, TimingCount, decode_timer_checkpoint
+from rmqkit.protocol.schemas.brokers import TimerCheckpoint, TimerMetrics, TimingCount, decode_timer_checkpoint
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.message_store import PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.schemas.replication import encode_timer_checkpoint
+from rmqkit.protocol.schemas.brokers import encode_timer_checkpoint
 from rmqkit.store.timer.files import load_timer_checkpoint
 from rmqkit.store.timer.log import UNIT_BYTES
 from rmqkit.store.timer.wheel import WHEEL_BYTES

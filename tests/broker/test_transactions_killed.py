@@ -23,8 +23,12 @@ from rmqkit.protocol.record import iter_records
 from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest, QueueRequest
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse
-from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.schemas.transactions import CheckTransactionRequest, EndTransactionRequest
+from rmqkit.protocol.schemas.send import (
+    CheckTransactionRequest,
+    EndTransactionRequest,
+    SendMessageResponse,
+    SendMessageV2Request,
+)
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
 from tests.interop.standalone import run_standalone

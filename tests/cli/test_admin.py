@@ -18,9 +18,9 @@ from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.fastjson import dumps
+from rmqkit.protocol.schemas.brokers import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
-from rmqkit.protocol.schemas.namesrv import BrokerData, ClusterInfo, KVTable, TopicList
-from rmqkit.protocol.schemas.replication import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
+from rmqkit.protocol.schemas.topics import BrokerData, ClusterInfo, KVTable, TopicList
 from tests.cli.answering import body, serving
 
 SECONDS_MAX = 150

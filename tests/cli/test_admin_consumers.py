@@ -20,7 +20,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.fastjson import dumps
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import ConsumerConnection, MessageQueue
-from rmqkit.protocol.schemas.namesrv import BrokerData, ClusterInfo
+from rmqkit.protocol.schemas.topics import BrokerData, ClusterInfo
 from tests.admin.test_clients import status_when
 from tests.admin.things import find_when_indexed, make_topic, send
 from tests.cli.answering import body, serving

@@ -13,7 +13,7 @@ from rmqkit import errors
 from rmqkit.__main__ import main
 from rmqkit.errors import ExitCode, exit_code
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.schemas.namesrv import TopicList
+from rmqkit.protocol.schemas.topics import TopicList
 from rmqkit.remoting.tls import ServerTls, ServerTlsSettings, TlsMode
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.cli.answering import SECONDS_MAX, body, refusal, saying, serving

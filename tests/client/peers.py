@@ -18,7 +18,7 @@ import msgspec
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.schemas.clients import ConsumerIds, HeartbeatData
-from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
+from rmqkit.protocol.schemas.topics import BrokerData, QueueData, TopicRoute
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer

@@ -11,8 +11,8 @@ from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
-from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
 from rmqkit.protocol.schemas.pull import PullFlag
+from rmqkit.protocol.schemas.topics import BrokerData, QueueData, TopicRoute
 from tests.client.messages import record
 from tests.client.peers import Cluster, on_loop, pulled, until
 

@@ -36,14 +36,14 @@ from rmqkit.protocol.schemas.clients import (
     MessageQueue,
     RunningInfoRequest,
 )
-from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
 from rmqkit.protocol.schemas.offsets import (
     ConsumerStatus,
     ConsumerStatusRequest,
     ResetClientOffsetRequest,
     ResetOffsetBody,
 )
-from rmqkit.protocol.schemas.transactions import CheckTransactionRequest
+from rmqkit.protocol.schemas.send import CheckTransactionRequest
+from rmqkit.protocol.schemas.topics import BrokerData, QueueData, TopicRoute
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.standalone import Standalone
 from tests.client.messages import record

@@ -15,8 +15,7 @@ from rmqkit.client.runtime.routes import (
 )
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.protocol.schemas.namesrv import TopicRoute
-from rmqkit.protocol.schemas.topics import TopicQueueMappingInfo
+from rmqkit.protocol.schemas.topics import TopicQueueMappingInfo, TopicRoute
 
 STRICT = (
     b'{"brokerDatas":[{"brokerAddrs":{"0":"127.0.0.1:21911"},"brokerName":"broker-a","cluster":"DefaultCluster",'

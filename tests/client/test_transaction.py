@@ -17,7 +17,7 @@ from rmqkit.errors import MessageIllegal, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.message import Message
-from rmqkit.protocol.schemas.transactions import CheckTransactionRequest
+from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.standalone import Standalone
 from tests.client.messages import record
 from tests.client.peers import Cluster, on_loop, refused, stored, until

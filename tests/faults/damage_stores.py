@@ -26,8 +26,7 @@ from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Record, decode_record
 from rmqkit.protocol.schemas.offsets import QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse, QueryMessageRequest
-from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.schemas.transactions import EndTransactionRequest
+from rmqkit.protocol.schemas.send import EndTransactionRequest, SendMessageResponse, SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings

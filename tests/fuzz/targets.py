@@ -22,10 +22,10 @@ from rmqkit.protocol.properties import decode_properties, encode_properties, fin
 from rmqkit.protocol.record import Record, decode_record, encode_record
 from rmqkit.protocol.schemas.brokers import decode_registration
 from rmqkit.protocol.schemas.clients import HeartbeatData, MessageQueue
-from rmqkit.protocol.schemas.namesrv import TopicRoute
+from rmqkit.protocol.schemas.offsets import ConsumeStatsList
 from rmqkit.protocol.schemas.pull import PullMessageRequest
 from rmqkit.protocol.schemas.send import SendMessageV2Request
-from rmqkit.protocol.schemas.stats import ConsumeStatsList
+from rmqkit.protocol.schemas.topics import TopicRoute
 from rmqkit.protocol.trace import decode_traces, encode_traces
 from rmqkit.remoting.sniffer import parse_proxy_header
 

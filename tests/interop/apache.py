@@ -15,7 +15,7 @@ import msgspec
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_command, encode_command
 from rmqkit.protocol.frame import FrameSplitter
-from rmqkit.protocol.schemas.namesrv import KVTable
+from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.remoting.authentication import Credentials
 from tests.interop.kit import LOGGING_OFF, ApacheKit
 from tests.interop.server_process import ServerProcess, wait_until

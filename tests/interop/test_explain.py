@@ -45,9 +45,8 @@ from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.groups import GroupForbiddenRequest
 from rmqkit.protocol.schemas.offsets import OffsetResponse, QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
 from rmqkit.protocol.schemas.pop import MessageRequestMode
-from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
+from rmqkit.protocol.schemas.send import EndTransactionRequest, SendMessageResponse, SendMessageV2Request
 from rmqkit.protocol.schemas.topics import CreateTopicRequest
-from rmqkit.protocol.schemas.transactions import EndTransactionRequest
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from tests.interop.apache import BROKER_NAME, CLUSTER, open_store_with_apache

@@ -32,7 +32,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK, INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
-from rmqkit.protocol.schemas.replication import HaRuntimeInfo
+from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from tests.interop.apache import ask, is_member
 from tests.interop.asking import Asked, answers, differences
 from tests.interop.conftest import kit_or_skip

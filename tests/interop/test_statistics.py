@@ -23,7 +23,7 @@ from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.stats import ConsumeStats, ConsumeStatsList
+from rmqkit.protocol.schemas.offsets import ConsumeStats, ConsumeStatsList
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
 from rmqkit.standalone import Standalone

@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, request
-from rmqkit.protocol.schemas.namesrv import (
+from rmqkit.protocol.schemas.topics import (
     BrokerNameRequest,
     ClusterRequest,
     DeleteTopicRequest,

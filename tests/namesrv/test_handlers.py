@@ -17,8 +17,16 @@ from rmqkit.protocol.schemas.brokers import (
     RegisterBrokerBody,
     compress_registration,
 )
-from rmqkit.protocol.schemas.namesrv import DeleteTopicRequest, KVPut, RegisterTopicRequest, RouteRequest
-from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
+from rmqkit.protocol.schemas.topics import (
+    DataVersion,
+    DeleteTopicRequest,
+    KVPut,
+    RegisterTopicRequest,
+    RouteRequest,
+    TopicConfig,
+    TopicConfigTable,
+    TopicQueueMappingInfo,
+)
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.testing.clock import StandingClock
 from tests.broker.stranger import Stranger

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rmqkit.namesrv.routes import in_zone, with_acting_masters
-from rmqkit.protocol.schemas.namesrv import BrokerData, QueueData, TopicRoute
+from rmqkit.protocol.schemas.topics import BrokerData, QueueData, TopicRoute
 
 
 def group(name, addresses, *, acting=True, zone=msgspec.UNSET):

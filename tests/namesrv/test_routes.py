@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from rmqkit.namesrv.routes import Departure, MemberChange, Registered, Registration, RouteTable
-from rmqkit.protocol.schemas.namesrv import QueueData
-from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
+from rmqkit.protocol.schemas.topics import DataVersion, QueueData, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
 
 
 class Time:

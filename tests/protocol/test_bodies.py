@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
 from rmqkit.protocol.fastjson import decode_as, dumps, loads
+from rmqkit.protocol.schemas.brokers import TimerCheckpoint, decode_timer_checkpoint, encode_timer_checkpoint
 from rmqkit.protocol.schemas.clients import MessageQueue, SubscriptionData
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
-from rmqkit.protocol.schemas.offsets import QueueOffset, ResetOffsetBody, ResetOffsetList
+from rmqkit.protocol.schemas.offsets import BrokerStatsData, QueueOffset, ResetOffsetBody, ResetOffsetList
 from rmqkit.protocol.schemas.pop import Assignments
-from rmqkit.protocol.schemas.replication import TimerCheckpoint, decode_timer_checkpoint, encode_timer_checkpoint
-from rmqkit.protocol.schemas.stats import BrokerStatsData
 from rmqkit.protocol.schemas.topics import DataVersion
 
 BODIES = Path(__file__).with_name("bodies.txt")

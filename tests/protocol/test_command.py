@@ -20,9 +20,9 @@ from rmqkit.protocol.command import (
     request,
 )
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
-from rmqkit.protocol.schemas.namesrv import RouteRequest
 from rmqkit.protocol.schemas.pull import PullMessageRequest
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, SendMessageRequest, SendMessageV2Request
+from rmqkit.protocol.schemas.topics import RouteRequest
 
 BINARY_VECTOR = bytes.fromhex(
     "00000025 01000021 0069 00 0191 00000001 00000000 00000000 0000000c 0005 746f706963 00000001 54"

@@ -11,7 +11,7 @@ from rmqkit.errors import BodyError
 from rmqkit.protocol.fastjson import ObjectKey, decode_as, dumps, loads
 from rmqkit.protocol.schemas.brokers import RegisterBrokerBody
 from rmqkit.protocol.schemas.clients import HeartbeatData, MessageQueue
-from rmqkit.protocol.schemas.namesrv import BrokerData, TopicRoute
+from rmqkit.protocol.schemas.topics import BrokerData, TopicRoute
 
 QUEUE_KEY = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T"})
 

@@ -6,7 +6,7 @@ import pytest
 
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.schemas.replication import TimerCheckpoint
+from rmqkit.protocol.schemas.brokers import TimerCheckpoint
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.findings import Kind

@@ -13,10 +13,10 @@ from rmqkit.admin.calls import AdminCalls, Done
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC
-from rmqkit.protocol.schemas.namesrv import KVTable
-from rmqkit.protocol.schemas.replication import HaRuntimeInfo
+from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
+from rmqkit.protocol.schemas.offsets import AllConsumeStatsRequest, ConsumeStatsList
 from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.schemas.stats import AllConsumeStatsRequest, ConsumeStatsList
+from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.settings import properties_line
 
 __all__ = ["Brokers", "GroupProgress", "TestSend"]

@@ -37,7 +37,7 @@ from rmqkit.errors import (
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Body, Command, decode_header, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.namesrv import ClusterInfo, RouteRequest, TopicList, TopicRoute
+from rmqkit.protocol.schemas.topics import ClusterInfo, RouteRequest, TopicList, TopicRoute
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient, expect_success

@@ -10,7 +10,7 @@ from msgspec import Struct
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.errors import RmqError, UnknownName
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.schemas.namesrv import KVTable
+from rmqkit.protocol.schemas.topics import KVTable
 
 __all__ = ["BrokerRow", "Clusters"]
 

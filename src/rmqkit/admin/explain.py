@@ -37,8 +37,8 @@ from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerRunningInfo, MessageQueue
 from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
+from rmqkit.protocol.schemas.offsets import StatsDataRequest
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.schemas.stats import StatsDataRequest
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicRequest
 from rmqkit.remoting.address import join_address
 

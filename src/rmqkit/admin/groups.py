@@ -23,10 +23,9 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode, version_name
 from rmqkit.protocol.names import SYSTEM_GROUPS, dlq_topic, retry_topic
 from rmqkit.protocol.schemas.clients import ConsumerConnection, MessageQueue
 from rmqkit.protocol.schemas.groups import DeleteGroupRequest, SubscriptionGroupConfig, SubscriptionGroupTable
-from rmqkit.protocol.schemas.namesrv import DeleteTopicRequest
+from rmqkit.protocol.schemas.offsets import ConsumeOffsets, ConsumeStats, ConsumeStatsRequest
 from rmqkit.protocol.schemas.pop import MessageRequestMode
-from rmqkit.protocol.schemas.stats import ConsumeOffsets, ConsumeStats, ConsumeStatsRequest
-from rmqkit.protocol.schemas.topics import TopicConfigTable, TopicRequest
+from rmqkit.protocol.schemas.topics import DeleteTopicRequest, TopicConfigTable, TopicRequest
 
 __all__ = ["GroupProgress", "GroupSummary", "Groups", "Metadata", "QueueProgress"]
 

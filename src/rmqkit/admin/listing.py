@@ -23,8 +23,8 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
-from rmqkit.protocol.schemas.stats import TopicStatsTable
 from rmqkit.protocol.schemas.topics import TopicRequest
 
 __all__ = ["Span", "age", "listed", "readers"]

@@ -32,8 +32,7 @@ from rmqkit.protocol.properties import SHARDING_KEY, own_properties
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumeMessageDirectlyResult, MessageQueue
 from rmqkit.protocol.schemas.pull import QueryConsumeQueueBody, QueryConsumeQueueRequest, QueryMessageRequest
-from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.schemas.transactions import ResumeCheckRequest
+from rmqkit.protocol.schemas.send import ResumeCheckRequest, SendMessageResponse, SendMessageV2Request
 from rmqkit.remoting.address import join_address
 from rmqkit.remoting.client import expect_success
 

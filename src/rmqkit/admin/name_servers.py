@@ -15,7 +15,7 @@ from rmqkit.admin.calls import AdminCalls, Done
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header
-from rmqkit.protocol.schemas.namesrv import (
+from rmqkit.protocol.schemas.topics import (
     AddWritePermResponse,
     BrokerNameRequest,
     KVKey,

@@ -16,13 +16,14 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.schemas.clients import ConsumerGroupRequest, MessageQueue
 from rmqkit.protocol.schemas.offsets import (
+    ConsumeStats,
+    ConsumeStatsRequest,
     OffsetResponse,
     QueryConsumerOffsetRequest,
     ResetOffsetBody,
     ResetOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
-from rmqkit.protocol.schemas.stats import ConsumeStats, ConsumeStatsRequest
 from rmqkit.remoting.client import expect_success
 from rmqkit.settings import parse_properties
 

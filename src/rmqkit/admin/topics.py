@@ -17,15 +17,23 @@ from rmqkit.errors import PeerRefused, SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 from rmqkit.protocol.schemas.groups import GroupList
-from rmqkit.protocol.schemas.namesrv import ClusterRequest, DeleteTopicRequest, TopicList, TopicRoute
-from rmqkit.protocol.schemas.stats import (
+from rmqkit.protocol.schemas.offsets import (
     BrokerStatsData,
     ConsumeStats,
     ConsumeStatsRequest,
     StatsDataRequest,
     TopicStatsTable,
 )
-from rmqkit.protocol.schemas.topics import CreateTopicRequest, Permission, TopicConfig, TopicRequest
+from rmqkit.protocol.schemas.topics import (
+    ClusterRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    Permission,
+    TopicConfig,
+    TopicList,
+    TopicRequest,
+    TopicRoute,
+)
 
 __all__ = ["Assigned", "QueueStatus", "TopicStats", "TopicUse", "Topics", "permission_of"]
 

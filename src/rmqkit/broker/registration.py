@@ -36,8 +36,15 @@ from rmqkit.protocol.schemas.brokers import (
     RegisterBrokerResponse,
     compress_registration,
 )
-from rmqkit.protocol.schemas.namesrv import KVTable, MemberRouteResponse, RouteRequest, TopicRoute
-from rmqkit.protocol.schemas.topics import Permission, TopicConfig, TopicConfigTable
+from rmqkit.protocol.schemas.topics import (
+    KVTable,
+    MemberRouteResponse,
+    Permission,
+    RouteRequest,
+    TopicConfig,
+    TopicConfigTable,
+    TopicRoute,
+)
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection

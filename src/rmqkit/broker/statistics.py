@@ -36,7 +36,7 @@ from rmqkit.broker.put_times import PutTimes
 from rmqkit.clock import Clock
 from rmqkit.protocol import names
 from rmqkit.protocol.properties import DELAY, decode_properties
-from rmqkit.protocol.schemas.stats import BrokerStatsData, StatsItem
+from rmqkit.protocol.schemas.offsets import BrokerStatsData, StatsItem
 from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 

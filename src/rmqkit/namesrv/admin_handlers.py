@@ -28,7 +28,7 @@ from rmqkit.namesrv.routes import RouteTable
 from rmqkit.namesrv.settings import WITHOUT_EFFECT, NamesrvSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, reply
-from rmqkit.protocol.schemas.namesrv import (
+from rmqkit.protocol.schemas.topics import (
     AddWritePermResponse,
     BrokerNameRequest,
     ClusterRequest,

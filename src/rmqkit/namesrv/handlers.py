@@ -55,7 +55,8 @@ from rmqkit.protocol.schemas.brokers import (
     RegisterBrokerResponse,
     decode_registration,
 )
-from rmqkit.protocol.schemas.namesrv import (
+from rmqkit.protocol.schemas.topics import (
+    DataVersion,
     KVTable,
     MemberRouteResponse,
     QueueData,
@@ -63,7 +64,6 @@ from rmqkit.protocol.schemas.namesrv import (
     RouteRequest,
     TopicRoute,
 )
-from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.bodies import SLOW_BYTES_MAX, decode_body
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Answering, answers

@@ -38,8 +38,17 @@ import msgspec
 from msgspec import UNSET
 
 from rmqkit.protocol.names import SELF_TEST_TOPIC, SYNC_BROKER_MEMBER_PREFIX
-from rmqkit.protocol.schemas.namesrv import BrokerData, ClusterInfo, QueueData, TopicRoute
-from rmqkit.protocol.schemas.topics import DataVersion, Permission, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
+from rmqkit.protocol.schemas.topics import (
+    BrokerData,
+    ClusterInfo,
+    DataVersion,
+    Permission,
+    QueueData,
+    TopicConfig,
+    TopicConfigTable,
+    TopicQueueMappingInfo,
+    TopicRoute,
+)
 
 BROKER_TIMEOUT_MS = 120_000
 MASTER_ID = 0

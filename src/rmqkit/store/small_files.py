@@ -11,10 +11,10 @@ import struct
 from pathlib import Path
 
 from rmqkit.errors import BodyError
+from rmqkit.protocol.schemas.brokers import DelayOffsets, TimerMetrics
 from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
 from rmqkit.protocol.schemas.pop import MessageRequestModes
-from rmqkit.protocol.schemas.replication import DelayOffsets, TimerMetrics
 from rmqkit.protocol.schemas.topics import TopicConfigTable
 from rmqkit.store.json_files import decode_file
 from rmqkit.store.log.checkpoint import CHECKPOINT_BYTES

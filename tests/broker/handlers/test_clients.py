@@ -13,9 +13,8 @@ from rmqkit.protocol.command import decode_fields, reply, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.brokers import RegisterBrokerBody, RegisterBrokerRequest
 from rmqkit.protocol.schemas.clients import ConsumerGroupRequest, UnregisterClientRequest
-from rmqkit.protocol.schemas.namesrv import TopicRoute
 from rmqkit.protocol.schemas.pull import PullFlag
-from rmqkit.protocol.schemas.topics import TopicRequest
+from rmqkit.protocol.schemas.topics import TopicRequest, TopicRoute
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 

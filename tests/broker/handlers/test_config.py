@@ -11,8 +11,8 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.message import read_messages
-from rmqkit.protocol.schemas.namesrv import RouteRequest, TopicRoute
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, QueryMessageRequest
+from rmqkit.protocol.schemas.topics import RouteRequest, TopicRoute
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.settings import SECRET, Configuration, parse_properties
 from tests.broker.cluster import Cluster

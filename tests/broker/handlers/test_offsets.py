@@ -13,9 +13,9 @@ from rmqkit.protocol.schemas.offsets import (
     QueryConsumerOffsetRequest,
     QueueRequest,
     SearchOffsetRequest,
+    TopicStatsTable,
     UpdateConsumerOffsetRequest,
 )
-from rmqkit.protocol.schemas.stats import TopicStatsTable
 from tests.broker.cluster import Cluster
 from tests.virtual_time import run as run_virtual
 

@@ -9,13 +9,14 @@ import pytest
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.offsets import CorrectionOffsets, UpdateConsumerOffsetRequest
-from rmqkit.protocol.schemas.stats import (
+from rmqkit.protocol.schemas.offsets import (
     BrokerStatsData,
     ConsumeStats,
     ConsumeStatsList,
     ConsumeTimeSpans,
+    CorrectionOffsets,
     TopicStatsTable,
+    UpdateConsumerOffsetRequest,
 )
 
 PROGRESS = RequestCode.GET_CONSUME_STATS

@@ -16,7 +16,7 @@ from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.handles import RecallHandle, decode_recall_handle, encode_recall_handle
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import HALF_TOPIC, TIMER_TOPIC
-from rmqkit.protocol.schemas.replication import TimerMetrics, decode_timer_checkpoint
+from rmqkit.protocol.schemas.brokers import TimerMetrics, decode_timer_checkpoint
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import ILLEGAL
 from tests.waiting import SECONDS

@@ -14,10 +14,8 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, decode_header, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.ids import decode_offset_id
-from rmqkit.protocol.schemas.brokers import RegisterBrokerResponse
-from rmqkit.protocol.schemas.replication import HaConnectionInfo, HaRuntimeInfo
-from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, SendMessageResponse
-from rmqkit.protocol.schemas.transactions import EndTransactionRequest
+from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo, RegisterBrokerResponse
+from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, EndTransactionRequest, SendMessageResponse
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.ha_links import Slave, until
 from tests.namesrv.running import register_header, registration_body

@@ -12,9 +12,8 @@ import pytest
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.namesrv import TopicRoute
 from rmqkit.protocol.schemas.offsets import QueueRequest, UpdateConsumerOffsetRequest
-from rmqkit.protocol.schemas.topics import TopicConfig, TopicRequest
+from rmqkit.protocol.schemas.topics import TopicConfig, TopicRequest, TopicRoute
 from tests.broker.cluster import Cluster
 from tests.virtual_time import run as run_virtual
 

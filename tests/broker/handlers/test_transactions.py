@@ -18,8 +18,12 @@ from rmqkit.protocol.ids import decode_offset_id, offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC
 from rmqkit.protocol.record import iter_records, pack_host
-from rmqkit.protocol.schemas.send import SendMessageResponse
-from rmqkit.protocol.schemas.transactions import CheckTransactionRequest, EndTransactionRequest, ResumeCheckRequest
+from rmqkit.protocol.schemas.send import (
+    CheckTransactionRequest,
+    EndTransactionRequest,
+    ResumeCheckRequest,
+    SendMessageResponse,
+)
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster

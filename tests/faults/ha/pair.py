@@ -25,7 +25,7 @@ from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.replication import HaRuntimeInfo
+from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.settings import load
 from rmqkit.store.settings import StoreSettings

@@ -31,8 +31,13 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.clients import ClientConnection, ProducerConnection, ProducerGroupRequest
-from rmqkit.protocol.schemas.namesrv import DeleteTopicRequest, RouteRequest, TopicRoute
-from rmqkit.protocol.schemas.topics import CreateTopicRequest, TopicRequest
+from rmqkit.protocol.schemas.topics import (
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    RouteRequest,
+    TopicRequest,
+    TopicRoute,
+)
 from tests.interop.apache import ask
 from tests.interop.kit import ApacheKit
 from tests.patience import TIMEOUT_MS, producing, pulling

@@ -28,8 +28,7 @@ from rmqkit import (
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.brokers import RegisterBrokerBody, RegisterBrokerRequest
-from rmqkit.protocol.schemas.namesrv import KVPut
-from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable
+from rmqkit.protocol.schemas.topics import KVPut, TopicConfig, TopicConfigTable
 from rmqkit.remoting.client import RemotingClient
 from tests.interop.suite.scene import POLL_SECONDS, Scene
 from tests.patience import TIMEOUT_MS, producing

@@ -19,8 +19,14 @@ from rmqkit.protocol.schemas.brokers import (
     compress_registration,
     decode_registration,
 )
-from rmqkit.protocol.schemas.namesrv import KVTable, TopicList
-from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
+from rmqkit.protocol.schemas.topics import (
+    DataVersion,
+    KVTable,
+    TopicConfig,
+    TopicConfigTable,
+    TopicList,
+    TopicQueueMappingInfo,
+)
 
 V4, V5 = version_number(4, 9, 4), version_number(5, 4, 0)
 SPEC = (

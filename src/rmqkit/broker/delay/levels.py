@@ -43,7 +43,7 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
-from rmqkit.protocol.schemas.replication import DelayOffsets
+from rmqkit.protocol.schemas.brokers import DelayOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.json_files import JsonFile

@@ -39,7 +39,7 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import in_stored_order
-from rmqkit.protocol.schemas.replication import TimerCheckpoint, TimerMetrics, encode_timer_checkpoint
+from rmqkit.protocol.schemas.brokers import TimerCheckpoint, TimerMetrics, encode_timer_checkpoint
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.message_store import MessageStore, PutMessage
 from rmqkit.store.settings import StoreSettings

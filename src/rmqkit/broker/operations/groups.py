@@ -27,9 +27,8 @@ from rmqkit.protocol.schemas.groups import (
     GroupTopicRequest,
     SubscriptionGroupConfig,
 )
-from rmqkit.protocol.schemas.namesrv import TopicList
 from rmqkit.protocol.schemas.pop import MessageRequestModes
-from rmqkit.protocol.schemas.topics import TopicRequest
+from rmqkit.protocol.schemas.topics import TopicList, TopicRequest
 from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.turns import Slice

@@ -19,9 +19,10 @@ from rmqkit.protocol.schemas.offsets import (
     QueueRequest,
     SearchOffsetRequest,
     StoreTimeResponse,
+    TopicOffsets,
+    TopicStatsTable,
     UpdateConsumerOffsetRequest,
 )
-from rmqkit.protocol.schemas.stats import TopicOffsets, TopicStatsTable
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.turns import Slice

@@ -17,14 +17,15 @@ from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.protocol.schemas.offsets import CorrectionOffsetRequest, CorrectionOffsets
-from rmqkit.protocol.schemas.stats import (
+from rmqkit.protocol.schemas.offsets import (
     AllConsumeStatsRequest,
     ConsumeOffsets,
     ConsumeStats,
     ConsumeStatsList,
     ConsumeStatsRequest,
     ConsumeTimeSpans,
+    CorrectionOffsetRequest,
+    CorrectionOffsets,
     QueueTimeSpan,
     StatsDataRequest,
     TimeSpanRequest,

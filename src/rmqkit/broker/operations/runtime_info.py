@@ -23,7 +23,7 @@ from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, version_name
 from rmqkit.protocol.command import Command, reply
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import decode_record
-from rmqkit.protocol.schemas.namesrv import KVTable
+from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.log.commit_log import log_directories
 from rmqkit.store.message_store import MessageStore

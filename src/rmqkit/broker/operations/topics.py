@@ -16,12 +16,12 @@ from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.names import is_light, retry_topic, topic_fault
-from rmqkit.protocol.schemas.namesrv import TopicList
 from rmqkit.protocol.schemas.topics import (
     CreateTopicRequest,
     TopicConfig,
     TopicConfigList,
     TopicConfigsResponse,
+    TopicList,
     TopicQueueMappingDetail,
     TopicRequest,
 )

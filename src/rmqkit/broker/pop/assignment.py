@@ -27,7 +27,6 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.schemas.clients import MessageQueue, averagely, averagely_by_circle
-from rmqkit.protocol.schemas.namesrv import TopicRoute
 from rmqkit.protocol.schemas.pop import (
     Assignment,
     Assignments,
@@ -35,7 +34,7 @@ from rmqkit.protocol.schemas.pop import (
     MessageRequestModes,
     QueryAssignmentBody,
 )
-from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.protocol.schemas.topics import Permission, TopicRoute
 from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
 

@@ -36,7 +36,7 @@ from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_header_leniently, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.replication import DelayOffsets, HaInfo
+from rmqkit.protocol.schemas.brokers import DelayOffsets, HaInfo
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.tasks import Tasks, keep_doing, repeat
 

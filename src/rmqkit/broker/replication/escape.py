@@ -36,9 +36,8 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
-from rmqkit.protocol.schemas.namesrv import TopicRoute
 from rmqkit.protocol.schemas.send import SendMessageV2Request
-from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.protocol.schemas.topics import Permission, TopicRoute
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.store.message_store import PutMessage
 

@@ -16,7 +16,7 @@ from rmqkit.broker.replication.context import ReplicationContext
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply
-from rmqkit.protocol.schemas.replication import HaRuntimeInfo
+from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from rmqkit.remoting.connection import Connection
 
 __all__ = ["ReplicationHandlers"]

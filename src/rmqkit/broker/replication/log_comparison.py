@@ -28,8 +28,8 @@ from rmqkit.errors import BodyError, LogDiverged, StoreError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.namesrv import KVTable
 from rmqkit.protocol.schemas.pull import ViewMessageRequest
+from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.store.message_store import MessageStore
 

@@ -59,7 +59,7 @@ from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.clock import Clock
 from rmqkit.errors import FrameError, SettingsError, StoreError
 from rmqkit.protocol.ha import DATA_BYTES_MAX, Reports, frame_head
-from rmqkit.protocol.schemas.replication import HaConnectionInfo, HaRuntimeInfo
+from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.remoting.address import IpAddress, join_address
 from rmqkit.remoting.server import bind
 from rmqkit.remoting.tasks import Tasks

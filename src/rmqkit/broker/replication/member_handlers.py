@@ -23,7 +23,7 @@ from rmqkit.broker.replication.context import ReplicationContext
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
-from rmqkit.protocol.schemas.replication import HaInfo
+from rmqkit.protocol.schemas.brokers import HaInfo
 from rmqkit.remoting.connection import Connection
 
 __all__ = ["MemberHandlers"]

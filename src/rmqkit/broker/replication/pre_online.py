@@ -23,8 +23,8 @@ from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.schemas.brokers import DelayOffsets, HaInfo, decode_timer_checkpoint
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets
-from rmqkit.protocol.schemas.replication import DelayOffsets, HaInfo, decode_timer_checkpoint
 from rmqkit.remoting.client import RemotingClient, expect_success
 
 __all__ = ["PreOnline"]

@@ -28,7 +28,7 @@ from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.record import pack_host
-from rmqkit.protocol.schemas.replication import HaInfo, HaRuntimeInfo
+from rmqkit.protocol.schemas.brokers import HaInfo, HaRuntimeInfo
 from rmqkit.remoting.address import advertised_ip, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection

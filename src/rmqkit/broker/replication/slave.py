@@ -45,7 +45,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
 from rmqkit.errors import ConnectFailed, FrameError, LogDiverged, RmqError, SettingsError, StoreError
 from rmqkit.protocol.ha import LINK_BUFFER_BYTES, Frame, encode_report, split_frames
-from rmqkit.protocol.schemas.replication import HaClientInfo
+from rmqkit.protocol.schemas.brokers import HaClientInfo
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.client import CONNECT_TIMEOUT_MS, RemotingClient
 from rmqkit.remoting.tasks import Tasks, keep_doing

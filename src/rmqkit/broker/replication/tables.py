@@ -42,10 +42,10 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.names import is_light
+from rmqkit.protocol.schemas.brokers import DelayOffsets, TimerMetrics, decode_timer_checkpoint
 from rmqkit.protocol.schemas.groups import GroupConfigsRequest, GroupConfigsResponse, SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets
 from rmqkit.protocol.schemas.pop import MessageRequestModes
-from rmqkit.protocol.schemas.replication import DelayOffsets, TimerMetrics, decode_timer_checkpoint
 from rmqkit.protocol.schemas.topics import TopicConfigsRequest, TopicConfigsResponse, TopicConfigTable
 from rmqkit.remoting.address import join_address, split_address
 from rmqkit.remoting.client import RemotingClient, expect_success

@@ -52,7 +52,7 @@ from rmqkit.protocol.command import request
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.properties import decode_properties, in_stored_order
 from rmqkit.protocol.record import Record, decode_record, encode_record
-from rmqkit.protocol.schemas.transactions import CheckTransactionRequest
+from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.message_store import GetStatus, MessageStore, PutMessage, PutResult, PutStatus
 

@@ -25,7 +25,7 @@ from rmqkit.protocol.command import Command, decode_header_leniently, reply
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, Record
-from rmqkit.protocol.schemas.transactions import EndTransactionRequest, ResumeCheckRequest
+from rmqkit.protocol.schemas.send import EndTransactionRequest, ResumeCheckRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED
 from rmqkit.store.message_store import PutStatus

@@ -13,7 +13,7 @@ from rmqkit.admin.calls import Done
 from rmqkit.admin.topics import permission_of
 from rmqkit.cli.admin.cluster import BodyBytes, round_trips
 from rmqkit.cli.admin.frame import Broker, BrokerName, Cluster, Key, Named, Noun, Value, View
-from rmqkit.protocol.schemas.replication import HaRuntimeInfo
+from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 
 noun = Noun("broker", "Brokers: figures, settings, replication, cleaning.")
 

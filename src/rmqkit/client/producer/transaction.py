@@ -44,7 +44,7 @@ from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.names import with_namespace
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.protocol.schemas.transactions import CheckTransactionRequest, EndTransactionRequest
+from rmqkit.protocol.schemas.send import CheckTransactionRequest, EndTransactionRequest
 from rmqkit.remoting.tasks import Tasks, is_cancelled
 
 _CHECKS_WAITING_MAX = 2000

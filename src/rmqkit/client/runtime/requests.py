@@ -26,7 +26,6 @@ from rmqkit.protocol.schemas.clients import (
     SubscriptionData,
     UnregisterClientRequest,
 )
-from rmqkit.protocol.schemas.namesrv import KVTable
 from rmqkit.protocol.schemas.offsets import (
     OffsetResponse,
     QueryConsumerOffsetRequest,
@@ -52,8 +51,13 @@ from rmqkit.protocol.schemas.pull import (
     QueryMessageRequest,
     ViewMessageRequest,
 )
-from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, RecallMessageRequest, RecallMessageResponse
-from rmqkit.protocol.schemas.transactions import EndTransactionRequest
+from rmqkit.protocol.schemas.send import (
+    ConsumerSendBackRequest,
+    EndTransactionRequest,
+    RecallMessageRequest,
+    RecallMessageResponse,
+)
+from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.remoting.client import RemotingClient, expect_success
 
 OFFSET_TIMEOUT_MS = 5000

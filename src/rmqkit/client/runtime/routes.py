@@ -45,8 +45,7 @@ from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.names import topic_fault
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.protocol.schemas.namesrv import RouteRequest, TopicList, TopicRoute
-from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.protocol.schemas.topics import Permission, RouteRequest, TopicList, TopicRoute
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.client import RemotingClient, expect_success
 

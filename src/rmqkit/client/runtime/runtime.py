@@ -39,7 +39,7 @@ from rmqkit.protocol.names import without_namespace
 from rmqkit.protocol.properties import PRODUCER_GROUP
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
-from rmqkit.protocol.schemas.transactions import CheckTransactionRequest
+from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.remoting.address import advertised_ip
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.client import RemotingClient

@@ -1,4 +1,5 @@
-"""Sends 10, 310, 320, replies 324 to 326, messages handed back 36, recalls 370. Bodies are messages, not JSON.
+"""Sends 10, 310, 320, replies 324 to 326, messages handed back 36, recalls 370, transactions 37, 39, 323. Bodies are
+messages, not JSON.
 
 Source: remoting.md §4.3.1, §4.3.5, §4.3.7, §4.4.
 """
@@ -97,4 +98,39 @@ class RecallMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
 class RecallMessageResponse(Struct, rename="camel", gc=False):
     """The unique key of the message that will not be delivered."""
 
+    msg_id: str
+
+
+class EndTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """END_TRANSACTION; ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 when still unknown.
+    ``tran_state_table_offset`` is the queue offset of the send response, ``commit_log_offset`` the physical one.
+    Brokers do not insist on the group (a missing one is a wrong one) nor on the id."""
+
+    topic: str | None = None
+    producer_group: str | None = None
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    commit_or_rollback: Int32
+    from_transaction_check: bool = False
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    bname: str | None = None
+
+
+class CheckTransactionRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """CHECK_TRANSACTION_STATE; the topic to trust is the one in the record of the body."""
+
+    topic: str | None = None
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    bname: str | None = None
+
+
+class ResumeCheckRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """RESUME_CHECK_HALF_MESSAGE; ``msg_id`` is the offset message id of the half message."""
+
+    topic: str | None = None
     msg_id: str

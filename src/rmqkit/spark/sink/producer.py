@@ -29,7 +29,7 @@ from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError, SendFai
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.protocol.schemas.transactions import EndTransactionRequest
+from rmqkit.protocol.schemas.send import EndTransactionRequest
 from rmqkit.spark.broker_pool import BrokerPool
 from rmqkit.spark.options import LiveOptions, SinkOptions
 from rmqkit.spark.sink.ledger import Batch, Half

@@ -21,7 +21,7 @@ from rmqkit.errors import BodyError, RecordCorrupt, StoreMismatch
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import REAL_TOPIC, find_property
-from rmqkit.protocol.schemas.replication import TIMER_CHECKPOINT_BYTES, decode_timer_checkpoint
+from rmqkit.protocol.schemas.brokers import TIMER_CHECKPOINT_BYTES, decode_timer_checkpoint
 from rmqkit.store.offline.findings import Kind, Report, common_length, entries_of, files_in_order
 from rmqkit.store.offline.view import LogView
 from rmqkit.store.settings import StoreSettings

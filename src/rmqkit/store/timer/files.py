@@ -3,7 +3,7 @@
 =======================  =============================================================================================
 ``timerlog/``            a unit per message, `timer_log`
 ``timerwheel``           the last unit of every second, `timer_wheel`
-``config/timercheck``    56 bytes (`protocol.schemas.replication`) in a file of 4096: the next second to deliver, how
+``config/timercheck``    56 bytes (`protocol.schemas.brokers`) in a file of 4096: the next second to deliver, how
                          far the log is flushed, the next message of the timer topic to put on the wheel
 =======================  =============================================================================================
 
@@ -34,7 +34,7 @@ from pathlib import Path
 import msgspec
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.schemas.replication import (
+from rmqkit.protocol.schemas.brokers import (
     TIMER_CHECKPOINT_BYTES,
     TimerCheckpoint,
     decode_timer_checkpoint,
