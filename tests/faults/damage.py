@@ -15,8 +15,7 @@ a client of it, else with store and timer alone. What has to hold:
 - a configuration file that cannot be read any more or is missing is told of by its name;
 - what the start tells of the damaged file or refuses, and keys that find nothing any more, ``verify`` finds, too.
 
-Not judged: changes that no checksum of the format covers and no other file contradicts, such as a property's text, and
-keys of an index file that is missing: after a crash an index may lack some, ``rmq store rebuild`` makes all of it anew.
+Not judged: changes that no checksum of the format covers and no other file contradicts, such as a property's text.
 """
 
 from __future__ import annotations
@@ -206,8 +205,7 @@ class Judge:
         for path in unreadable if has_broker and not is_refused else ():
             if not any(path.name in text for text in told):
                 done.failures.append(f"{path.name} is not told of")
-        has_index = all((root / path).is_file() for path in damage.files if path.parts[0] == "index")
-        is_missed = found is not None and bool(found.missing_keys) and has_index
+        is_missed = found is not None and bool(found.missing_keys)
         is_damage_told = any(map(damage.is_told, told))
         if (done.lost or is_refused or is_damage_told or is_missed) and not is_found:
             done.failures.append("verify said that the store is sound")

@@ -1,4 +1,4 @@
-"""A short form of ``make damage``: sixteen damages to stopped and killed stores, none of them silent."""
+"""A short form of ``make damage``: thirty damages to stopped and killed stores, none of them silent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.damage import rounds
 
-SEEDS = list(range(3076, 3092))
+SEEDS = list(range(3076, 3106))
 
 
 @pytest.mark.faults

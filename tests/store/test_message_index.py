@@ -20,8 +20,10 @@ from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.index import index as message_index
 from rmqkit.store.index.file import key_hash, key_hashes
-from rmqkit.store.index.index import MessageIndex
+from rmqkit.store.index.index import MessageIndex, missing_files
 from rmqkit.store.message_store import MessageStore
+from rmqkit.store.offline.check import verify
+from rmqkit.store.offline.repair import repair
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
 from tests.open_files import open_files
@@ -316,6 +318,71 @@ def test_expired_files_go_but_never_the_newest(index: MessageIndex) -> None:
     assert index.drop_expired(301) == 1
     assert index.drop_expired(1 << 60) == 1
     assert len(names(index)) == 1 and find(index, "a") == [800]
+
+
+# ---- a file that is missing
+
+KEYED = small_settings(hash_slot_count=SLOTS, index_entry_count=ENTRIES)
+
+
+def keyed_store(folder: Path, *, is_clean: bool) -> tuple[Path, list[Path]]:
+    """A store of three index files, stopped or killed, and the files."""
+    with opened(folder / "s", KEYED) as store:
+        put_all(store, *(message(KEYS="k") for _ in range(10)))
+        store.query("TopicTest", "k", 64, *ALL_TIME)
+        assert store._flusher.failure is None
+        store._flusher.flush_log()
+        store._flusher.flush_queues()
+        root = store.root if is_clean else copy_store(store.root, folder / "killed")
+        assert root.joinpath("indexfiles").is_file()
+    return root, sorted(root.joinpath("index").iterdir())
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_missing_file_is_told_of_at_every_start_and_by_verify(tmp_path: Path, caplog, is_clean: bool) -> None:
+    root, files = keyed_store(tmp_path, is_clean=is_clean)
+    assert verify(root, KEYED).is_sound
+    files[0].unlink()
+    for _ in range(2):
+        assert [(one.kind, one.path) for one in verify(root, KEYED).findings] == [("file missing", str(files[0]))]
+        caplog.clear()
+        with opened(root, KEYED) as store:
+            assert len(store.query("TopicTest", "k", 64, *ALL_TIME).physical_offsets) == 6
+        (told,) = [text for text in caplog.messages if "is missing or empty" in text]
+        assert str(files[0]) in told and "rmq store rebuild --index" in told
+    repair(root, KEYED, is_dry_run=False)
+    caplog.clear()
+    assert verify(root, KEYED).is_sound
+    with opened(root, KEYED) as store:
+        assert len(store.query("TopicTest", "k", 64, *ALL_TIME).physical_offsets) == 10
+    assert not [text for text in caplog.messages if "is missing or empty" in text]
+
+
+def test_the_newest_file_is_missed_after_a_clean_stop_alone(tmp_path: Path) -> None:
+    root, files = keyed_store(tmp_path, is_clean=True)
+    files[-1].unlink()
+    assert not verify(root, KEYED).is_sound
+    (root / "abort").touch()
+    assert verify(root, KEYED).is_sound, "a start after a kill makes it anew from the log, or has deleted it"
+
+
+def test_an_expired_file_is_not_missed(index: MessageIndex, tmp_path: Path) -> None:
+    for i in range(9):
+        put(index, "a", i * 100)
+    index.sync(1 << 62)
+    index.drop_expired(301)
+    assert not missing_files(index.directory, clean=True, log_start=301)
+    assert missing_files(index.directory, clean=True, log_start=300)
+
+
+def test_a_disk_that_refuses_the_note_costs_only_the_note(index: MessageIndex, monkeypatch, caplog) -> None:
+    def refuse(path: Path, note: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    put(index, "a", 1)
+    monkeypatch.setattr(message_index, "write_note", refuse)
+    index.sync(1 << 62)
+    assert "indexfiles cannot be written" in caplog.text
 
 
 # ---- in the store

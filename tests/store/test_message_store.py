@@ -54,6 +54,7 @@ def test_clean_close_leaves_what_java_leaves(tmp_path: Path) -> None:
         "commitlog/00000000000000000000",
         "consumequeue/TopicTest/0/00000000000000000000",
         f"index/{index}",
+        "indexfiles",  # ours
         "lock",
         "logstart",  # ours
         "queueends",  # ours
@@ -442,6 +443,7 @@ def test_golden_store_is_unchanged_by_open_and_close(tmp_path: Path) -> None:
         "checkpoint",
         "logstart",
         "queueends",
+        "indexfiles",
     }
 
 

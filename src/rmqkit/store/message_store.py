@@ -249,7 +249,9 @@ class MessageStore:
         self._queues.load()
         self._checkpoint.load()
         if self._index is not None:
-            self._index.load(clean=is_clean, durable_timestamp=self._checkpoint.index_timestamp)
+            log_start = max(0, self._commit_log.min_offset)
+            timestamp = self._checkpoint.index_timestamp
+            self._index.load(clean=is_clean, durable_timestamp=timestamp, log_start=log_start)
         if not is_clean:
             _log.warning("store %s was not closed in order: recovering", self.root)
         end = self._recover(is_clean)

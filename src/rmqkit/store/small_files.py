@@ -26,7 +26,7 @@ __all__ = ["NOTES", "check_small_files", "is_json"]
 _DAY_MS = 86_400_000
 _TIMES = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
 _OFFSETS = ("masterFlushedOffset", "confirmPhyOffset")
-NOTES = ("logstart", "queueends")
+NOTES = ("logstart", "queueends", "indexfiles")
 _TYPES: dict[str, type] = {
     "topics.json": TopicConfigTable,
     "subscriptionGroup.json": SubscriptionGroupTable,

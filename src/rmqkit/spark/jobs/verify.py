@@ -123,6 +123,7 @@ def verify(
             report.join(part)
             derived.ends |= ends
         derived.check_ends(queue_ends(root, seen.tallies))
+        derived.check_missing_index()
         for part, _ in checked[len(queues) :]:
             report.join(part)
         newest_ms = max((stat.last_store_timestamp for stat in seen.tallies.values()), default=0)

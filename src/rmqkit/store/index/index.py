@@ -5,6 +5,10 @@ that recovery walks over. So keys may wait in memory: they are entered `_WAITING
 have many, after `_WAITING_MS` at the next message, and before a query or a clean stop. Under load numpy does it for all
 at once.
 
+``indexfiles``, one of the `note_files`, lists the files that a start has to find: nothing else in a store contradicts
+an index file that is gone. A full file is in it once it is on the disk, the newest one after a clean stop. A missing
+file stays in it, and is told of at every start, until it would have expired or the index is made anew.
+
 Owner thread only, except `MessageIndex.sync_full`. Source: store.md §7.
 """
 
@@ -29,11 +33,12 @@ from rmqkit.store.bulk.scan import has_numpy
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT, IndexFile, key_hash, key_hashes
 from rmqkit.store.json_files import sync_directory
 from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.note_files import read_note, write_note
 
 if TYPE_CHECKING:
     from rmqkit.store.index.file import Ints
 
-__all__ = ["HasKeys", "KeyQuery", "MessageIndex", "file_name"]
+__all__ = ["INDEX_NOTE", "HasKeys", "KeyQuery", "MessageIndex", "file_name", "missing_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +53,8 @@ _COLUMNS_MIN = 128
 """Messages from which on numpy is faster than the plain code."""
 _YEAR_9999_MS = 253_370_764_800_000
 _COLUMNS = "rmqkit.store.bulk.property_columns"
+INDEX_NOTE = "indexfiles"
+"""The note of index files, beside their directory."""
 
 
 class KeyQuery(Struct):
@@ -76,6 +83,16 @@ class _Keyed(Struct, gc=False):
     properties: bytes
 
 
+class _NotedFile(Struct, array_like=True, frozen=True):
+    """``end_offset``: physical offset of the last record in the file."""
+
+    end_offset: int
+    is_full: bool
+
+
+_Note = dict[str, _NotedFile]
+
+
 class MessageIndex:
     """All index files of a store, oldest first. ``tags_as_keys``: whether TAGS are indexed too, as 5.4 does."""
 
@@ -94,6 +111,8 @@ class MessageIndex:
         self._looked = self._words = self._bytes = 0
         self._is_behind = False
         self._loading: threading.Thread | None = None
+        self._note: _Note = {}
+        self._missing: _Note = {}
 
     # ---- opening and closing
 
@@ -114,9 +133,19 @@ class MessageIndex:
                     "a damaged index anew with rmq store rebuild --index"
                 )
 
-    def load(self, *, clean: bool, durable_timestamp: int) -> None:
+    def load(self, *, clean: bool, durable_timestamp: int, log_start: int = 0) -> None:
         """Take over the files on the disk; after a crash only those that were full and flushed.
-        ``durable_timestamp``: the checkpoint's indexMsgTimestamp."""
+        ``durable_timestamp``: the checkpoint's indexMsgTimestamp.
+        ``log_start``: physical offset of the first byte of the log; a file that ends before it has expired."""
+        self._note = _read_note(self._note_path)
+        self._missing = _missing_of(self._note, self.directory, clean=clean, log_start=log_start)
+        for name, file_note in self._missing.items():
+            _log.warning(
+                "index file %s is missing or empty: keys of messages up to offset %d find nothing; make the index anew "
+                "with rmq store rebuild --index",
+                self.directory / name,
+                file_note.end_offset,
+            )
         files: list[IndexFile] = []
         for path in self._on_disk():
             if not path.stat().st_size:
@@ -136,6 +165,8 @@ class MessageIndex:
                 mapped.delete()
         self.files = tuple(files)
         self._current = files[-1] if files else None
+        if len(files) < len(self._note) - len(self._missing):  # what was deleted here is not missed by the next start
+            self._write_note(self.files)
 
     def sync_full(self, durable_offset: int) -> int:
         """Wait until the files that became full are on the disk; called from a flush thread.
@@ -150,6 +181,8 @@ class MessageIndex:
             sync_directory(self.directory)
             timestamp = file.end_timestamp
             self._full.popleft()
+        if timestamp:
+            self._write_note(self.files[: -1 - len(self._full)])
         return timestamp
 
     def sync(self, durable_offset: int) -> None:
@@ -158,6 +191,23 @@ class MessageIndex:
         if self._current is not None:
             self._current.file.sync()
             sync_directory(self.directory)
+            self._write_note(self.files)
+
+    @property
+    def _note_path(self) -> Path:
+        return self.directory.parent / INDEX_NOTE
+
+    def _write_note(self, files: tuple[IndexFile, ...]) -> None:
+        """Note files that are on the disk, and those that are missing. A disk that refuses costs only the note."""
+        note = self._missing | {one.file.path.name: _NotedFile(one.end_offset, one.is_full) for one in files}
+        if note == self._note:
+            return
+        try:
+            write_note(self._note_path, note)
+        except OSError as error:
+            _log.warning("%s cannot be written, a missing index file would not be told of: %s", self._note_path, error)
+            return
+        self._note = note
 
     def close(self) -> None:
         """Give back descriptors and mappings."""
@@ -342,7 +392,33 @@ class MessageIndex:
         newest = self.files[-1] if self.files else None
         if newest is None:
             return KeyQuery([])
-        return KeyQuery(sorted(found), newest.end_timestamp, newest.end_offset)
+        return KeyQuery(sorted(set(found)), newest.end_timestamp, newest.end_offset)
+
+
+def missing_files(directory: Path, *, clean: bool, log_start: int) -> list[Path]:
+    """The index files that a start has to find and would not.
+    ``clean``: whether the store was closed in order.
+    ``log_start``: physical offset of the first byte of the log."""
+    note = _read_note(directory.parent / INDEX_NOTE)
+    return [directory / name for name in _missing_of(note, directory, clean=clean, log_start=log_start)]
+
+
+def _read_note(path: Path) -> _Note:
+    return read_note(path, _Note, "whether an index file is missing is not known") or {}
+
+
+def _missing_of(note: _Note, directory: Path, *, clean: bool, log_start: int) -> _Note:
+    """Files of a note that are not on the disk. After a crash the newest one, which was not full, is not asked for:
+    a start before may have deleted it."""
+    return {
+        name: one
+        for name, one in note.items()
+        if (clean or one.is_full) and one.end_offset >= log_start and not _has_content(directory / name)
+    }
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def file_name(now_ms: int, newest: str) -> str:

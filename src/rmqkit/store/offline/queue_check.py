@@ -18,7 +18,7 @@ apart from each other, and what was found `Equal` put together; every queue and 
 Entries of records that retention removed are held against nothing. Blank entries may fill the start of a queue, and lie
 anywhere in it when a repair noted in the log that records were lost (`filler`).
 While a broker works (``report.is_live``) a queue may lack the newest records and a slot may be ahead of its header.
-Not handled here: keys that the index lacks (an index is cut by a crash, store.md §7.4). Source: store.md §4–§7.
+Not handled here: keys that an index file lacks (an index is cut by a crash, store.md §7.4). Source: store.md §4–§7.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import arrival_of
 from rmqkit.store.index.file import ENTRY as INDEX_ENTRY
 from rmqkit.store.index.file import HEADER, SLOT, key_hashes
+from rmqkit.store.index.index import missing_files
 from rmqkit.store.offline.bulk_compare import IndexComparison, QueueComparison, Ranges
 from rmqkit.store.offline.findings import Kind, Report, common_length, entries_of, files_in_order
 from rmqkit.store.offline.view import LogView, mapped
@@ -203,6 +204,7 @@ class DerivedFiles:
         for folder in self.queue_folders():
             self.check_queue(folder, equal.queues.get(folder, Ranges()))
         self.check_ends(log_ends)
+        self.check_missing_index()
         paths = self.index_paths()
         for path in paths:
             self.check_index(path, equal.index.get(path, Ranges()), is_newest=path == paths[-1])
@@ -406,6 +408,12 @@ class DerivedFiles:
     def index_paths(self) -> list[Path]:
         """The index files, oldest first."""
         return _index_paths(self._root)
+
+    def check_missing_index(self) -> None:
+        """Note the index files that a start would miss."""
+        log_start, is_clean = max(0, self._log.min_offset), not self._report.is_unclean
+        for path in missing_files(self._root / "index", clean=is_clean, log_start=log_start):
+            self._report.add(Kind.FILE_MISSING, path, 0, "an index file", "none")
 
     def check_index(self, path: Path, equal: Ranges, *, is_newest: bool) -> None:
         """Look at one index file.

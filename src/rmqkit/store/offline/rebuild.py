@@ -27,8 +27,9 @@ from rmqkit.store.bulk.dispatch import CatchUp
 from rmqkit.store.bulk.scan import RECORD_BYTES_MIN
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, queue_tags_code
-from rmqkit.store.index.index import MessageIndex
+from rmqkit.store.index.index import INDEX_NOTE, MessageIndex
 from rmqkit.store.json_files import sync_directory
+from rmqkit.store.note_files import remove_note
 from rmqkit.store.offline.check import open_log
 from rmqkit.store.offline.findings import Progress, Report, common_length, entries_of
 from rmqkit.store.offline.queue_check import index_bytes, light_queues
@@ -139,6 +140,8 @@ def held(root: Path, folder: Path) -> Iterator[None]:
 def swap(root: Path, folder: Path, names: tuple[str, ...]) -> None:
     """Put new directories in the places of the old ones."""
     folder.mkdir(exist_ok=True)
+    if "index" in names:
+        remove_note(root / INDEX_NOTE)  # first: it names the old files
     for name in names:
         if (root / name).exists():
             (root / name).rename(folder / f"old-{name}")

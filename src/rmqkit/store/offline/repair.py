@@ -15,7 +15,7 @@ queue or extension file                      all queues are made anew (`rebuild`
 index file                                   the index is made anew
 checkpoint                                   it is removed: a recovery then starts at an older segment
 ``config/X.json`` or its backup              replaced by the other one if that can be read
-``logstart``, ``queueends``                  removed
+``logstart``, ``queueends``, ``indexfiles``  removed
 ``timerlog``, ``timerwheel``, ``timercheck`` see `timer_fsck`; ``timermetrics`` is removed when no backup can be read
 ===========================================  ==========================================================================
 
