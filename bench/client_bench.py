@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.broker_bench import APACHE_CONF, Peer, load_of
 from bench.peers.load import ROUNDS, SMALL_BODY_BYTES
 from rmqkit import Message
-from rmqkit.client.sync.facade import Producer
+from rmqkit.sync import Producer
 from tests.interop.apache import open_store_with_apache
 from tests.interop.kit import default_version, prepare
 

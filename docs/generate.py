@@ -309,7 +309,7 @@ API: dict[str, tuple[str, str, Sequence[str]]] = {
     "sync": (
         "Clients without a loop, queues of messages and members",
         "`from rmqkit import sync`, `selectors`, `allocate`",
-        ("rmqkit.client.sync.facade", "rmqkit.client.producer.selectors", "rmqkit.client.consumer.allocate"),
+        ("rmqkit.sync", "rmqkit.client.producer.selectors", "rmqkit.client.consumer.allocate"),
     ),
     "spark": (
         "Spark",

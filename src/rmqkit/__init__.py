@@ -91,7 +91,7 @@ rmqkit.protocol.message Message ReceivedMessage
 _SUBMODULES = {
     "allocate": "rmqkit.client.consumer.allocate",
     "selectors": "rmqkit.client.producer.selectors",
-    "sync": "rmqkit.client.sync.facade",
+    "sync": "rmqkit.sync",
 }
 _HOMES = {name: module for module, *names in map(str.split, _MODULES.strip().splitlines()) for name in names}
 

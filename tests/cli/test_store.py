@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.client.sync.facade import Producer
 from rmqkit.protocol.message import Message
+from rmqkit.sync import Producer
 from tests.cli.in_process import rmq
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.interop.standalone import run_standalone

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from rmqkit import sync
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer import transaction
@@ -15,7 +16,6 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_hash
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
 from rmqkit.client.runtime.settings import ProducerSettings
-from rmqkit.client.sync import facade as sync
 from rmqkit.errors import ClientError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.client.sync import facade as sync
+from rmqkit import sync
 from tests.client.peers import standalone
 
 PATIENT = f"""

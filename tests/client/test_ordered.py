@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rmqkit.client.consumer.consume import ConsumeLater
-from rmqkit.client.consumer.locks import ClientQueueLocks
+from rmqkit.client.consumer.ordered import ClientQueueLocks
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rmqkit import sync
 from rmqkit.client.consumer import pull as pull_consumer
 from rmqkit.client.consumer import push as push_consumer
 from rmqkit.client.pop import consumer as pop_consumer
 from rmqkit.client.producer import producer, transaction
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
-from rmqkit.client.sync import facade as sync
 from rmqkit.errors import ClientError, MessageIllegal
 from rmqkit.protocol.message import Message
 from tests.client.peers import standalone

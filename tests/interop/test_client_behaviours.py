@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rmqkit import Message
-from rmqkit.client.sync.facade import Producer
 from rmqkit.protocol.codes import ResponseCode
+from rmqkit.sync import Producer
 from tests.interop.apache import BROKER_NAME, CLUSTER, QUICK_CONF, ApachePair, ask
 from tests.interop.conftest import kit_or_skip
 from tests.interop.kit import ApacheKit, default_version

@@ -10,8 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+from rmqkit import sync
 from rmqkit.client.runtime.settings import StartFrom
-from rmqkit.client.sync import facade as sync
 from rmqkit.protocol.message import Message, ReceivedMessage
 from tests.interop.apache import ApachePair
 from tests.interop.kit import ApacheKit

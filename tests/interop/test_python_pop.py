@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rmqkit import sync
 from rmqkit.client.consumer.consume import ConsumeLater
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
@@ -27,7 +28,6 @@ from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import StartFrom
-from rmqkit.client.sync import facade as sync
 from rmqkit.errors import NoRoute
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command

@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_clients_left() -> Iterator[None]:
     """What sources and sinks connected in this process is closed with the servers of a module."""
     yield
-    from rmqkit.client.sync.portal import portal
+    from rmqkit.client.runtime.process import portal
     from rmqkit.spark import broker_pool
     from rmqkit.spark.sink import writers
 

@@ -17,7 +17,7 @@ import pytest
 
 from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.client.producer.transaction import TransactionState
-from rmqkit.client.sync.portal import portal
+from rmqkit.client.runtime.process import portal
 from rmqkit.errors import ClientError, PeerRefused, RequestTimedOut
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.message import read_messages

@@ -13,8 +13,7 @@ from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
 from rmqkit.spark.fs import find_segments
 from rmqkit.spark.kernels.batch import MessageBatch
-from rmqkit.spark.source.filters import Condition, matches
-from rmqkit.spark.source.reader import ReadPlan, read_split
+from rmqkit.spark.source.reader import Condition, ReadPlan, matches, read_split
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.store import available_columns, read_plan, store_options
 from rmqkit.store.bulk.scan import Records, walk

@@ -1,6 +1,6 @@
 """A `BrokerPool` asks the brokers behind some name servers for queues, offsets and messages, for blocking callers.
 
-The client's own routes and requests do the work, on the loop thread of the process (`rmqkit.client.sync.portal`). A
+The client's own routes and requests do the work, on the loop thread of the process (`rmqkit.client.runtime.process`). A
 process keeps one connection set per name servers and user, so a Python worker that is used again connects once. A
 broker that does not answer is asked again for ``brokerPatienceMs``; what it says is believed at once. Source: spark.md
 §6.
@@ -18,10 +18,10 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from rmqkit.client.runtime.process import portal
 from rmqkit.client.runtime.requests import Pulled, PullStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
-from rmqkit.client.sync.portal import portal
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError
 from rmqkit.filter.tags import subscription
 from rmqkit.protocol.codes import ResponseCode

@@ -33,7 +33,6 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from rmqkit.client.consumer.locks import ClientQueueLocks
 from rmqkit.client.consumer.offsets import OffsetStore
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, Failure, ProcessQueue
 from rmqkit.client.observe.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
@@ -98,8 +97,7 @@ class ConsumeLater(Exception):
 
 
 class ConcurrentConsumeService:
-    """Runs the handlers of one push consumer in ``handlers_max`` workers; ``locks`` are for ordered consumption
-    only."""
+    """Runs the handlers of one push consumer in ``handlers_max`` workers."""
 
     _is_ordered = False
     _retries_unless_set = 16
@@ -112,7 +110,6 @@ class ConcurrentConsumeService:
         settings: PushConsumerSettings,
         listener_of: ListenerOf,
         hooks: Hooks = NO_HOOKS,
-        locks: ClientQueueLocks | None = None,
     ) -> None:
         self._runtime = runtime
         self._group = group
@@ -123,7 +120,6 @@ class ConcurrentConsumeService:
         self._run = self._outcome_with_hooks if hooks else self._outcome
         self._now_ms = runtime.clock.now_ms
         self._begun_ms, self._begun_text = 0, "0"
-        self._locks = locks
         self._retries_max = self._retries_unless_set if settings.retries_max < 0 else settings.retries_max
         self._resend = Sender(runtime, _INNER_PRODUCER, ProducerSettings(retries=2))
         self._ready: asyncio.Queue[tuple[ProcessQueue, list[ReceivedMessage]]] = asyncio.Queue()

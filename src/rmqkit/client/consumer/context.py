@@ -9,8 +9,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from rmqkit.client.consumer.allocate import Allocate
-from rmqkit.client.consumer.locks import ClientQueueLocks
 from rmqkit.client.consumer.offsets import OffsetStore
+from rmqkit.client.consumer.ordered import ClientQueueLocks
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ConsumerSettings

@@ -21,8 +21,7 @@ from rmqkit.client.consumer.allocate import Allocate, averagely
 from rmqkit.client.consumer.consume import BatchHandler, ConcurrentConsumeService, Handler, Listener
 from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import Consumer, GroupCoordinator, offsets_of
-from rmqkit.client.consumer.locks import ClientQueueLocks
-from rmqkit.client.consumer.ordered import OrderlyConsumeService
+from rmqkit.client.consumer.ordered import ClientQueueLocks, OrderlyConsumeService
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.observe.hooks import Hook
@@ -103,8 +102,10 @@ class PushConsumer(Consumer):
             (True, True): OrderlyPopConsumeService,
         }
         self._service = kinds[ordered, session is not None](
-            runtime, group, offsets, settings, self._listener_of, self._hooks, locks
+            runtime, group, offsets, settings, self._listener_of, self._hooks
         )
+        if isinstance(self._service, OrderlyConsumeService):
+            self._service.locks = locks
         kind = "CONSUME_POP" if self._only_pops else "CONSUME_PASSIVELY"
         context = ConsumerContext(runtime, group, settings, offsets, self._service, allocate, kind, locks, ordered)
         self._coordinator = (

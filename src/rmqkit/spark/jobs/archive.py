@@ -49,8 +49,7 @@ from rmqkit.spark.jobs.lake import committer
 from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
 from rmqkit.spark.options import StoreOptions, VerifyCrc, words
 from rmqkit.spark.schema import arrow_schema
-from rmqkit.spark.source.filters import matches
-from rmqkit.spark.source.reader import ReadPlan, read_parts
+from rmqkit.spark.source.reader import ReadPlan, matches, read_parts
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.store import read_plan, store_options
 from rmqkit.store.bulk import scan

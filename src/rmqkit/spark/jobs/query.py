@@ -38,8 +38,8 @@ from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Run, Target
 from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.schema import Column, to_ddl
-from rmqkit.spark.source.filters import Condition, bounds, wanted
 from rmqkit.spark.source.queue_files import IndexReads, find_index_files, read_records_at
+from rmqkit.spark.source.reader import Condition, bounds, wanted
 from rmqkit.spark.source.store import FORMAT, available_columns, chosen_columns, read_plan, store_options
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Records

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from rmqkit.client.sync.portal import portal
+from rmqkit.client.runtime.process import portal
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import RESERVED_NAMES, SHARDING_KEY

@@ -2,7 +2,7 @@
 
 A process has one of these per set of options and keeps it: a Python worker that is used again connects once, and while
 it lives its heartbeats make it a member of the producer group, whom brokers ask about half messages
-(CHECK_TRANSACTION_STATE). Work runs on the loop thread of the process (`rmqkit.client.sync.portal`). What passes by
+(CHECK_TRANSACTION_STATE). Work runs on the loop thread of the process (`rmqkit.client.runtime.process`). What passes by
 itself (no answer, no route, a busy broker) is tried again for ``brokerPatienceMs``; what lasts is raised at once.
 Source: behaviour.md §9.1; spark.md §6.
 """
@@ -22,8 +22,8 @@ from rmqkit.client.producer.accumulator import SendManyFailed
 from rmqkit.client.producer.selectors import PlacedMessage, Selector, by_place
 from rmqkit.client.producer.sender import RETRYABLE
 from rmqkit.client.producer.transaction import Check, TransactionProducer, TransactionState
+from rmqkit.client.runtime.process import portal
 from rmqkit.client.runtime.settings import ProducerSettings
-from rmqkit.client.sync.portal import portal
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError, SendFailed
 from rmqkit.protocol.ids import decode_offset_id

@@ -53,9 +53,8 @@ from rmqkit.spark.options import (
     words,
 )
 from rmqkit.spark.schema import CORRUPT, CORRUPT_COLUMN, MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose, to_ddl
-from rmqkit.spark.source.filters import Condition, topic_in, wanted, within_times
 from rmqkit.spark.source.queue_files import IndexReads, QueueSplit, key_reads, queue_splits, read_queue, read_records_at
-from rmqkit.spark.source.reader import ReadPlan, read_split
+from rmqkit.spark.source.reader import Condition, ReadPlan, read_split, topic_in, wanted, within_times
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.tables import TABLES, read_table
 

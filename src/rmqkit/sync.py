@@ -5,7 +5,7 @@
     with sync.Producer("orders", name_servers="127.0.0.1:9876") as producer:
         producer.send(Message(topic="Orders", body=b"17"))
 
-A thin facade: each class here holds the asyncio client of the same name, which lives on one loop thread (`portal`),
+A thin facade: each class here holds the asyncio client of the same name, which lives on one loop thread (`Portal`),
 and each method hands its arguments over and waits. There is no second implementation; signatures and docstrings are
 the originals'. Methods may be called from any thread, several at a time. Handlers of a push consumer that are plain
 functions run in threads of their own and may use the facade; coroutine functions run on the loop thread and may not.
@@ -29,10 +29,8 @@ from rmqkit.client.consumer import push as push_consumer
 from rmqkit.client.consumer.poll import MessageStream
 from rmqkit.client.pop import consumer as pop_consumer
 from rmqkit.client.producer import producer, transaction
-from rmqkit.client.runtime import process
 from rmqkit.client.runtime.lifecycle import Client
-from rmqkit.client.runtime.process import calling_on_signals, closing_order
-from rmqkit.client.sync.portal import Portal, portal
+from rmqkit.client.runtime.process import Portal, calling_on_signals, closing_order, portal, register_after_fork
 from rmqkit.errors import ClientError
 from rmqkit.protocol.message import ReceivedMessage
 
@@ -57,7 +55,7 @@ def _makes(client_type: Callable[P, Client]) -> Callable[[Callable[[Any], None]]
         # On the loop thread: an asyncio client takes the running loop when it is made.
         self._client = self._portal.run(make)
         self._portal.close_at_exit(self._client)
-        process.register_after_fork(self, _Blocking._forked)
+        register_after_fork(self, _Blocking._forked)
 
     def replace(declared: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
         return functools.update_wrapper(init, cast("type[Client]", client_type).__init__)

@@ -1,1 +1,0 @@
-"""The facade for programs without an event loop."""
