@@ -6,7 +6,7 @@ import asyncio
 
 from rmqkit.protocol.command import Command, decode_command, encode_command
 from rmqkit.protocol.frame import FrameSplitter
-from rmqkit.remoting.router import AdminAddresses
+from rmqkit.remoting.address import AdminAddresses
 
 BELIEVES_US = {"proxy_addresses": AdminAddresses("loopback")}
 """The setting of a server that believes what `ask_from_elsewhere` says."""

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import rmqkit.remoting.client
 from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings
 from rmqkit.admin.api import Admin
 from rmqkit.admin.calls import AdminCalls
@@ -26,8 +25,8 @@ from rmqkit.client.producer import producer
 from rmqkit.client.runtime import requests as calls
 from rmqkit.client.runtime import runtime
 from rmqkit.client.runtime.settings import ClientSettings, check
-from rmqkit.namesrv import notices
-from rmqkit.remoting import diagnosis
+from rmqkit.namesrv import brokers
+from rmqkit.remoting import client
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.store.log import commit_log
 
@@ -55,10 +54,10 @@ def pushing(**settings: Any) -> PushConsumerSettings:
 
 
 _TIMES_MS = (
-    (rmqkit.remoting.client, "CONNECT_TIMEOUT_MS"),
+    (client, "CONNECT_TIMEOUT_MS"),
     (calls, "OFFSET_TIMEOUT_MS"),
     (calls, "SEND_BACK_TIMEOUT_MS"),
-    (notices, "NOTICE_TIMEOUT_MS"),
+    (brokers, "NOTICE_TIMEOUT_MS"),
     (registration, "_NAMESAKE_TIMEOUT_MS"),
     (pop, "_LATE_MS"),
 )
@@ -74,7 +73,7 @@ def be_patient() -> None:
     for times, value in ((_TIMES_MS, TIMEOUT_MS), (_TIMES_SECONDS, TIMEOUT_MS / 1000)):
         for module, name in times:
             _patches.setattr(module, name, value)
-    _patches.setattr(diagnosis, "_PATIENCE_S", 10.0)
+    _patches.setattr(client, "_PATIENCE_S", 10.0)
     _patches.setattr(RemotingClient.connection, "__defaults__", (TIMEOUT_MS,))
     for module in (producer, pull_consumer, push_consumer):
         _patches.setattr(module, "check", lambda settings: _patient(check(settings)))

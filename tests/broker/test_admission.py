@@ -6,7 +6,7 @@ import pytest
 
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
-from rmqkit.remoting.router import AdminAddresses
+from rmqkit.remoting.address import AdminAddresses
 from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
 
 GUARDED = {

@@ -11,12 +11,13 @@ import pytest
 import uvloop
 
 from rmqkit.broker.replication.master import HaMaster
-from rmqkit.broker.replication.members import HaAddresses, Members, ip_of
+from rmqkit.broker.replication.members import HaAddresses, Members
 from rmqkit.broker.replication.role import warn_of_ha_port
 from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import SettingsError
+from rmqkit.remoting.address import ip_of
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import (
     ClientTls,

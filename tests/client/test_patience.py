@@ -23,7 +23,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.remoting.permits import Backoff, Permits
+from rmqkit.remoting.client import Backoff, Permits
 from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.producer import sending_settings as of_sink
 from rmqkit.testing.clock import LoopThread, StandingClock, VirtualClock

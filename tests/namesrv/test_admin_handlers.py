@@ -17,7 +17,7 @@ from rmqkit.protocol.schemas.topics import (
     KVPut,
     RouteRequest,
 )
-from rmqkit.remoting.router import AdminAddresses
+from rmqkit.remoting.address import AdminAddresses
 from tests.elsewhere import BELIEVES_US, ask_from_elsewhere
 from tests.namesrv.running import register_header, registration_body, run
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from rmqkit.errors import StoreMismatch, StoreUnavailable
-from rmqkit.namesrv.kv import KeyValues
+from rmqkit.namesrv.handlers import KeyValues
 from tests.virtual_time import run as run_virtual
 
 JAVA_FILE = '{"configTable":{"ORDER_TOPIC_CONFIG":{"UnitTest":"test"}}}'

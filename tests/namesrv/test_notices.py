@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.namesrv.notices import receivers
+from rmqkit.namesrv.brokers import receivers
 from rmqkit.namesrv.routes import MemberChange
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields

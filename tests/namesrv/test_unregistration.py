@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rmqkit.namesrv.notices import Unregistration
+from rmqkit.namesrv.brokers import Unregistration
 from rmqkit.namesrv.routes import Departure, MemberChange
 from tests.virtual_time import run as run_virtual
 from tests.waiting import until

@@ -8,7 +8,7 @@ import pytest
 
 from rmqkit.errors import SettingsError
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.remoting.router import AdminAddresses
+from rmqkit.remoting.address import AdminAddresses
 from rmqkit.settings import load, to_properties
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rmqkit.remoting.permits import Permits
+from rmqkit.remoting.client import Permits
 from tests.client.peers import on_loop
 
 

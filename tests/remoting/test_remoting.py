@@ -14,11 +14,10 @@ from rmqkit.errors import ConnectFailed, ConnectionLost, PeerRefused, RequestTim
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, decode_command, encode_command, reply, request
 from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
-from rmqkit.remoting.address import advertised_ip, join_address, split_address, split_addresses
-from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.remoting.address import AdminAddresses, advertised_ip, join_address, split_address, split_addresses
+from rmqkit.remoting.client import Permits, RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.permits import Permits
-from rmqkit.remoting.router import AdminAddresses, Lane, Router
+from rmqkit.remoting.router import Lane, Router
 from rmqkit.remoting.server import ListenFailed, RemotingServer
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS

@@ -9,7 +9,7 @@ a broker                given as ``host:port`` or by name; a name means its mast
 several brokers         asked at the same time; the first error is raised
 ======================  ==================================================================================
 
-When a peer closes or does not answer, `rmqkit.remoting.diagnosis` looks what it is, so that the error can say it.
+When a peer closes or does not answer, `rmqkit.remoting.client` looks what it is, so that the error can say it.
 Loop only. Source: behaviour.md §9.9.
 """
 
@@ -109,7 +109,7 @@ class AdminCalls:
         try:
             return await self.remoting.call(address, command, timeout_ms or self.timeout_ms)
         except (ConnectionLost, RequestTimedOut) as error:
-            from rmqkit.remoting.diagnosis import diagnosed
+            from rmqkit.remoting.client import diagnosed
 
             raise await diagnosed(error, address, is_encrypted=self.remoting.is_encrypted) from None
 

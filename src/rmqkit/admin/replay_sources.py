@@ -26,7 +26,7 @@ from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.remoting.permits import Backoff
+from rmqkit.remoting.client import Backoff
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding
 from rmqkit.store.settings import StoreSettings

@@ -25,7 +25,7 @@ from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.protocol.templates import SendShape
-from rmqkit.remoting.metering import Meter, MeteredConnection
+from rmqkit.remoting.exporter import Meter, MeteredConnection
 from rmqkit.store.message_store import Arrival, PutMessage, PutResult, PutStatus
 
 __all__ = ["NOT_COUNTED", "Counts", "Noted", "PlainSend", "text"]

@@ -28,7 +28,7 @@ from rmqkit.metrics.values import Gathered, Histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.topics import Permission
-from rmqkit.remoting.metering import lane_values
+from rmqkit.remoting.exporter import lane_values
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.store.message_store import MessageStore

@@ -20,7 +20,6 @@ from functools import partial
 
 import msgspec
 
-from rmqkit.broker.replication.members import ip_of, resolved
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, HeaderError, PeerRefused, RemotingError, StoreError
@@ -45,10 +44,9 @@ from rmqkit.protocol.schemas.topics import (
     TopicConfigTable,
     TopicRoute,
 )
-from rmqkit.remoting.address import split_addresses
-from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.remoting.address import ip_of, resolved, split_addresses
+from rmqkit.remoting.client import RemotingClient, diagnosed, expect_success
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.diagnosis import diagnosed
 
 __all__ = ["Registration"]
 

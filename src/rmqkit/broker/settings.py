@@ -11,8 +11,8 @@ from msgspec import field
 from rmqkit.broker.replication.members import HaAddresses
 from rmqkit.errors import SettingsError
 from rmqkit.metrics.settings import EXPORTER_PROMISES
+from rmqkit.remoting.address import AdminAddresses
 from rmqkit.remoting.limits import ConnectionSettings
-from rmqkit.remoting.router import AdminAddresses
 from rmqkit.settings import Setting
 
 __all__ = [

@@ -22,8 +22,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rmqkit.namesrv.handlers import TableHandlers
-from rmqkit.namesrv.kv import KeyValues
+from rmqkit.namesrv.handlers import KeyValues, TableHandlers
 from rmqkit.namesrv.routes import RouteTable
 from rmqkit.namesrv.settings import WITHOUT_EFFECT, NamesrvSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -41,9 +40,8 @@ from rmqkit.protocol.schemas.topics import (
     TopicList,
     WipeWritePermResponse,
 )
-from rmqkit.remoting.configuration import change_settings, settings_reply
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import answers
+from rmqkit.remoting.router import answers, change_settings, settings_reply
 from rmqkit.settings import Configuration
 
 _UNIT = 1

@@ -2,22 +2,24 @@
 
 Start: read the KV file, begin to forget brokers, listen. Stop: the scan, the port with its connections, what still
 waits to be forgotten, the connections for notices. Source: behaviour.md §1.1, §1.4.
+
+`NameServerMetrics` is what it tells Prometheus: how fast it answers, how much its tables hold. Apache's tells nothing;
+ours has the settings of a broker. Loop only. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.metrics.settings import ExporterType
+from rmqkit.metrics.values import Gathered, histogram
 from rmqkit.namesrv.admin_handlers import AdminHandlers
-from rmqkit.namesrv.claims import Claims
-from rmqkit.namesrv.handlers import BrokerHandlers, RouteHandlers
-from rmqkit.namesrv.kv import KeyValues
-from rmqkit.namesrv.notices import Notices, Unregistration
+from rmqkit.namesrv.brokers import Claims, Notices, Unregistration
+from rmqkit.namesrv.handlers import BrokerHandlers, KeyValues, RouteHandlers
 from rmqkit.namesrv.routes import MemberChange, RouteTable
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.remoting.address import advertised_ip, join_address
@@ -30,9 +32,6 @@ from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Configuration
-
-if TYPE_CHECKING:
-    from rmqkit.namesrv.metrics import NameServerMetrics
 
 KV_FILE = "kvConfig.json"
 
@@ -86,8 +85,6 @@ class NameServer:
         AdminHandlers(settings, self.routes, self._kv, configuration).register(dispatch)
         self._metrics: NameServerMetrics | None = None
         if settings.exporter_type is ExporterType.PROM:
-            from rmqkit.namesrv.metrics import NameServerMetrics
-
             self._metrics = NameServerMetrics(settings, self.routes, dispatch, clock)
         self._server = RemotingServer(
             dispatch,
@@ -168,3 +165,55 @@ class NameServer:
         while True:
             await asyncio.sleep(self._settings.scan_interval_ms / 1000)
             self.drop_silent()
+
+
+class NameServerMetrics:
+    """A name server's values and the port that they are read from.
+    ``connection``: makes connections that count. ``address``: of the port; set by `bind`."""
+
+    def __init__(self, settings: NamesrvSettings, routes: RouteTable, dispatch: Router, clock: Clock) -> None:
+        # Not at the top: the exporter loads prometheus-client, which a server without metrics
+        # does not need.
+        from rmqkit.remoting.exporter import Exporter, Meter, MeteredConnection, lane_values
+
+        self._lane_values = lane_values
+        self._settings = settings
+        self._routes = routes
+        self._dispatch = dispatch
+        self._clock = clock
+        self._meter = Meter()
+        self._lag_ms = histogram("rmqkit_event_loop_lag")
+        self._servers: list[RemotingServer] = []
+        self._exporter = Exporter()
+        self.connection = partial(MeteredConnection, meter=self._meter)
+
+    @property
+    def address(self) -> str:
+        return self._exporter.address
+
+    async def bind(self) -> None:
+        """Take the port. Raises ListenFailed: it is taken, or the address is not this machine's."""
+        settings = self._settings
+        await self._exporter.bind(settings.exporter_host or settings.bind_address, settings.exporter_port)
+
+    async def serve(self, server: RemotingServer, node_id: str) -> None:
+        self._servers.append(server)
+        common = {**self._settings.metric_labels.pairs, "node_type": "nameserver", "node_id": node_id}
+        await self._exporter.serve(self.gather, common, self._lag_ms, self._clock)
+
+    async def close(self) -> None:
+        await self._exporter.close()
+
+    async def gather(self) -> Gathered:
+        """All values of the moment."""
+        clusters = self._routes.clusters()
+        brokers = clusters.broker_addr_table.values()
+        lanes = {lane.name: (lane.requests, lane.requests_max) for lane in self._dispatch.lanes}
+        return {
+            "rocketmq_rpc_latency": self._meter.gather(),
+            "rmqkit_event_loop_lag": {(): self._lag_ms},
+            "rmqkit_namesrv_clusters": {(): len(clusters.cluster_addr_table)},
+            "rmqkit_namesrv_brokers": {(): sum(len(broker.broker_addrs) for broker in brokers)},
+            "rmqkit_namesrv_topics": {(): len(self._routes.topics())},
+            **self._lane_values(lanes, self._servers),
+        }

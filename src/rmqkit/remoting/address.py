@@ -1,9 +1,15 @@
-"""Addresses as RocketMQ writes them: ``host:port``, an IPv6 host in brackets or bare."""
+"""Addresses as RocketMQ writes them, ``host:port`` with an IPv6 host in brackets or bare, and sets of addresses.
+
+A request has come by way of *hops*: its peer's address, and a balancer's where one says for whom it speaks.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import re
 import socket
+from collections.abc import Sequence
 
 from rmqkit.errors import SettingsError
 
@@ -62,3 +68,67 @@ def advertised_ip(host: str) -> str:
 
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+_LOOPBACK = "loopback"
+
+
+_NAMED = {_LOOPBACK: ("127.0.0.0/8", "::1/128"), "any": ("0.0.0.0/0", "::/0"), "none": ()}
+
+
+class AdminAddresses:
+    """Where requests of a kind may come from: a setting's value, made from its text.
+    The text is ``loopback``, ``any``, ``none``, addresses and networks (``10.1.0.0/16``), separated by commas or
+    semicolons. A proxy on this machine that does not say for whom it speaks (the PROXY protocol does, and its address
+    has to be one of ``proxyProtocolAddresses``) makes everybody local.
+    Raises ValueError: a part is none of these; the text names it."""
+
+    __slots__ = ("_networks", "_text")
+
+    def __init__(self, text: str = _LOOPBACK) -> None:
+        self._text = text.strip()
+        parts = list(filter(None, re.split(r"[\s,;]+", self._text)))
+        if not parts:
+            raise ValueError("must name loopback, any, or addresses and networks such as 10.1.0.0/16")
+        self._networks = [_network(text) for part in parts for text in _NAMED.get(part.lower(), (part,))]
+
+    def __str__(self) -> str:
+        return self._text
+
+    @property
+    def is_local(self) -> bool:
+        """Whether none of these is another machine."""
+        return all(network.is_loopback for network in self._networks)
+
+    def include(self, hops: Sequence[IpAddress]) -> bool:
+        """Whether every address on the way of a request is one of these; a peer without an address is not."""
+        return bool(hops) and all(any(hop in network for network in self._networks) for hop in hops)
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{text} is neither loopback, any, an address nor a network such as 10.1.0.0/16") from None
+
+
+def ip_of(host: str) -> IpAddress | None:
+    """The address in a peer's name as sockets give it, or None for none; an IPv4 one in IPv6 as itself."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+async def resolved(address: str) -> set[IpAddress]:
+    """The addresses behind ``host:port``; none when nobody knows the name."""
+    try:
+        host, port = split_address(address)
+        if (literal := ip_of(host)) is not None:
+            return {literal}
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (ValueError, OSError):
+        return set()
+    return {literal for entry in found if (literal := ip_of(str(entry[4][0]))) is not None}

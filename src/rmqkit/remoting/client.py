@@ -3,6 +3,26 @@
 Connections are made when first needed and shared by all callers; the peer may send its own requests over them, which
 the router answers. A call that times out closes its connection, as the reference does, when it was not the caller's
 short budget that ran out. Loop only. Source: remoting.md §2.
+
+`Permits` bounds the calls under way (``clientAsyncSemaphoreValue``) and their bytes. Taking a permit costs a comparison
+or two while there are some; beyond that callers wait in one line, so a large call is not overtaken by small ones for
+ever. A call larger than all the bytes goes when no other is under way. The n-th pause of a `Backoff` lies between half
+of and all of ``first_ms * 2**n``, at most ``most_ms``, so that callers who failed together do not come back together.
+Source: behaviour.md §7.6.
+
+`diagnosed` asks an address that closed the connection or did not answer what listens there. It makes a new connection
+with a plain request that any server of the protocol answers, and an empty line behind it for servers that read lines;
+when that is closed without a word, another one with a TLS ClientHello. Source: remoting.md §1.1, §2.1.
+
+=============================  ===========================================================
+what came back                 it is
+=============================  ===========================================================
+a frame                        a server that takes plain requests
+closed; then a TLS record      a server that wants TLS
+closed; then closed            nothing we know
+anything else                  nothing we know
+nothing in time                slow, or waiting: the error that led here says enough
+=============================  ===========================================================
 """
 
 from __future__ import annotations
@@ -10,18 +30,153 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
+from collections import deque
 from collections.abc import Callable
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.errors import ConnectFailed, PeerRefused, RequestTimedOut
-from rmqkit.protocol.codes import ResponseCode
-from rmqkit.protocol.command import Command
+from rmqkit.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    PeerRefused,
+    RemotingError,
+    RequestTimedOut,
+    TlsMismatch,
+    WrongProtocol,
+)
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, encode_command
 from rmqkit.remoting.address import split_address
 from rmqkit.remoting.authentication import Credentials, Signer
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.permits import CLIENT_CALLS_MAX, Permits
 from rmqkit.remoting.router import Router
-from rmqkit.remoting.tls import ClientTls
+from rmqkit.remoting.tls import CLIENT_HELLO, ClientTls, ClientTlsSettings
+
+CLIENT_CALLS_MAX = 65_535
+
+
+class Permits:
+    """So many calls, and bytes in them, may be under way at a time; ``free`` and ``free_bytes`` are what is left."""
+
+    __slots__ = ("_bytes_max", "_waiting", "free", "free_bytes")
+
+    def __init__(self, count: int, bytes_max: int = 0) -> None:
+        self.free = count
+        self.free_bytes = self._bytes_max = bytes_max
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    def take_now(self, size: int = 0) -> bool:
+        """Take a permit for a call of so many bytes, if there is one and nobody waits."""
+        if size > self._bytes_max:
+            size = self._bytes_max
+        if self.free <= 0 or size > self.free_bytes or self._waiting:
+            return False
+        self.free -= 1
+        self.free_bytes -= size
+        return True
+
+    async def take(self, timeout_ms: float | None, size: int = 0) -> bool:
+        """Wait for a permit, None: however long; False when none came in time."""
+        if self.take_now(size):
+            return True
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((turn, size))
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                await turn
+        except TimeoutError:
+            if turn.done() and not turn.cancelled():
+                return True
+            self._go_on()  # those behind may want less
+            return False
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(size)
+            else:
+                self._go_on()
+            raise
+        return True
+
+    def give_back(self, size: int = 0) -> None:
+        """End a call of so many bytes: those that wait longest have their turn."""
+        if size > self._bytes_max:
+            size = self._bytes_max
+        self.free += 1
+        self.free_bytes += size
+        if self._waiting:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            turn, size = self._waiting[0]
+            if not turn.done():
+                size = min(size, self._bytes_max)
+                if self.free <= 0 or size > self.free_bytes:
+                    return
+                self.free -= 1
+                self.free_bytes -= size
+                turn.set_result(None)
+            self._waiting.popleft()
+
+
+class Backoff:
+    """The pauses of one series of tries."""
+
+    __slots__ = ("_most_ms", "_next_ms")
+
+    def __init__(self, first_ms: float, most_ms: float) -> None:
+        assert 0 < first_ms <= most_ms, f"a first pause of {first_ms} ms is not within {most_ms} ms"
+        self._next_ms = first_ms
+        self._most_ms = most_ms
+
+    def next_ms(self) -> float:
+        """How long to wait before the next try."""
+        bound_ms = self._next_ms
+        self._next_ms = min(2 * bound_ms, self._most_ms)
+        return bound_ms * random.uniform(0.5, 1.0)
+
+
+_PATIENCE_S = 1.0
+_TLS_ALERT = 0x15
+_SHOWN_BYTES = 24
+_TRUST = "trust its signer with --tls-ca (tls.client.trustCertPath), or show a certificate with --tls-cert (…certPath)"
+
+
+async def diagnosed(error: ConnectionLost | RequestTimedOut, address: str, *, is_encrypted: bool) -> RemotingError:
+    """The error that says what is wrong with a peer, or the one given when nothing more can be told."""
+    reason = error.reason if isinstance(error, ConnectionLost) else ""
+    if is_encrypted and "TLS" in reason and "WRONG_VERSION" not in reason:
+        return TlsMismatch(address, reason, _TRUST)
+    try:
+        said = await _said_to(address, b"".join(encode_command(Command(RequestCode.GET_NAMESRV_CONFIG))) + b"\r\n\r\n")
+        if said[:1] == b"\0":  # a frame begins with its length, which is below 16 MiB
+            return (
+                TlsMismatch(address, "it does not encrypt", "leave TLS out (tls.enable=false)")
+                if is_encrypted
+                else error
+            )
+        if said:
+            return WrongProtocol(address, f"it answers {said[:_SHOWN_BYTES]!r}")
+        hello = ClientTls(ClientTlsSettings(tls_enable=True)).layer().outgoing()
+        if (await _said_to(address, hello))[:1] in (bytes([CLIENT_HELLO]), bytes([_TLS_ALERT])):
+            return error if is_encrypted else TlsMismatch(address, "it wants TLS", "use --tls (tls.enable=true)")
+    except (TimeoutError, OSError):
+        return error
+    return WrongProtocol(address, "it closes the connection when asked")
+
+
+async def _said_to(address: str, request: bytes) -> bytes:
+    """The first bytes an address answers; empty when it closes. Raises TimeoutError, OSError: it does neither."""
+    async with asyncio.timeout(_PATIENCE_S):
+        reader, writer = await asyncio.open_connection(*split_address(address))
+        try:
+            writer.write(request)
+            with contextlib.suppress(ConnectionResetError):
+                return await reader.read(_SHOWN_BYTES)
+            return b""
+        finally:
+            writer.close()
+
 
 CONNECT_TIMEOUT_MS = 3000
 _CLOSE_AFTER_MS_MIN = 100

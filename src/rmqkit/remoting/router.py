@@ -9,25 +9,46 @@ answers later with `Connection.send`) or none at all (one-way). The hottest requ
 once: `Router.fast_path`. A rare handler may be a coroutine function; its task is owned here. An exception becomes
 SYSTEM_ERROR with its text, as the reference answers; it is logged once.
 Source: remoting.md §2, behaviour.md §2.4.
+
+JSON bodies are read on the loop as far as that is quick (`decode_body`):
+
+=======================  ===================  =======================================================================
+body                     largest on the loop  what comes so
+=======================  ===================  =======================================================================
+strict JSON of the type  1 MiB                nearly all: heartbeats, locks, lists of topics and groups
+anything else            16 KiB               Java's dialect, enums as numbers: read by Python, 2 µs for each byte
+=======================  ===================  =======================================================================
+
+What is longer is refused, and so is a body with more than `OBJECTS_MAX` objects: small ones cost as much as large ones.
+Where honest peers write longer bodies in the dialect, as for static topics, the handler has them read in a thread
+(`decode_aside`); the name server does so with registrations.
+
+Operators read and change a server's settings the same way at brokers and name servers (``Configuration``;
+`settings_reply`, `change_settings`). Changing is all or nothing: keys that need a restart and those of the black list
+get NO_PERMISSION, with Java's remark; values and keys that cannot be used SYSTEM_ERROR, with what is wrong. What was
+changed is in effect, and in the configuration file, when it is answered.
+Source: remoting.md §4.2, §4.4; behaviour.md §1.7, §9.9.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from rmqkit.errors import PeerRefused, ProtocolError
+from rmqkit.errors import BodyError, PeerRefused, ProtocolError, SettingsError
 from rmqkit.protocol.codes import ResponseCode, version_number
 from rmqkit.protocol.command import Command, reply
+from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.frame import Frame
-from rmqkit.remoting.address import IpAddress
+from rmqkit.remoting.address import AdminAddresses
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Tasks
+from rmqkit.settings import Configuration, parse_properties
 
 Handler = Callable[[Connection, Command], "Command | Awaitable[Command | None] | None"]
 
@@ -165,39 +186,6 @@ def _failure(connection: Connection, command: Command, error: Exception) -> Comm
     return reply(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
 
-_LOOPBACK = "loopback"
-_NAMED = {_LOOPBACK: ("127.0.0.0/8", "::1/128"), "any": ("0.0.0.0/0", "::/0"), "none": ()}
-
-
-class AdminAddresses:
-    """Where requests of a kind may come from: a setting's value, made from its text.
-    The text is ``loopback``, ``any``, ``none``, addresses and networks (``10.1.0.0/16``), separated by commas or
-    semicolons. A proxy on this machine that does not say for whom it speaks (the PROXY protocol does, and its address
-    has to be one of ``proxyProtocolAddresses``) makes everybody local.
-    Raises ValueError: a part is none of these; the text names it."""
-
-    __slots__ = ("_networks", "_text")
-
-    def __init__(self, text: str = _LOOPBACK) -> None:
-        self._text = text.strip()
-        parts = list(filter(None, re.split(r"[\s,;]+", self._text)))
-        if not parts:
-            raise ValueError("must name loopback, any, or addresses and networks such as 10.1.0.0/16")
-        self._networks = [_network(text) for part in parts for text in _NAMED.get(part.lower(), (part,))]
-
-    def __str__(self) -> str:
-        return self._text
-
-    @property
-    def is_local(self) -> bool:
-        """Whether none of these is another machine."""
-        return all(network.is_loopback for network in self._networks)
-
-    def include(self, hops: Sequence[IpAddress]) -> bool:
-        """Whether every address on the way of a request is one of these; a peer without an address is not."""
-        return bool(hops) and all(any(hop in network for network in self._networks) for hop in hops)
-
-
 def for_admins(handler: Handler, allowed: AdminAddresses) -> Handler:
     """A handler that answers NO_PERMISSION to those who may not administer."""
 
@@ -212,13 +200,6 @@ def for_admins(handler: Handler, allowed: AdminAddresses) -> Handler:
         )
 
     return guarded  # type: ignore[return-value]
-
-
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    try:
-        return ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        raise ValueError(f"{text} is neither loopback, any, an address nor a network such as 10.1.0.0/16") from None
 
 
 LANE_REQUESTS_MAX = 10_000
@@ -264,3 +245,76 @@ class Answering:
 
     def _lane(self, name: str | None) -> Lane | None:
         return None if name is None else self._lanes.setdefault(name, Lane(name, LANE_REQUESTS_MAX))
+
+
+T = TypeVar("T")
+
+STRICT_BYTES_MAX = 1 << 20
+OBJECTS_MAX = 24_000
+_SURELY_FEW_BYTES = 64 << 10
+SLOW_BYTES_MAX = 16 << 10
+ASIDE_BYTES_MAX = 1 << 20
+"""Bytes that a thread reads of one body: a static topic of some 5,000 queues."""
+
+
+def decode_body(command: Command, body_type: type[T]) -> T:
+    """The body of a request as a value.
+    Raises BodyError: it is not of the type, or longer than what the loop reads."""
+    body = command.payload
+    if len(body) > STRICT_BYTES_MAX:
+        raise BodyError(f"the body has {len(body)} bytes: {STRICT_BYTES_MAX} are read of request {command.code}")
+    if len(body) > _SURELY_FEW_BYTES and (count := body.count(b"{")) > OBJECTS_MAX:
+        raise BodyError(f"the body has {count} objects: {OBJECTS_MAX} are read of request {command.code}")
+    return decode_as(body, body_type, slow_bytes_max=SLOW_BYTES_MAX)
+
+
+async def decode_aside(command: Command, body_type: type[T]) -> T:
+    """`decode_body` in a thread, for bodies that honest peers write in the dialect.
+    Raises BodyError: it is not of the type, or longer than what is read."""
+    body = command.payload
+    if len(body) > ASIDE_BYTES_MAX:
+        raise BodyError(f"the body has {len(body)} bytes: {ASIDE_BYTES_MAX} are read of request {command.code}")
+    return await asyncio.to_thread(decode_as, body, body_type)
+
+
+_TEXT_BYTES_MAX = 64 << 10
+"""Three times what all settings of Apache's broker take."""
+_BAD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})")
+"""What makes Java's properties reader give up."""
+
+
+def settings_reply(configuration: Configuration, command: Command, header: Any = None) -> Command:
+    """All settings, sorted, a line each."""
+    text = "".join(f"{key}={value}\n" for key, value in configuration.texts().items())
+    return reply(command, header=header, body=text.encode())
+
+
+def change_settings(
+    configuration: Configuration, command: Command, black_list: str, without_effect: Collection[str]
+) -> Command:
+    """Change settings: all that are asked for, or none. ``black_list``: keys separated by semicolons."""
+    if len(command.payload) > _TEXT_BYTES_MAX:
+        remark = f"settings of {len(command.payload)} bytes: {_TEXT_BYTES_MAX} are read"
+        return reply(command, ResponseCode.SYSTEM_ERROR, remark)
+    properties = _properties(command.payload)
+    if properties is None:
+        return reply(command, ResponseCode.SYSTEM_ERROR, "string2Properties error")
+    if not {"rocketmqHome", *black_list.split(";")}.isdisjoint(properties) or configuration.is_frozen(properties):
+        return reply(command, ResponseCode.NO_PERMISSION, "Can not update config in black list.")
+    if useless := sorted(properties.keys() & set(without_effect)):
+        remark = f"{', '.join(useless)}: without effect here; nothing was changed"
+        return reply(command, ResponseCode.SYSTEM_ERROR, remark)
+    try:
+        configuration.change(properties)
+    except SettingsError as error:
+        return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+    return reply(command)
+
+
+def _properties(body: bytes) -> dict[str, str] | None:
+    """A properties text, or None when Java could not read it."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if _BAD_ESCAPE.search(text) else parse_properties(text)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
-from rmqkit.remoting.address import IpAddress, join_address
+from rmqkit.remoting.address import AdminAddresses, IpAddress, join_address
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.limits import Limits
-from rmqkit.remoting.router import AdminAddresses, Router
+from rmqkit.remoting.router import Router
 from rmqkit.remoting.sniffer import ProtocolSniffer
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import ServerTls

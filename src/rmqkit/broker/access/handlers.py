@@ -19,8 +19,8 @@ from rmqkit.protocol.acl import ACCESS_KEY
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
 from rmqkit.protocol.schemas.access import AclInfo, DeleteAclRequest, ListAclsRequest, ListUsersRequest, UserInfo
-from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import decode_body
 
 __all__ = ["AccessHandlers"]
 

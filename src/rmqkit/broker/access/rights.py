@@ -36,7 +36,7 @@ from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_pr
 from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.clients import HeartbeatData, LockBody
 from rmqkit.protocol.schemas.pop import BatchAckBody
-from rmqkit.remoting.bodies import decode_body
+from rmqkit.remoting.router import decode_body
 
 __all__ = ["Actions", "NotReadable", "Resource", "needed", "topic_resource"]
 

@@ -1,5 +1,5 @@
 """GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25): the broker's settings, shown and changed (`mqadmin
-getBrokerConfig`, ``updateBrokerConfig``). How: `rmqkit.remoting.configuration`.
+getBrokerConfig`, ``updateBrokerConfig``). How: `rmqkit.remoting.router`.
 
 Every change gives the settings a new version, which is told with them. Source: remoting.md §4.4, behaviour.md §9.9.
 """
@@ -19,8 +19,8 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.schemas.brokers import BrokerConfigResponse
 from rmqkit.protocol.schemas.topics import DataVersion
-from rmqkit.remoting.configuration import change_settings, settings_reply
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import change_settings, settings_reply
 
 __all__ = ["ConfigHandlers"]
 

@@ -29,9 +29,9 @@ from rmqkit.protocol.schemas.groups import (
 )
 from rmqkit.protocol.schemas.pop import MessageRequestModes
 from rmqkit.protocol.schemas.topics import TopicList, TopicRequest
-from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.turns import Slice
+from rmqkit.remoting.router import decode_body
+from rmqkit.remoting.tasks import Slice
 
 __all__ = ["GroupHandlers"]
 

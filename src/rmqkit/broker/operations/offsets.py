@@ -25,7 +25,7 @@ from rmqkit.protocol.schemas.offsets import (
 )
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.turns import Slice
+from rmqkit.remoting.tasks import Slice
 
 __all__ = ["OffsetHandlers"]
 

@@ -32,7 +32,7 @@ from rmqkit.protocol.schemas.offsets import (
 )
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.turns import Slice
+from rmqkit.remoting.tasks import Slice
 
 __all__ = ["ProgressHandlers"]
 

@@ -25,9 +25,9 @@ from rmqkit.protocol.schemas.topics import (
     TopicQueueMappingDetail,
     TopicRequest,
 )
-from rmqkit.remoting.bodies import decode_aside, decode_body
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.turns import Slice
+from rmqkit.remoting.router import decode_aside, decode_body
+from rmqkit.remoting.tasks import Slice
 
 __all__ = ["TopicHandlers"]
 

@@ -35,8 +35,8 @@ from rmqkit.protocol.schemas.pop import (
     QueryAssignmentBody,
 )
 from rmqkit.protocol.schemas.topics import Permission, TopicRoute
-from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import decode_body
 
 __all__ = ["PopAssignmentHandlers"]
 

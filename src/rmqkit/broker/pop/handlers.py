@@ -53,9 +53,8 @@ from rmqkit.protocol.schemas.pop import (
 )
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.protocol.templates import found_frame, success_frame
-from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import OVERLOADED
+from rmqkit.remoting.router import OVERLOADED, decode_body
 from rmqkit.store.message_store import Arrival, PutResult, PutStatus
 
 __all__ = ["PopAckHandlers", "PopHandlers"]

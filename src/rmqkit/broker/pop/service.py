@@ -43,7 +43,7 @@ from rmqkit.clock import Clock
 from rmqkit.metrics.values import Gathered
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.turns import Turns
+from rmqkit.remoting.tasks import Turns
 from rmqkit.store.message_store import Arrival, MessageStore
 
 if TYPE_CHECKING:

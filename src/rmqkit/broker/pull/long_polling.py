@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from rmqkit.clock import Clock
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.turns import Turns
+from rmqkit.remoting.tasks import Turns
 from rmqkit.store.message_store import Arrival
 
 __all__ = ["HELD_MAX", "PASSED_BY_MS", "LongPolling", "WaitingPull"]

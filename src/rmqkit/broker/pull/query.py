@@ -28,8 +28,8 @@ from rmqkit.protocol.schemas.pull import (
     QueryMessageResponse,
     ViewMessageRequest,
 )
-from rmqkit.remoting.bodies import decode_body
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import decode_body
 from rmqkit.store.queues.queue_ext import ExtUnit
 
 __all__ = ["QueryHandlers"]

@@ -54,13 +54,13 @@ from typing import Any, cast
 
 from msgspec import UNSET, UnsetType
 
-from rmqkit.broker.replication.members import AskMembers, Members, ip_of
+from rmqkit.broker.replication.members import AskMembers, Members
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.clock import Clock
 from rmqkit.errors import FrameError, SettingsError, StoreError
 from rmqkit.protocol.ha import DATA_BYTES_MAX, Reports, frame_head
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
-from rmqkit.remoting.address import IpAddress, join_address
+from rmqkit.remoting.address import IpAddress, ip_of, join_address
 from rmqkit.remoting.server import bind
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.remoting.tls import CLIENT_HELLO, ServerTls, TlsLayer, TlsMode

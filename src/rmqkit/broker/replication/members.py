@@ -36,20 +36,17 @@ Loop only. Source: behaviour.md §10.3; remoting.md §9.7.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
-import socket
 from collections.abc import Awaitable, Callable, Iterable
 
 from msgspec import Struct
 
 from rmqkit.clock import Clock
-from rmqkit.remoting.address import IpAddress, split_address
-from rmqkit.remoting.router import AdminAddresses
+from rmqkit.remoting.address import AdminAddresses, IpAddress, ip_of, resolved
 from rmqkit.remoting.tasks import Tasks, keep_doing
 
-__all__ = ["AskMembers", "HaAddresses", "Members", "ip_of", "resolved"]
+__all__ = ["AskMembers", "HaAddresses", "Members"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,16 +62,6 @@ _UNLIMITED = 1 << 30
 _NETWORK_BITS = {4: 24, 6: 64}
 _SIGNED_MAX = 1024
 _TOLD_MAX = 256
-
-
-def ip_of(host: str) -> IpAddress | None:
-    """The address in a peer's name as sockets give it, or None for none; an IPv4 one in IPv6 as itself."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
 
 
 class HaAddresses:
@@ -252,15 +239,3 @@ class Members:
 def _are_neighbours(one: IpAddress, other: IpAddress) -> bool:
     shift = one.max_prefixlen - _NETWORK_BITS[one.version]
     return one.version == other.version and int(one) >> shift == int(other) >> shift
-
-
-async def resolved(address: str) -> set[IpAddress]:
-    """The addresses behind ``host:port``; none when nobody knows the name."""
-    try:
-        host, port = split_address(address)
-        if (literal := ip_of(host)) is not None:
-            return {literal}
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (ValueError, OSError):
-        return set()
-    return {literal for entry in found if (literal := ip_of(str(entry[4][0]))) is not None}

@@ -21,7 +21,6 @@ from rmqkit.broker.replication.escape import Escape
 from rmqkit.broker.replication.handlers import ReplicationHandlers
 from rmqkit.broker.replication.master import HaMaster, waits_for_copies
 from rmqkit.broker.replication.member_handlers import MemberHandlers
-from rmqkit.broker.replication.members import ip_of
 from rmqkit.broker.replication.pre_online import PreOnline
 from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.replication.tables import SlaveSync
@@ -29,7 +28,7 @@ from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.brokers import HaInfo, HaRuntimeInfo
-from rmqkit.remoting.address import advertised_ip, split_address, split_addresses
+from rmqkit.remoting.address import advertised_ip, ip_of, split_address, split_addresses
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router

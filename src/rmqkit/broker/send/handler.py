@@ -38,7 +38,7 @@ from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageResponse
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED, Router
-from rmqkit.remoting.turns import Slice
+from rmqkit.remoting.tasks import Slice
 from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.long_batch import LongBatch, is_long
 from rmqkit.store.message_store import PutMessage, PutResult, PutStatus

@@ -26,7 +26,7 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
 from rmqkit.protocol.names import dlq_topic, retry_topic
-from rmqkit.remoting.turns import Slice
+from rmqkit.remoting.tasks import Slice
 from rmqkit.store.message_store import MessageStore
 
 __all__ = ["ROUND_SECONDS", "drop_unused_groups"]

@@ -53,7 +53,7 @@ from rmqkit.protocol.command import Command, decode_fields, decode_header, reque
 from rmqkit.protocol.properties import MSG_REGION, TRACE_ON
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.remoting.permits import Backoff, Permits
+from rmqkit.remoting.client import Backoff, Permits
 
 R = TypeVar("R")
 
