@@ -13,7 +13,7 @@ from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
 from rmqkit.spark.fs import find_segments
 from rmqkit.spark.kernels.batch import MessageBatch
-from rmqkit.spark.source.reader import Condition, ReadPlan, matches, read_split
+from rmqkit.spark.source.reader import Condition, ReadPlan, matches, read_split, topic_in
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.store import available_columns, read_plan, store_options
 from rmqkit.store.bulk.scan import Records, walk
@@ -127,25 +127,13 @@ _T2_US = 2_000_000
 @pytest.mark.parametrize(
     ("condition", "bodies"),
     [
-        (Condition("topic", "EqualTo", ("orders",)), [b"one", b"two", b"four"]),
+        (Condition("topic", "In", ("orders",)), [b"one", b"two", b"four"]),
         (Condition("topic", "In", ("audit", "other")), [b"three"]),
-        (Condition("topic", "EqualTo", ("orders",), negated=True), [b"three"]),
-        (Condition("topic", "StringStartsWith", ("aud",)), [b"three"]),
-        (Condition("topic", "StringEndsWith", ("ers",)), [b"one", b"two", b"four"]),
-        (Condition("topic", "StringContains", ("d",)), [b"one", b"two", b"three", b"four"]),
-        (Condition("topic", "GreaterThan", ("audit",)), [b"one", b"two", b"four"]),
-        (Condition("topic", "IsNotNull", ()), [b"one", b"two", b"three", b"four"]),
-        (Condition("queueId", "EqualTo", (1,)), [b"two"]),
+        (Condition("queueId", "In", (1,)), [b"two"]),
         (Condition("queueId", "In", (1, 2, 9)), [b"two", b"four"]),
-        (Condition("queueId", "In", (1, 2), negated=True), [b"one", b"three"]),
-        (Condition("queueId", "LessThan", (1,)), [b"one", b"three"]),
-        (Condition("queueId", "LessThanOrEqual", (1,)), [b"one", b"two", b"three"]),
-        (Condition("queueId", "EqualNullSafe", (2,)), [b"four"]),
         (Condition("storeTimestamp", "GreaterThanOrEqual", (_T2_US,)), [b"two", b"three", b"four"]),
-        (Condition("storeTimestamp", "GreaterThan", (_T2_US,)), [b"three", b"four"]),
-        (Condition("storeTimestamp", "EqualTo", (_T2_US + 1,)), []),
-        (Condition("bornTimestamp", "IsNotNull", ()), [b"one", b"two", b"three"]),  # 2**62 ms are not a time
-        (Condition("bornTimestamp", "EqualTo", (_T2_US,), negated=True), [b"one", b"two", b"three"]),
+        (Condition("storeTimestamp", "LessThan", (_T2_US,)), [b"one"]),
+        (Condition("storeTimestamp", "In", (_T2_US + 1,)), []),
     ],
 )
 def test_a_condition_keeps_what_spark_would_keep(condition: Condition, bodies: list[bytes], tmp_path: Path) -> None:
@@ -161,7 +149,7 @@ def test_the_topic_option_reads_only_those_topics(tmp_path: Path) -> None:
 
 def test_all_conditions_must_be_met() -> None:
     (records,) = [part for part in walk(_SEGMENT, 0) if isinstance(part, Records)]
-    both = [Condition("topic", "EqualTo", ("orders",)), Condition("queueId", "GreaterThan", (0,))]
+    both = [topic_in(["orders"]), Condition("queueId", "GreaterThanOrEqual", (1,))]
     assert matches(records, both).tolist() == [False, True, False, True]
     assert matches(records, []).all()
 
@@ -195,7 +183,7 @@ def test_a_wrong_crc_can_be_shown(tmp_path: Path) -> None:
 
 
 def test_a_wrong_crc_of_a_message_that_is_filtered_out_does_not_matter(tmp_path: Path) -> None:
-    audit = Condition("topic", "EqualTo", ("audit",))
+    audit = topic_in(["audit"])
     assert len(_read(_WRONG_CRC, tmp_path, "topic", conditions=(audit,), verifyCrc="fail")) == 1
 
 

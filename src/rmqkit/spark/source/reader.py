@@ -1,17 +1,17 @@
-"""The reader decodes one split of a commit log into Arrow batches of messages. Nothing here knows Spark.
+"""The reader decodes one split of a commit log into Arrow batches of the wanted messages. Nothing here knows Spark.
 
 ::
 
-    scan.walk ─ runs of records ─→ filters ─→ CRC ─→ message_batches ─→ column kernels ─→ record batch
+    scan.walk ─ runs of records ─→ `matches` ─→ CRC ─→ message_batches ─→ column kernels ─→ record batch
             └─ damage ─────────────────────────────────────────────────→ fail, skip or a row that reports it
 
 Decoding is cut to the columns that are asked for: without ``body`` no body is copied, without ``properties``,
-``keys``, ``tags`` and ``msgId`` no property string is looked at. Source: spark.md §3, §8.
+``keys``, ``tags`` and ``msgId`` no property string is looked at. A `Condition` is decided on topics and heads, before
+anything else of a record is decoded. Source: spark.md §2, §3, §8.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +31,17 @@ from rmqkit.spark.schema import CORRUPT, Column, arrow_schema
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.scan import Damage, Records, crc_matches
+
+_EQUAL = {"EqualTo", "EqualNullSafe", "In"}
+_LOWER = {"GreaterThan", "GreaterThanOrEqual", *_EQUAL}
+_UPPER = {"LessThan", "LessThanOrEqual", *_EQUAL}
+_COMPARISONS: dict[str, Callable[[NDArray[Any], Sequence[Any]], NDArray[np.bool_]]] = {
+    "In": np.isin,
+    "GreaterThanOrEqual": lambda numbers, values: numbers >= values[0],
+    "LessThan": lambda numbers, values: numbers < values[0],
+}
+"""Comparisons that options lead to; of the others only `bounds` and `wanted` are made, which read less of a log."""
+_CLOCK_SLACK_US = 60_000_000
 
 
 class ReadPlan(Struct, frozen=True):
@@ -181,44 +192,21 @@ def _damaged(split: Split, position: int, reason: str) -> StoreError:
     )
 
 
-_NUMBERS = {"queueId": "queue_id", "reconsumeTimes": "reconsume_times"}
-_TIMES = {"bornTimestamp": "born_timestamp", "storeTimestamp": "store_timestamp"}
-_TEXTS = {"topic"}
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "EqualTo": operator.eq,
-    "EqualNullSafe": operator.eq,
-    "GreaterThan": operator.gt,
-    "GreaterThanOrEqual": operator.ge,
-    "LessThan": operator.lt,
-    "LessThanOrEqual": operator.le,
-}
-_TEXT_TESTS: dict[str, Callable[[str, str], bool]] = {
-    "StringStartsWith": str.startswith,
-    "StringEndsWith": str.endswith,
-    "StringContains": operator.contains,
-}
-
-
-_EQUAL = {"EqualTo", "EqualNullSafe", "In"}
-_LOWER = {"GreaterThan", "GreaterThanOrEqual", *_EQUAL}
-_UPPER = {"LessThan", "LessThanOrEqual", *_EQUAL}
-_CLOCK_SLACK_US = 60_000_000
+# ---------------------------------------------------------------- what is wanted
 
 
 class Condition(Struct, frozen=True):
-    """One condition on one column.
+    """One condition on one column: topic, queueId or storeTimestamp.
 
     Attributes:
         column: its Spark name.
         kind: how it is compared, by the name of Spark's filter class.
         values: what the column is compared with: numbers, texts, or µs since the epoch.
-        negated: whether rows pass that do not meet it (nulls never pass).
     """
 
     column: str
     kind: str
     values: tuple[Any, ...]
-    negated: bool = False
 
 
 def topic_in(topics: Iterable[str]) -> Condition:
@@ -228,26 +216,8 @@ def topic_in(topics: Iterable[str]) -> Condition:
 
 def wanted(conditions: Iterable[Condition], column: str) -> list[Any]:
     """The values to which conditions restrict a column; none means any."""
-    sets = [
-        set(one.values)
-        for one in conditions
-        if one.column == column and one.kind in ("In", "EqualTo", "EqualNullSafe") and not one.negated
-    ]
+    sets = [set(one.values) for one in conditions if one.column == column and one.kind in _EQUAL]
     return sorted(set.intersection(*sets)) if sets else []
-
-
-def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -> list[Segment]:
-    """The files of a log that can have messages of the wanted store times.
-
-    A file ends before the first message of the next, give or take what a clock was set back (`_CLOCK_SLACK_US`). Files
-    are left out at the two ends only, so that the rest is still one log."""
-    low, high = bounds([one for one in conditions if one.column == "storeTimestamp" and not one.negated])
-    kept = list(segments)
-    while len(kept) > 1 and high is not None and _first_stored(kept[-1]) > high + _CLOCK_SLACK_US:
-        kept.pop()
-    while len(kept) > 1 and low is not None and 0 < _first_stored(kept[1]) < low - _CLOCK_SLACK_US:
-        kept.pop(0)
-    return kept
 
 
 def bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
@@ -255,6 +225,20 @@ def bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
     lows = [min(one.values) for one in conditions if one.kind in _LOWER]
     highs = [max(one.values) for one in conditions if one.kind in _UPPER]
     return max(lows, default=None), min(highs, default=None)
+
+
+def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -> list[Segment]:
+    """The files of a log that can have messages of the wanted store times.
+
+    A file ends before the first message of the next, give or take what a clock was set back (`_CLOCK_SLACK_US`). Files
+    are left out at the two ends only, so that the rest is still one log."""
+    low, high = bounds([one for one in conditions if one.column == "storeTimestamp"])
+    kept = list(segments)
+    while len(kept) > 1 and high is not None and _first_stored(kept[-1]) > high + _CLOCK_SLACK_US:
+        kept.pop()
+    while len(kept) > 1 and low is not None and 0 < _first_stored(kept[1]) < low - _CLOCK_SLACK_US:
+        kept.pop(0)
+    return kept
 
 
 def _first_stored(segment: Segment) -> int:
@@ -266,7 +250,7 @@ def _first_stored(segment: Segment) -> int:
 
 
 def matches(records: Records, conditions: Iterable[Condition]) -> NDArray[np.bool_]:
-    """Which records meet all conditions."""
+    """Which records meet all conditions; only columns that an inner batch and its members share can be asked for."""
     met = np.ones(len(records), bool)
     for condition in conditions:
         met &= _meets(records, condition)
@@ -274,33 +258,17 @@ def matches(records: Records, conditions: Iterable[Condition]) -> NDArray[np.boo
 
 
 def _meets(records: Records, condition: Condition) -> NDArray[np.bool_]:
-    if condition.column in _TEXTS:
+    compare, values = _COMPARISONS[condition.kind], condition.values
+    met: NDArray[np.bool_]
+    if condition.column == "topic":
         topics = topics_of(records)
-        texts = [topic.decode("utf-8", "replace") for topic in topics.dictionary.to_pylist()]
-        distinct = np.array([_test(condition, text) for text in texts], bool)
-        met: NDArray[np.bool_] = distinct[topics.indices.to_numpy()] ^ condition.negated
-        return met
-    if condition.column in _TIMES:
-        numbers, known = to_microseconds(records.field(_TIMES[condition.column]))
-        return (_compare(condition, numbers) ^ condition.negated) & known
-    return _compare(condition, records.field(_NUMBERS[condition.column])) ^ condition.negated
-
-
-def _compare(condition: Condition, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    if condition.kind == "IsNotNull":
-        return np.ones(len(numbers), bool)
-    if condition.kind == "In":
-        return np.isin(numbers, condition.values)
-    met: NDArray[np.bool_] = _COMPARISONS[condition.kind](numbers, condition.values[0])
+        # Each of the few distinct topics of a batch is looked at once, then spread over its records.
+        texts = np.array([topic.decode("utf-8", "replace") for topic in topics.dictionary.to_pylist()], object)
+        met = compare(texts, values)[topics.indices.to_numpy()]
+    elif condition.column == "storeTimestamp":
+        times_us, is_known = to_microseconds(records.field("store_timestamp"))
+        met = compare(times_us, values) & is_known  # as in SQL, a null meets no condition
+    else:
+        assert condition.column == "queueId", f"no condition is made on {condition.column}"
+        met = compare(records.field("queue_id"), values)
     return met
-
-
-def _test(condition: Condition, text: str) -> bool:
-    if condition.kind == "IsNotNull":
-        return True
-    if condition.kind == "In":
-        return text in condition.values
-    if condition.kind in _TEXT_TESTS:
-        return _TEXT_TESTS[condition.kind](text, condition.values[0])
-    # Spark orders strings by their UTF-8 bytes; for code points that is the order of Python's strings, too.
-    return bool(_COMPARISONS[condition.kind](text, condition.values[0]))
