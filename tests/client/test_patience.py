@@ -15,8 +15,8 @@ from msgspec import structs
 from rmqkit.admin.replay_sources import PATIENCE_MS, Selection, TopicSource
 from rmqkit.cli.connected import sending_settings as of_command
 from rmqkit.client.observe.hooks import SendStatus
+from rmqkit.client.producer.faults import PASSING
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.producer.sender import PASSING
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ConnectionLost, NoRoute, PeerRefused, RequestTimedOut, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -9,7 +9,8 @@ import pytest
 
 from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.encode import EncodedMessage
-from rmqkit.client.producer.sender import PASSING, RETRYABLE, Sender
+from rmqkit.client.producer.faults import PASSING, RETRYABLE
+from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import NoNameServer, NoRoute, PeerRefused, RequestTimedOut, SendFailed

@@ -14,9 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rmqkit.errors import MessageIllegal, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.spark.broker_pool import BrokerPool
+from rmqkit.spark.broker_pool import BrokerPool, Range
 from rmqkit.spark.failures import one_line
-from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import LiveOptions
 from tests.interop.apache import free_ports
 from tests.interop.server_process import wait_until

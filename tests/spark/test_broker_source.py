@@ -23,8 +23,7 @@ from rmqkit import Message, sync
 from rmqkit.client.runtime.requests import BrokerCalls
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost
-from rmqkit.spark.offsets import Range
+from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
 from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options
 from tests.certificates import OPENSSL, REASON, make_certificate
 from tests.faults.client.servers import Server, Servers

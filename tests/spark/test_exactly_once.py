@@ -24,8 +24,7 @@ from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import HALF_TOPIC
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.send import EndTransactionRequest
-from rmqkit.spark.broker_pool import BrokerPool
-from rmqkit.spark.offsets import Range
+from rmqkit.spark.broker_pool import BrokerPool, Range
 from rmqkit.spark.options import DeliveryGuarantee, SinkOptions
 from rmqkit.spark.sink import writers
 from rmqkit.spark.sink.exactly_once import ExactlyOnce

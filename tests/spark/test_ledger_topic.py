@@ -12,8 +12,7 @@ from rmqkit.errors import ClientError, NoRoute
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.spark.broker_pool import Bounds
-from rmqkit.spark.offsets import Range
+from rmqkit.spark.broker_pool import Bounds, Range
 from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink import ledger_topic as module
 from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, pack_halves

@@ -27,10 +27,12 @@ from rmqkit.filter.tags import subscription
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
-from rmqkit.spark.offsets import Offsets, Range
 from rmqkit.spark.options import LiveOptions, words
 
 T = TypeVar("T")
+
+Offsets = dict[MessageQueue, int]
+"""The next message of every queue: what was read lies before it."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,14 @@ _DISPATCH_PAUSE_S = 0.01
 _CHUNK_BYTES = 4 << 20
 _PASSING_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 _SAMPLE_COUNT = 16
+
+
+class Range(Struct, frozen=True):
+    """Messages of a queue: offsets from ``low`` up to ``high``."""
+
+    queue: MessageQueue
+    low: int
+    high: int
 
 
 class DataLost(RmqError):

@@ -36,8 +36,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.spark.broker_pool import broker_pool
-from rmqkit.spark.offsets import Range
+from rmqkit.spark.broker_pool import Range, broker_pool
 from rmqkit.spark.options import LiveOptions
 from tests.faults.client.servers import Servers
 from tests.faults.spark.query import Plan, Query, kill

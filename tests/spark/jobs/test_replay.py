@@ -15,9 +15,8 @@ from pyspark.sql import SparkSession
 
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.protocol.message import ReceivedMessage, read_messages
-from rmqkit.spark.broker_pool import BrokerPool
+from rmqkit.spark.broker_pool import BrokerPool, Range
 from rmqkit.spark.jobs.replay import Filter, Replayed, replay
-from rmqkit.spark.offsets import Range
 from rmqkit.spark.options import LiveOptions
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import Standalone, run_standalone

@@ -1,4 +1,8 @@
-"""Brokers that sends keep away from for a while (``LatencyFaultTolerance``, ``MQFaultStrategy``).
+"""What failed tries lead to: how long a message is tried, and brokers that sends keep away from for a while
+(``LatencyFaultTolerance``, ``MQFaultStrategy``).
+
+`Tries` counts the tries of one message, `QueueRetries` lines up what goes to one queue. With ``avoid_slow_brokers`` a
+`FaultTable` says where sends should not go:
 
 =====================  =====  ======  ======  ======  =======  =======
 a send took at least   550    1800    3000    5000    15 000   ms; a failed one counts as 10 000 ms
@@ -13,10 +17,38 @@ Source: behaviour.md §7.5, §7.6.
 
 from __future__ import annotations
 
+import asyncio
+
+from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.runtime.routes import PublishQueues
 from rmqkit.clock import Clock
+from rmqkit.errors import RequestTimedOut, RmqError, SendFailed
+from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.remoting.client import Backoff
 
+RETRYABLE = frozenset(
+    (
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    )
+)
+"""Refusals after which another broker is tried."""
+
+PASSING = frozenset((ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.GO_AWAY))
+"""Refusals of a broker that starts, stops or has too much to do: they are tried again as long as there is time."""
+assert PASSING < RETRYABLE, "what passes is worth another try"
+
+_LASTING_RETRIES = 2
+"""Further tries after refusals that time does not mend, as in Java."""
+BACKOFF_MS = (20.0, 2000.0)
+"""The first and the longest pause before the same broker is tried again."""
 _AVOIDED_MS = ((15_000, 30_000), (5_000, 10_000), (3_000, 6_000), (1_800, 5_000), (550, 2_000))
 _FAILED_LATENCY_MS = 10_000
 
@@ -63,3 +95,65 @@ class FaultTable:
             return queue.broker_name not in self._unreachable and queue.broker_name != last_broker
 
         return queues.first(is_available) or queues.first(is_reachable) or queues.pick()
+
+
+class Tries:
+    """The tries of one message so far.
+
+    Attributes:
+        brokers: names, in the order they were tried.
+        failure: the last one.
+    """
+
+    __slots__ = ("_lasting", "_most", "_not_safe", "_unanswered", "backoff", "brokers", "failure")
+
+    def __init__(self, retries: int) -> None:
+        self._most = retries + 1 if retries >= 0 else 0
+        self._lasting = 0
+        self._unanswered = 0
+        self._not_safe: SendResult | None = None
+        self.brokers: list[str] = []
+        self.failure: RmqError | None = None
+        self.backoff = Backoff(*BACKOFF_MS)
+
+    @property
+    def may_go_on(self) -> bool:
+        return self._lasting <= _LASTING_RETRIES and (not self._most or len(self.brokers) < self._most)
+
+    def timeout_ms(self, left_ms: float, limit_ms: int) -> float:
+        """ms that the next try may take; the last one, if that is known, gets all that is left."""
+        is_last = self._most and len(self.brokers) == self._most - 1
+        if limit_ms > 0 and not is_last:
+            # Twice as long after each silence: a broker that is only slow gets to answer in the end.
+            left_ms = min(left_ms, limit_ms << self._unanswered)
+        return max(1.0, left_ms)
+
+    def begins(self, broker_name: str) -> None:
+        assert self.may_go_on, "a try begins only while there may be one"
+        self.brokers.append(broker_name)
+
+    def failed(self, error: RmqError, *, is_passing: bool) -> None:
+        self.failure = error
+        self._lasting += not is_passing
+        self._unanswered += isinstance(error, RequestTimedOut)
+
+    def stored_less_safely(self, result: SendResult) -> None:
+        self._not_safe = result
+        self._lasting += 1
+
+    def outcome(self, topic: str) -> SendResult:
+        """Raises SendFailed: it is stored nowhere."""
+        if self._not_safe is not None:
+            return self._not_safe
+        assert self.failure is not None, "a try ends with a result or a failure"
+        raise SendFailed(topic, self.brokers, self.failure) from self.failure
+
+
+class QueueRetries:
+    """Puts the sends to one queue in line after one of them failed: one at a time, until none is left."""
+
+    __slots__ = ("turn", "users")
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.users = 0

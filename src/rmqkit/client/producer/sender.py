@@ -17,11 +17,11 @@ that is not answered ends after ``try_timeout_ms``, the next such one after twic
 each of them, and consumers tell by its unique key. Before a broker is tried again there is a pause (`Backoff`).
 
 A message for a queue that the caller chose goes to that queue only. While one such message is tried again, those for
-the same queue wait behind it, so the order in which they were first tried is kept (`_QueueRetries`).
+the same queue wait behind it, so the order in which they were first tried is kept (`QueueRetries`).
 
 Beyond ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies, sends wait in line; their time begins when it is
-their turn. Not here: checks and compression (`encode`), which brokers are avoided (`faults`). Loop only.
-Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
+their turn. Not here: checks and compression (`encode`), how long is tried and which brokers are avoided (`faults`).
+Loop only. Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 from rmqkit.client.observe.hooks import SendOutcome, SendResult, SendStatus
 from rmqkit.client.observe.status import BrokerStatus, ProducerStatus
 from rmqkit.client.producer.encode import EncodedMessage
-from rmqkit.client.producer.faults import FaultTable
+from rmqkit.client.producer.faults import BACKOFF_MS, PASSING, RETRYABLE, FaultTable, QueueRetries, Tries
 from rmqkit.client.runtime.routes import NOT_REGISTERED, PublishQueues
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ProducerSettings
@@ -44,8 +44,6 @@ from rmqkit.errors import (
     NoRoute,
     PeerRefused,
     RemotingError,
-    RequestTimedOut,
-    RmqError,
     SendFailed,
 )
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -56,30 +54,6 @@ from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Reque
 from rmqkit.remoting.client import Backoff, Permits
 
 R = TypeVar("R")
-
-RETRYABLE = frozenset(
-    (
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.NO_BUYER_ID,
-        ResponseCode.NOT_IN_CURRENT_UNIT,
-        ResponseCode.GO_AWAY,
-    )
-)
-"""Refusals after which another broker is tried."""
-
-PASSING = frozenset((ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.GO_AWAY))
-"""Refusals of a broker that starts, stops or has too much to do: they are tried again as long as there is time."""
-assert PASSING < RETRYABLE, "what passes is worth another try"
-
-_LASTING_RETRIES = 2
-"""Further tries after refusals that time does not mend, as in Java."""
-_PAUSE_MS = 20.0
-_PAUSE_MS_MAX = 2000.0
-
 
 _STATUS: dict[int, SendStatus] = {
     ResponseCode.SUCCESS: SendStatus.SEND_OK,
@@ -99,7 +73,7 @@ class Sender:
         self._group = group
         self._settings = settings
         self._permits = Permits(settings.sends_max, settings.sends_bytes_max)
-        self._queue_retries: dict[MessageQueue, _QueueRetries] = {}
+        self._queue_retries: dict[MessageQueue, QueueRetries] = {}
         self._faults = FaultTable(runtime.clock) if settings.avoid_slow_brokers else None
 
     async def queues(self, topic: str, timeout_ms: float | None = None) -> PublishQueues:
@@ -178,7 +152,7 @@ class Sender:
     async def _send(self, message: EncodedMessage, deadline_ms: float, queue: MessageQueue | None) -> SendResult:
         if queue is None:
             return await self._send_anywhere(message, deadline_ms)
-        tries = _Tries(self._settings.retries if self._settings.retry_chosen_queue else 0)
+        tries = Tries(self._settings.retries if self._settings.retry_chosen_queue else 0)
         retries = self._queue_retries.get(queue)
         if retries is None:
             result = await self._try_noted(message, queue, deadline_ms, tries)
@@ -189,7 +163,7 @@ class Sender:
             if not is_known or not tries.may_go_on or self._left_ms(deadline_ms) <= 0:
                 return tries.outcome(message.topic)
             # From here on every send to the queue goes through this, until none is left: order is kept.
-            retries = self._queue_retries.setdefault(queue, _QueueRetries())
+            retries = self._queue_retries.setdefault(queue, QueueRetries())
         retries.users += 1
         try:
             # asyncio's locks are fair: it is the order in which sends failed, or came.
@@ -213,7 +187,7 @@ class Sender:
                 del self._queue_retries[queue]
 
     async def _send_anywhere(self, message: EncodedMessage, deadline_ms: float) -> SendResult:
-        tries = _Tries(self._settings.retries)
+        tries = Tries(self._settings.retries)
         tried_since_pause: set[str] = set()
         queues: PublishQueues | None = None
         while tries.may_go_on:
@@ -238,7 +212,7 @@ class Sender:
     async def _found_queues(self, topic: str, deadline_ms: float) -> PublishQueues:
         """Get the queues of a topic, and wait for the master of one that has none just now.
         Raises NoRoute: as `queues`."""
-        backoff = Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
+        backoff = Backoff(*BACKOFF_MS)
         while True:
             try:
                 return await self.queues(topic, self._left_ms(deadline_ms))
@@ -251,7 +225,7 @@ class Sender:
                     # The time is over: what the name servers said last is the reason, not that it took so long.
                     raise error from None
 
-    async def _has_turn(self, retries: _QueueRetries, deadline_ms: float) -> bool:
+    async def _has_turn(self, retries: QueueRetries, deadline_ms: float) -> bool:
         try:
             async with asyncio.timeout(max(0.0, self._left_ms(deadline_ms)) / 1000):
                 await retries.turn.acquire()
@@ -266,7 +240,7 @@ class Sender:
         return deadline_ms - self._clock.monotonic_ms()
 
     async def _try_noted(
-        self, message: EncodedMessage, queue: MessageQueue, deadline_ms: float, tries: _Tries
+        self, message: EncodedMessage, queue: MessageQueue, deadline_ms: float, tries: Tries
     ) -> SendResult | None:
         """Try once and note in ``tries`` how it went; None when there is nothing to return yet.
         Raises PeerRefused: in a way that no other broker would change."""
@@ -382,65 +356,3 @@ class Sender:
         if address is None:
             raise ConnectFailed(queue.broker_name, "no route names its master", NOT_REGISTERED)
         return address
-
-
-class _Tries:
-    """The tries of one message so far.
-
-    Attributes:
-        brokers: names, in the order they were tried.
-        failure: the last one.
-    """
-
-    __slots__ = ("_lasting", "_most", "_not_safe", "_unanswered", "backoff", "brokers", "failure")
-
-    def __init__(self, retries: int) -> None:
-        self._most = retries + 1 if retries >= 0 else 0
-        self._lasting = 0
-        self._unanswered = 0
-        self._not_safe: SendResult | None = None
-        self.brokers: list[str] = []
-        self.failure: RmqError | None = None
-        self.backoff = Backoff(_PAUSE_MS, _PAUSE_MS_MAX)
-
-    @property
-    def may_go_on(self) -> bool:
-        return self._lasting <= _LASTING_RETRIES and (not self._most or len(self.brokers) < self._most)
-
-    def timeout_ms(self, left_ms: float, limit_ms: int) -> float:
-        """ms that the next try may take; the last one, if that is known, gets all that is left."""
-        is_last = self._most and len(self.brokers) == self._most - 1
-        if limit_ms > 0 and not is_last:
-            # Twice as long after each silence: a broker that is only slow gets to answer in the end.
-            left_ms = min(left_ms, limit_ms << self._unanswered)
-        return max(1.0, left_ms)
-
-    def begins(self, broker_name: str) -> None:
-        assert self.may_go_on, "a try begins only while there may be one"
-        self.brokers.append(broker_name)
-
-    def failed(self, error: RmqError, *, is_passing: bool) -> None:
-        self.failure = error
-        self._lasting += not is_passing
-        self._unanswered += isinstance(error, RequestTimedOut)
-
-    def stored_less_safely(self, result: SendResult) -> None:
-        self._not_safe = result
-        self._lasting += 1
-
-    def outcome(self, topic: str) -> SendResult:
-        """Raises SendFailed: it is stored nowhere."""
-        if self._not_safe is not None:
-            return self._not_safe
-        assert self.failure is not None, "a try ends with a result or a failure"
-        raise SendFailed(topic, self.brokers, self.failure) from self.failure
-
-
-class _QueueRetries:
-    """Puts the sends to one queue in line after one of them failed: one at a time, until none is left."""
-
-    __slots__ = ("turn", "users")
-
-    def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        self.users = 0

@@ -36,8 +36,7 @@ from rmqkit.protocol import properties as names
 from rmqkit.protocol.message import ReceivedMessage, records_of
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.spark.broker_pool import DataLost
-from rmqkit.spark.offsets import Range
+from rmqkit.spark.broker_pool import DataLost, Range
 from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, Low, Progress, unpack_halves
 from rmqkit.spark.sink.ledger_topic import LedgerTopic

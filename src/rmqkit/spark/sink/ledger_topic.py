@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from rmqkit.errors import ClientError, NoRoute
 from rmqkit.protocol.message import Message, read_messages
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.spark.offsets import Range
+from rmqkit.spark.broker_pool import Range
 from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, Progress, Written, progress, unpack_halves
 from rmqkit.spark.sink.producer import SinkProducer

@@ -19,8 +19,8 @@ from msgspec import Struct, field
 
 from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.accumulator import SendManyFailed
+from rmqkit.client.producer.faults import RETRYABLE
 from rmqkit.client.producer.selectors import PlacedMessage, Selector, by_place
-from rmqkit.client.producer.sender import RETRYABLE
 from rmqkit.client.producer.transaction import Check, TransactionProducer, TransactionState
 from rmqkit.client.runtime.process import portal
 from rmqkit.client.runtime.settings import ProducerSettings

@@ -15,12 +15,16 @@ class                    runs in
 
 Options are those of Spark's Kafka source where that has one (``docs/spark-options.md`` compares them). The checkpoint
 is the truth about a stream's progress; brokers learn of it only with ``commitOffsetsToGroup``. A queue that appears
-while a stream runs is read from its first message. Source: spark.md §6, §8.
+while a stream runs is read from its first message.
+
+Spark keeps, and options say, offsets as ``{"orders": {"broker-a": {"0": 123, "1": 77}}}``. An offset is that of the
+next message, so an end is exclusive. Source: spark.md §6, §8.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import operator
@@ -39,14 +43,17 @@ from pyspark.sql.types import StructType
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter.tags import TAG, subscription
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, broker_pool, wanted_topics
+from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Offsets, Range, broker_pool, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
-from rmqkit.spark.offsets import EARLIEST, LATEST, Offsets, Range, from_json, limited, ranges, read_option, to_json
 from rmqkit.spark.options import ByTimestamp, IncludeProperties, LiveOptions, parse_options, words
 from rmqkit.spark.schema import MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose
 from rmqkit.spark.source.reader import ReadPlan, decode_pulled
 
 FORMAT = "rocketmq"
+
+EARLIEST = -2
+LATEST = -1
+"""What options say in place of an offset; neither is ever stored."""
 
 _NO_LIMIT = (1 << 63) - 1
 
@@ -329,3 +336,64 @@ def _assigned(text: str) -> list[MessageQueue]:
 
 def _named(queue: MessageQueue) -> tuple[int, str, str]:
     return queue.queue_id, queue.topic, queue.broker_name
+
+
+# ---------------------------------------------------------------- offsets
+
+
+def to_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
+    """Offsets as Spark keeps them."""
+    told: dict[str, Any] = {}
+    for queue, offset in sorted(offsets.items()):
+        told.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
+    return told
+
+
+def from_json(told: Mapping[str, Any]) -> Offsets:
+    """The opposite of `to_json`. Raises ValueError: it has another shape."""
+    offsets: Offsets = {}
+    try:
+        for topic, brokers in told.items():
+            for broker_name, queues in brokers.items():
+                for queue_id, offset in queues.items():
+                    if isinstance(offset, bool) or not isinstance(offset, int):
+                        raise ValueError(f"{offset!r} is no offset")
+                    offsets[MessageQueue(topic, broker_name, int(queue_id))] = offset
+    except AttributeError:
+        raise ValueError('it must look like {"topic":{"broker-a":{"0":123}}}') from None
+    return offsets
+
+
+def read_option(name: str, text: str) -> Offsets | None:
+    """Offsets that an option gives; None for one of the words that stand for all queues.
+    Raises SettingsError: it is neither."""
+    if not text.startswith("{"):
+        return None
+    try:
+        return from_json(json.loads(text))
+    except ValueError as error:
+        raise SettingsError(f"rocketmq: option {name} cannot be used: {error}") from None
+
+
+def limited(start: Offsets, end: Offsets, count_max: int) -> Offsets:
+    """``end`` drawn nearer, so that about ``count_max`` messages lie between: of each queue in proportion to what it
+    has, but at least one of each that has any."""
+    backlog = {queue: max(offset - start.get(queue, offset), 0) for queue, offset in end.items()}
+    total = sum(backlog.values())
+    if total <= count_max:
+        return dict(end)
+    taken = {queue: max(1, count * count_max // total) if count else 0 for queue, count in backlog.items()}
+    return {queue: offset - backlog[queue] + taken[queue] for queue, offset in end.items()}
+
+
+def ranges(start: Offsets, end: Offsets, *, parts_min: int = 0, count_max: int = 0) -> Iterator[Range]:
+    """What lies between, in pieces for tasks, none larger than ``count_max``; with ``parts_min`` at least so many
+    pieces where there are as many messages, large queues being cut first."""
+    whole = {queue: (start[queue], high) for queue, high in sorted(end.items()) if start.get(queue, high) < high}
+    total = sum(high - low for low, high in whole.values())
+    for queue, (low, high) in whole.items():
+        parts = -(-(high - low) * parts_min // total) if len(whole) < parts_min else 1
+        if count_max:
+            parts = max(parts, -(-(high - low) // count_max))
+        bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
+        yield from (Range(queue, one, other) for one, other in itertools.pairwise(bounds) if one < other)
