@@ -9,7 +9,7 @@ from pathlib import Path
 
 from docs.catalog import CATALOG, Content, Operation, Server
 
-from rmqkit.broker.operations.unsupported import REASONS
+from rmqkit.broker.operations.brokers import REASONS
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.producer import Producer

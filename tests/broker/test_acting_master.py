@@ -13,10 +13,8 @@ import pytest
 
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
-from rmqkit.broker.replication.acting_master import ActingMaster
-from rmqkit.broker.replication.member_handlers import MemberHandlers
-from rmqkit.broker.replication.pre_online import PreOnline
-from rmqkit.broker.replication.role import SlaveSide
+from rmqkit.broker.replication.acting_master import ActingMaster, PreOnline
+from rmqkit.broker.replication.role import MemberHandlers, SlaveSide
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.protocol import fastjson
@@ -43,7 +41,7 @@ def quick(monkeypatch):
     monkeypatch.setattr("rmqkit.broker.delay.levels._LOOK_MS_MAX", 5)
     monkeypatch.setattr("rmqkit.broker.delay.levels._PAUSE_MS_MIN", 0)
     monkeypatch.setattr("rmqkit.broker.replication.acting_master._LOOK_MS", 5)
-    monkeypatch.setattr("rmqkit.broker.replication.pre_online._PAUSE_SECONDS", 0)
+    monkeypatch.setattr("rmqkit.broker.replication.acting_master._PAUSE_SECONDS", 0)
 
 
 class Group(HalfMessages):
@@ -462,7 +460,7 @@ def test_nothing_is_taken_from_a_table_that_is_older(tmp_path):
 
 
 def test_a_member_that_does_not_answer_is_asked_again_and_left_after_a_while(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rmqkit.broker.replication.pre_online._TRIES", 3)
+    monkeypatch.setattr("rmqkit.broker.replication.acting_master._TRIES", 3)
 
     async def scenario(group):
         group.members_known = {1: group.master.address}  # it refuses whatever it has no answer for

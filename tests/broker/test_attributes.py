@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, alter, parse_changes
+from rmqkit.broker.operations.topics import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, alter, parse_changes
 
 TYPES = "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION, PRIORITY, FIFO, DELAY, NORMAL]"
 

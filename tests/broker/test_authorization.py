@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.broker.access.policies import Authorization
-from rmqkit.broker.access.policy_index import PolicyIndex
+from rmqkit.broker.access.policies import Authorization, PolicyIndex
 from rmqkit.broker.access.rights import needed
 from rmqkit.broker.access.users import AccessTable
 from rmqkit.broker.settings import PROMISES, BrokerSettings, refuse_unsupported
@@ -213,7 +212,7 @@ def test_policies_have_to_allow_it_from_each_address():
 
 
 def test_addresses_that_an_entry_remembers_are_bounded(monkeypatch):
-    monkeypatch.setattr("rmqkit.broker.access.policy_index._ADDRESSES_MAX", 3)
+    monkeypatch.setattr("rmqkit.broker.access.policies._ADDRESSES_MAX", 3)
     index = PolicyIndex("anna", policies([entry("*", ips=["10.0.0.0/8"])]))
     for number in range(10):
         assert index.remark("Topic:orders", PUB, [f"10.0.0.{number}"]) is None

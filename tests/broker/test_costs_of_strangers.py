@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from rmqkit.broker.tables.unused_groups import drop_unused_groups
+from rmqkit.broker.tables.groups import drop_unused_groups
 from rmqkit.filter import sql92
 from rmqkit.store.settings import FlushDiskType
 from tests.strangers import Stranger, frame, measured

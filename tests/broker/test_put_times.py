@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.broker.put_times import PutTimes
+from rmqkit.broker.statistics import PutTimes
 
 # What an Apache 5.4.0 broker said of a minute in which 765 messages came.
 TOLD = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.broker.tables.queue_locks import LOCK_MS_MAX, QueueLocks
+from rmqkit.broker.tables.clients import LOCK_MS_MAX, QueueLocks
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.testing.clock import StandingClock
 

@@ -16,11 +16,10 @@ from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
-from rmqkit.broker.tables.clients import ClientTable
+from rmqkit.broker.tables.clients import ClientTable, QueueLocks
 from rmqkit.broker.tables.filters import FilterTable
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
-from rmqkit.broker.tables.queue_locks import QueueLocks
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.broker.transaction.half import OpMessages
 from rmqkit.clock import Clock

@@ -13,7 +13,8 @@ Both times count from the put; an answer leaves when neither is waited for any m
 the slaves. A round that failed releases everything it should have covered with the error: a failed flush is never a
 success. Puts come in log order, so the waiting answers form one queue, and whatever releases one releases its front:
 once a flush round, once a read of slaves' reports, and one timer. Loop only, but for `flushed`.
-Source: store.md §13.1, §13.2, §14, §21.5; behaviour.md §10.3.
+`CODES` and `put_refusal` are what a message is answered with then, or when the store did not take it.
+Source: store.md §13.1, §13.2, §14, §21.5; behaviour.md §3.5, §10.3.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rmqkit.clock import Clock
-from rmqkit.store.message_store import MessageStore
-
-__all__ = ["WAITING_MAX", "Copies", "Durability", "Outcome", "Release"]
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 
 WAITING_MAX = 10_000
 """Answers that may wait at a time; beyond it sends are refused as busy (the send queue of behaviour.md §2.4)."""
@@ -204,3 +204,55 @@ class Durability:
         times_ms = [flush_ms, 0 if self._copies is None else self._copies_timeout_ms()]
         next_ms = min((ms for ms in times_ms if ms > waited_ms), default=waited_ms)
         self._expiry = self._loop.call_later(min(next_ms - waited_ms, _LOOK_MS) / 1000, self._expire)
+
+
+REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
+"""The remark of a request that is not let in at all."""
+
+Refusal = tuple[int, str]
+"""Code and remark."""
+
+NOT_ENOUGH_REPLICAS: Refusal = ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough"
+
+CODES = {
+    Outcome.DURABLE: ResponseCode.SUCCESS,
+    Outcome.TIMED_OUT: ResponseCode.FLUSH_DISK_TIMEOUT,
+    Outcome.REPLICA_TIMED_OUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    Outcome.FAILED: ResponseCode.SYSTEM_ERROR,
+}
+"""What is answered when a stored message had to wait."""
+
+_ILLEGAL = (
+    "the message is illegal, maybe msg body or properties length not matched. "
+    "msg body length limit {body_bytes_max}B, msg properties length limit 32KB."
+)
+_UNAVAILABLE = (
+    "service not available now. It may be caused by one of the following reasons: the broker's disk is full, "
+    "messages are put to the slave, message store has been shut down, etc. {reason}"
+)
+_PUT_REFUSALS: dict[PutStatus, tuple[ResponseCode, str]] = {
+    PutStatus.MESSAGE_ILLEGAL: (ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL),
+    PutStatus.PROPERTIES_SIZE_EXCEEDED: (ResponseCode.MESSAGE_ILLEGAL, _ILLEGAL),
+    PutStatus.SERVICE_NOT_AVAILABLE: (ResponseCode.SERVICE_NOT_AVAILABLE, _UNAVAILABLE),
+    PutStatus.CREATE_MAPPED_FILE_FAILED: (
+        ResponseCode.SYSTEM_ERROR,
+        "create mapped file failed, server is busy or broken.",
+    ),
+    PutStatus.OS_PAGE_CACHE_BUSY: (
+        ResponseCode.SYSTEM_BUSY,
+        "[PC_SYNCHRONIZED]broker busy, start flow control for a while",
+    ),
+    PutStatus.LIGHT_QUEUES_EXCEEDED: (
+        ResponseCode.SYSTEM_ERROR,
+        (
+            "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]broker config enableLmq and enableMultiDispatch, lmq consumeQueue num "
+            "exceed maxLmqConsumeQueueNum config num, default limit 2w."
+        ),
+    ),
+}
+
+
+def put_refusal(put: PutResult, body_bytes_max: int) -> Refusal:
+    """The answer to a message that the store did not take. Source: behaviour.md §3.5."""
+    code, remark = _PUT_REFUSALS[put.status]
+    return code, remark.format(body_bytes_max=body_bytes_max, reason=put.reason).rstrip()

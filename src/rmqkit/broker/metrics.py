@@ -13,7 +13,7 @@ from typing import Protocol
 from rmqkit.broker.counts import NOT_COUNTED, Counts, text
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import WAITING_MAX, Durability
-from rmqkit.broker.operations.runtime_info import earliest_store_time
+from rmqkit.broker.operations.brokers import earliest_store_time
 from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import HELD_MAX, LongPolling
 from rmqkit.broker.replication.master import HaMaster

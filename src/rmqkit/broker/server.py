@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmqkit.broker.access.handlers import AccessHandlers
 from rmqkit.broker.access.policies import Authorization, message_at
-from rmqkit.broker.access.users import AccessTable
+from rmqkit.broker.access.users import AccessHandlers, AccessTable
 from rmqkit.broker.context import BrokerContext
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.recall import RecallHandlers
@@ -24,16 +23,11 @@ from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
 from rmqkit.broker.lifecycle import Lifecycle, Stage
-from rmqkit.broker.operations.clients import ClientHandlers
-from rmqkit.broker.operations.config import ConfigHandlers
-from rmqkit.broker.operations.connections import ConnectionHandlers
-from rmqkit.broker.operations.groups import GroupHandlers
-from rmqkit.broker.operations.offsets import OffsetHandlers
-from rmqkit.broker.operations.progress import ProgressHandlers
-from rmqkit.broker.operations.resets import ResetHandlers
-from rmqkit.broker.operations.runtime_info import RuntimeInfoHandlers
+from rmqkit.broker.operations.brokers import ConfigHandlers, RuntimeInfoHandlers, UnsupportedHandlers
+from rmqkit.broker.operations.clients import ClientHandlers, ConnectionHandlers
+from rmqkit.broker.operations.groups import GroupHandlers, ProgressHandlers
+from rmqkit.broker.operations.offsets import OffsetHandlers, ResetHandlers
 from rmqkit.broker.operations.topics import TopicHandlers
-from rmqkit.broker.operations.unsupported import UnsupportedHandlers
 from rmqkit.broker.pop.assignment import PopAssignmentHandlers
 from rmqkit.broker.pop.handlers import PopAckHandlers, PopHandlers
 from rmqkit.broker.pop.service import PopService
@@ -58,14 +52,12 @@ from rmqkit.broker.send.reply import ReplyHandlers
 from rmqkit.broker.send.send_back import SendBackHandlers
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.broker.statistics import SAMPLE_SECONDS, Statistics
-from rmqkit.broker.tables.clients import ClientTable
+from rmqkit.broker.tables.clients import ClientTable, QueueLocks
 from rmqkit.broker.tables.filters import FilterTable
-from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.groups import ROUND_SECONDS as UNUSED_ROUND_SECONDS
+from rmqkit.broker.tables.groups import GroupTable, drop_unused_groups
 from rmqkit.broker.tables.offsets import OffsetTable
-from rmqkit.broker.tables.queue_locks import QueueLocks
 from rmqkit.broker.tables.topics import TopicTable
-from rmqkit.broker.tables.unused_groups import ROUND_SECONDS as UNUSED_ROUND_SECONDS
-from rmqkit.broker.tables.unused_groups import drop_unused_groups
 from rmqkit.broker.transaction.check_back import CheckBack
 from rmqkit.broker.transaction.half import OpMessages
 from rmqkit.broker.transaction.handlers import TransactionHandlers

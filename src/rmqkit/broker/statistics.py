@@ -23,16 +23,20 @@ since is entered. The time of a topic's sends is shared out over its queues by t
 values at the samples before which it had changed, with 10 s from one to the next for the minute, 10 min for the hour,
 1 h for the day (a span is that much longer at the most); so it costs nothing while it rests. What is told is up to
 now; the reference tells the last sample, so its hour begins after 10 minutes. Loop only.
-Source: behaviour.md §9.10; remoting.md §6.7.
+
+`PutTimes` is how long puts take (``StoreStatsService``): the longest, and how those of the last whole minute are
+spread. A time is what passed from the read that brought a message until the log had it, in whole milliseconds as Java
+counts them: below 1 ms is 0. The minute under way is not shown; `PutTimes.end_minute` puts it in the place of the one
+before. Source: behaviour.md §9.10; remoting.md §6.7.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from datetime import date
 
-from rmqkit.broker.put_times import PutTimes
 from rmqkit.clock import Clock
 from rmqkit.protocol import names
 from rmqkit.protocol.properties import DELAY, decode_properties
@@ -40,7 +44,69 @@ from rmqkit.protocol.schemas.offsets import BrokerStatsData, StatsItem
 from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
-__all__ = ["SAMPLE_SECONDS", "Statistics"]
+_PUT_SPANS = {
+    "[<=0ms]": 0,
+    "[0~10ms]": 10,
+    "[10~50ms]": 50,
+    "[50~100ms]": 100,
+    "[100~200ms]": 200,
+    "[200~500ms]": 500,
+    "[500ms~1s]": 1000,
+    "[1~2s]": 2000,
+    "[2~3s]": 3000,
+    "[3~4s]": 4000,
+    "[4~5s]": 5000,
+    "[5~10s]": 10_000,
+    "[10s~]": 1 << 62,
+}
+"""What the tools show, and the largest ms of each."""
+
+_FINER_SPANS = (1, 2, 3, 4, 5, 7, 20, 30, 70, 150, 300, 700, 20_000, 60_000)
+_PUT_BOUNDS = sorted({*_PUT_SPANS.values(), *_FINER_SPANS})
+"""The largest ms of each bucket."""
+
+
+class PutTimes:
+    """Counts of puts by the ms they took. ``longest_ms`` is since the start."""
+
+    __slots__ = ("_counts", "_last", "longest_ms")
+
+    def __init__(self) -> None:
+        self.longest_ms = 0
+        self._counts = [0] * len(_PUT_BOUNDS)
+        self._last = [0] * len(_PUT_BOUNDS)
+
+    def add(self, ms: float, count: int = 1) -> None:
+        """Count puts that took so long, each of them."""
+        if ms < 1:
+            self._counts[0] += count
+            return
+        self._counts[bisect_left(_PUT_BOUNDS, int(ms))] += count
+        self.longest_ms = max(self.longest_ms, int(ms))
+
+    def end_minute(self) -> None:
+        """To be called every minute."""
+        self._last, self._counts = self._counts, [0] * len(_PUT_BOUNDS)
+
+    def __str__(self) -> str:
+        """The last minute's puts by their time, as ``mqadmin brokerStatus`` prints it."""
+        counts, at = dict.fromkeys(_PUT_SPANS, 0), 0
+        names = list(_PUT_SPANS)
+        for bound, count in zip(_PUT_BOUNDS, self._last, strict=True):
+            at += bound > _PUT_SPANS[names[at]]
+            counts[names[at]] += count
+        return "".join(f"{name}:{count} " for name, count in counts.items())
+
+    def percentile(self, part: float) -> float:
+        """The ms that this part of the last minute's puts took at most, guessed within its bucket; 0 without any."""
+        wanted, below, low = part * sum(self._last), 0, 0
+        for bound, count in zip(_PUT_BOUNDS, self._last, strict=True):
+            if count and below + count >= wanted:
+                high = min(bound, max(low, self.longest_ms))
+                return low + (high - low) * (wanted - below) / count
+            below, low = below + count, bound
+        return 0.0
+
 
 SAMPLE_SECONDS = 10.0
 _SPANS = ((60_000, 1), (3_600_000, 60), (86_400_000, 360))

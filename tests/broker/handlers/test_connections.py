@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rmqkit.broker.operations import connections
+from rmqkit.broker.operations import clients
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode
 from rmqkit.protocol.command import decode_fields, decode_header, reply
@@ -149,8 +149,8 @@ def test_a_client_that_is_not_there_is_not_asked(run, fields, shown):
 
 
 def test_a_client_that_says_nothing_or_goes(run, monkeypatch):
-    monkeypatch.setattr(connections, "_RELAY_TIMEOUT_MS", 100)
-    monkeypatch.setattr(connections, "_STATUS_TIMEOUT_MS", 100)
+    monkeypatch.setattr(clients, "_RELAY_TIMEOUT_MS", 100)
+    monkeypatch.setattr(clients, "_STATUS_TIMEOUT_MS", 100)
 
     async def scenario(cluster):
         client = cluster.new_client(dict.fromkeys((INFO, FROM_CLIENT), lambda connection, command: None))
@@ -160,7 +160,7 @@ def test_a_client_that_says_nothing_or_goes(run, monkeypatch):
         assert answer.remark.startswith("consumer <g> <c1> Timeout: ")
         answer = await cluster.ask(STATUS, group="g", topic="T")
         assert (answer.code, decode_as(answer.body, ConsumerStatus).consumer_table) == (0, {})
-        monkeypatch.setattr(connections, "_RELAY_TIMEOUT_MS", 10_000)
+        monkeypatch.setattr(clients, "_RELAY_TIMEOUT_MS", 10_000)
         asking = asyncio.ensure_future(cluster.ask(INFO, consumerGroup="g", clientId="c1"))
         while not any(c._calls for c in cluster.standalone._broker.context.clients.consumers("g").members):
             await asyncio.sleep(0)

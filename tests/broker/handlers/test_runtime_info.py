@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from rmqkit.broker.operations.runtime_info import ALWAYS, bytes_text, disk_ratio, run_time_text
+from rmqkit.broker.operations.brokers import ALWAYS, bytes_text, disk_ratio, run_time_text
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request

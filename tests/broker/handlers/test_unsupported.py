@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.broker.operations.unsupported import REASONS
+from rmqkit.broker.operations.brokers import REASONS
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol.codes import RequestCode
 

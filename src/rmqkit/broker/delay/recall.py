@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
-from rmqkit.broker.answers import Refusal
 from rmqkit.broker.delay.timer import Timer, schedule_timed
-from rmqkit.broker.durability import Durability, Outcome
+from rmqkit.broker.durability import Durability, Outcome, Refusal
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable

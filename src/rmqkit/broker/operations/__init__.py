@@ -1,1 +1,53 @@
-"""What tools ask of a broker (AdminBrokerProcessor, ClientManageProcessor)."""
+"""What tools ask of a broker (``AdminBrokerProcessor``, ``ClientManageProcessor``), and what these requests may
+touch."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.delay.timer import Timer
+from rmqkit.broker.durability import Durability
+from rmqkit.broker.pop.service import PopService
+from rmqkit.broker.pull.long_polling import LongPolling
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.statistics import Statistics
+from rmqkit.broker.tables.clients import ClientTable, QueueLocks
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
+from rmqkit.clock import Clock
+from rmqkit.protocol.command import Command
+from rmqkit.settings import Configuration
+from rmqkit.store.message_store import MessageStore
+from rmqkit.store.settings import StoreSettings
+
+
+class OperationsContext(Protocol):
+    """What requests of tools may touch."""
+
+    address: str
+
+    @property
+    def ask_namesakes(self) -> Callable[[Callable[[], Command]], Awaitable[list[Command]]]: ...
+
+    clients: ClientTable
+    clock: Clock
+    configuration: Configuration
+    durability: Durability | None
+    groups: GroupTable
+    long_polling: LongPolling
+    offsets: OffsetTable
+    pop: PopService | None
+    queue_locks: QueueLocks
+    schedule: Schedule
+    settings: BrokerSettings
+    statistics: Statistics
+    store: MessageStore
+    store_settings: StoreSettings
+    timer: Timer | None
+    topics: TopicTable
+
+    @property
+    def topics_published(self) -> Callable[[], Awaitable[None]]: ...

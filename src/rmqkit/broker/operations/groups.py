@@ -1,20 +1,26 @@
-"""Consumer groups: codes 200, 201, 207, 225, 300, 343, 345, 352, 353, 402 (``AdminBrokerProcessor``).
+"""Consumer groups and how far they are: codes 200, 201, 207, 208, 225, 300, 303, 308, 315, 317, 343, 345, 352, 353, 402
+(``AdminBrokerProcessor``).
 
-Source: remoting.md §4.4; behaviour.md §9.9.
+Source: remoting.md §4.4, §6.4.9, §6.4.13, §6.7; behaviour.md §5.2, §9.9, §9.10.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from datetime import datetime
+
 import msgspec
 
 from rmqkit.broker.handlers import Handlers, answers
-from rmqkit.broker.operations.context import OperationsContext
-from rmqkit.broker.tables.attributes import GROUP_ATTRIBUTES, alter
+from rmqkit.broker.operations import OperationsContext
+from rmqkit.broker.operations.topics import GROUP_ATTRIBUTES, alter
 from rmqkit.broker.tables.groups import request_modes_file
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
 from rmqkit.protocol.names import group_fault
+from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.groups import (
     DeleteGroupRequest,
     GroupConfigList,
@@ -27,13 +33,24 @@ from rmqkit.protocol.schemas.groups import (
     GroupTopicRequest,
     SubscriptionGroupConfig,
 )
+from rmqkit.protocol.schemas.offsets import (
+    AllConsumeStatsRequest,
+    ConsumeOffsets,
+    ConsumeStats,
+    ConsumeStatsList,
+    ConsumeStatsRequest,
+    ConsumeTimeSpans,
+    CorrectionOffsetRequest,
+    CorrectionOffsets,
+    QueueTimeSpan,
+    StatsDataRequest,
+    TimeSpanRequest,
+)
 from rmqkit.protocol.schemas.pop import MessageRequestModes
-from rmqkit.protocol.schemas.topics import TopicList, TopicRequest
+from rmqkit.protocol.schemas.topics import TopicConfig, TopicList, TopicRequest
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import decode_body
 from rmqkit.remoting.tasks import Slice
-
-__all__ = ["GroupHandlers"]
 
 
 class GroupHandlers(Handlers[OperationsContext]):
@@ -127,3 +144,136 @@ class GroupHandlers(Handlers[OperationsContext]):
         if wanted:
             await self._context.groups.put_shared(*wanted)
         return reply(command)
+
+
+_NOTHING = (1 << 63) - 1
+"""A correction for a group that is behind all others: none."""
+
+
+class ProgressHandlers(Handlers[OperationsContext]):
+    """Compares the offsets of groups with their queues."""
+
+    @answers(RequestCode.GET_CONSUME_STATS)
+    async def of_group(self, connection: Connection, command: Command) -> Command:
+        """How far a group is on its topics, or on those that are asked for."""
+        header = decode_header(command, ConsumeStatsRequest)
+        group = header.consumer_group
+        asked = header.topic_list.split(";") if header.topic_list else [header.topic] if header.topic else None
+        stats, now = ConsumeStats(), Slice()
+        for topic in self._consumed(group, self._context.offsets.topics(group) if asked is None else asked):
+            stats.offset_table |= await self._progress(group, topic, topic.read_queue_nums, now)
+            stats.consume_tps += self._rate(group, topic)
+        return reply(command, body=await asyncio.to_thread(fastjson.dumps, stats))
+
+    @answers(RequestCode.GET_BROKER_CONSUME_STATS)
+    async def of_all_groups(self, connection: Connection, command: Command) -> Command:
+        """How far every group is on each of its topics, or of its ordered ones."""
+        header = decode_header_leniently(command, AllConsumeStatsRequest, missing={"isOrder": "false"})
+        answer, now, topics_of = ConsumeStatsList(self._context.address), Slice(), self._context.offsets.topics_by_group
+        for group in list(self._context.groups.stored.subscription_group_table):
+            several = []
+            for topic in self._consumed(group, topics_of.get(group, [])):
+                if topic.order or not header.is_order:
+                    table = await self._progress(group, topic, topic.write_queue_nums, now)
+                    several.append(ConsumeStats(self._rate(group, topic), table))
+            await now.pause_if_over()
+            answer.consume_stats_list.append({group: several})
+            for one in [one for stats in several for one in stats.offset_table.values()]:
+                answer.total_diff += one.broker_offset - one.consumer_offset
+                answer.total_inflight_diff += max(0, (one.pull_offset or 0) - one.consumer_offset)
+        return reply(command, body=await asyncio.to_thread(fastjson.dumps, answer))
+
+    @answers(RequestCode.QUERY_CONSUME_TIME_SPAN)
+    async def time_spans(self, connection: Connection, command: Command) -> Command:
+        """Per queue when its oldest, its newest and the group's last message were stored, and how late the group is."""
+        header = decode_header_leniently(command, TimeSpanRequest, missing={"group": ""})
+        topic = self._context.topics.get(header.topic)
+        if topic is None:
+            return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        spans, now = [], Slice()
+        for queue_id in range(topic.write_queue_nums):
+            spans.append(self._time_span(header.group, header.topic, queue_id))
+            await now.pause_if_over()
+        return reply(command, body=msgspec.json.encode(ConsumeTimeSpans(spans)))
+
+    @answers(RequestCode.QUERY_CORRECTION_OFFSET)
+    def corrections(self, connection: Connection, command: Command) -> Command:
+        """Per queue the offset of the group that is furthest behind; for a group that is behind that, none.
+        Apache's broker also forgets the offsets of the groups to leave out; here they are only left out."""
+        header = decode_header_leniently(command, CorrectionOffsetRequest, missing={"compareGroup": ""})
+        left_out = (header.filter_groups or "").split(",")
+        lowest: dict[int, int] = {}
+        for group in self._context.offsets.groups(header.topic):
+            for queue_id, offset in (
+                self._context.offsets.queues(group, header.topic).items() if group not in left_out else ()
+            ):
+                if offset >= self._context.store.min_offset(header.topic, queue_id):
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+        for queue_id, offset in self._context.offsets.queues(header.compare_group, header.topic).items():
+            if lowest.get(queue_id, 0) > offset:
+                lowest[queue_id] = _NOTHING
+        return reply(command, body=fastjson.dumps(CorrectionOffsets(lowest)))
+
+    @answers(RequestCode.VIEW_BROKER_STATS_DATA)
+    def counter(self, connection: Connection, command: Command) -> Command:
+        header = decode_header_leniently(command, StatsDataRequest, missing={"statsName": "null", "statsKey": "null"})
+        found = self._context.statistics.get(header.stats_name, header.stats_key)
+        if found is None:
+            remark = f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
+            return reply(command, ResponseCode.SYSTEM_ERROR, remark)
+        return reply(command, body=msgspec.json.encode(found))
+
+    # -- inside
+
+    def _consumed(self, name: str, topics: list[str]) -> Iterator[TopicConfig]:
+        """Those of some topics that exist and that a group did not leave."""
+        group = self._context.clients.consumers(name)
+        for topic in topics:
+            config = self._context.topics.get(topic)
+            is_elsewhere = group is not None and bool(group.subscriptions)
+            if config is not None and (not is_elsewhere or self._context.clients.subscription(name, topic) is not None):
+                yield config
+
+    def _rate(self, group: str, topic: TopicConfig) -> float:
+        return self._context.statistics.per_second("GROUP_GET_NUMS", f"{topic.topic_name}@{group}")
+
+    async def _progress(
+        self, group: str, topic: TopicConfig, queue_count: int, now: Slice
+    ) -> dict[MessageQueue, ConsumeOffsets]:
+        table, name = {}, topic.topic_name
+        for queue_id in range(queue_count):
+            consumed = max(0, self._context.offsets.get(group, name, queue_id) or 0)
+            newest_ms = self._context.store.store_time_at(name, queue_id, consumed - 1) if consumed else 0
+            table[MessageQueue(name, self._context.settings.broker_name, queue_id)] = ConsumeOffsets(
+                broker_offset=self._context.store.max_offset(name, queue_id),
+                consumer_offset=consumed,
+                pull_offset=max(consumed, self._context.offsets.pull_offset(group, name, queue_id)),
+                last_timestamp=max(0, newest_ms),
+            )
+            await now.pause_if_over()
+        return table
+
+    def _time_span(self, group: str, topic: str, queue_id: int) -> QueueTimeSpan:
+        store = self._context.store
+        high = store.max_offset(topic, queue_id)
+        oldest_ms = store.earliest_store_time(topic, queue_id)
+        newest_ms = store.store_time_at(topic, queue_id, high - 1)
+        consumed = self._context.offsets.get(group, topic, queue_id) or 0
+        consumed_ms = store.store_time_at(topic, queue_id, consumed - 1) if consumed > 0 else oldest_ms
+        is_behind = 0 <= consumed < high and self._context.offsets.get(group, topic, queue_id) is not None
+        delay_ms = self._context.clock.now_ms() - store.store_time_at(topic, queue_id, consumed) if is_behind else 0
+        return QueueTimeSpan(
+            message_queue=MessageQueue(topic, self._context.settings.broker_name, queue_id),
+            min_time_stamp=oldest_ms,
+            max_time_stamp=newest_ms,
+            consume_time_stamp=consumed_ms,
+            delay_time=delay_ms,
+            min_time_stamp_str=_local(oldest_ms),
+            max_time_stamp_str=_local(newest_ms),
+            consume_time_stamp_str=_local(consumed_ms),
+        )
+
+
+def _local(timestamp_ms: int) -> str:
+    moment = datetime.fromtimestamp(timestamp_ms // 1000)
+    return f"{moment:%Y-%m-%d#%H:%M:%S}:{timestamp_ms % 1000:03d}"

@@ -25,8 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, Refusal
-from rmqkit.broker.durability import Outcome
+from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.pop.check_points import Waiting
 from rmqkit.broker.pop.in_flight import AckKey

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from rmqkit.broker.tables.lazy_table import LazyTable
+from rmqkit.broker.tables.files import LazyTable
 from rmqkit.clock import Clock
 
 __all__ = ["OrderTable"]

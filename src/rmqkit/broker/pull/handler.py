@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from rmqkit.broker.answers import REJECTED
+from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.broker.settings import BrokerRole, BrokerSettings

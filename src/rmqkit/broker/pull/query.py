@@ -11,7 +11,7 @@ from itertools import chain, repeat
 
 import msgspec
 
-from rmqkit.broker.answers import REJECTED
+from rmqkit.broker.durability import REJECTED
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.pull.handler import PullContext
 from rmqkit.broker.tables.filters import EVERYTHING, inline_filter

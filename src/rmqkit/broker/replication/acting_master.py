@@ -9,7 +9,7 @@ what is seen          then
 ====================  ==========================================================================================
 lowest id is ours     delivery of delayed and timed messages and check-back begin, from where the master was when copied
 somebody lower is     they end when what is on its way has arrived; a returning master may ask for that by itself,
-there again           to take over the offsets (`pre_online`), and has 30 s to register then
+there again           to take over the offsets (`PreOnline`), and has 30 s to register then
 master came           its tables and log are followed; held pulls are answered, for their clients to go to it
 master went           its tables are not copied any more
 ====================  ==========================================================================================
@@ -20,7 +20,18 @@ started knows nobody. What the master delivers of delayed messages is asked ever
 every minute: what it delivered since is what is delivered twice.
 
 A slave whose master is there holds pulls that find nothing. The reference answers PULL_RETRY_IMMEDIATELY: a client
-whose route is older than the master's return then asks it in circles. Loop only. Source: behaviour.md §1.8, §10.5.
+whose route is older than the master's return then asks it in circles.
+
+Before a broker registers, `PreOnline` takes over what others of its name did in its absence
+(``BrokerPreOnlineService``). A returning master sends every living member of its group, lowest id first, where its log
+is to be followed (EXCHANGE_BROKER_HA_INFO): an acting master stops then. Then it takes over the offsets of groups, half
+messages among them, and of delay levels, where they are further than its own; only after that it registers and goes on
+from there. A returning slave of a masterless group does the same without a word about logs. Progress is never taken
+back by this. Timed messages that an acting master delivered are left out, one by one: what it never had is delivered
+all the same. A member that does not answer is asked again every second, as long as name servers list it, `_TRIES` times
+at most: a broker that waits for a dead one would help nobody, and what it redoes then is delivered twice, not lost.
+Only with ``enableSlaveActingMaster``, and not with ``skipPreOnline``. Loop only. Source: behaviour.md §1.8, §10.5;
+remoting.md §4.4.
 """
 
 from __future__ import annotations
@@ -28,19 +39,44 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from rmqkit.broker.delay.levels import RemotePut
+from rmqkit.broker.delay.levels import RemotePut, Schedule
+from rmqkit.broker.delay.timer import Timer
+from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.registration import Registration
-from rmqkit.broker.replication.context import ReplicationContext
+from rmqkit.broker.settings import BrokerSettings
+from rmqkit.broker.tables.groups import GroupTable
+from rmqkit.broker.tables.offsets import OffsetTable
+from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.broker.transaction.check_back import CheckBack
-from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import decode_header_leniently, request
+from rmqkit.broker.transaction.half import TransactionContext
+from rmqkit.clock import Clock
+from rmqkit.errors import RmqError
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header_leniently, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.brokers import DelayOffsets, HaInfo
+from rmqkit.protocol.schemas.brokers import DelayOffsets, HaInfo, decode_timer_checkpoint
+from rmqkit.protocol.schemas.offsets import ConsumerOffsets
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.tasks import Tasks, keep_doing, repeat
+from rmqkit.store.message_store import MessageStore
 
-__all__ = ["MASTER_ID", "ActingMaster", "OnMaster"]
+
+class ReplicationContext(TransactionContext, Protocol):
+    """What replication may touch."""
+
+    address: str
+    clock: Clock
+    groups: GroupTable
+    long_polling: LongPolling
+    offsets: OffsetTable
+    schedule: Schedule
+    settings: BrokerSettings
+    store: MessageStore
+    timer: Timer | None
+    topics: TopicTable
+
 
 MASTER_ID = 0
 OnMaster = Callable[[str | None, str | None], object]
@@ -185,3 +221,63 @@ class ActingMaster:
                     await self._context.timer.stop_remote()
                 self._check_back = None
             await self._services.finish()
+
+
+_TRIES = 12
+_PAUSE_SECONDS = 1.0
+_MEMBER_TIMEOUT_MS = 5000
+
+
+class PreOnline:
+    """Meets the members of a broker's group; ``ha_address``: where the broker's own log is followed."""
+
+    def __init__(
+        self, context: ReplicationContext, registration: Registration, client: RemotingClient, *, ha_address: str
+    ) -> None:
+        self._context = context
+        self._registration = registration
+        self._client = client
+        self._ha_address = ha_address
+
+    async def run(self) -> None:
+        """Take over from whoever is there; the broker may register when this returns."""
+        others: list[str] = []
+        for _ in range(_TRIES):
+            members = await self._registration.members()
+            own_id = self._context.settings.broker_id
+            is_slave = own_id != MASTER_ID
+            if is_slave and MASTER_ID in members:
+                return  # its tables are copied soon
+            others = [address for broker_id, address in sorted(members.items()) if broker_id != own_id]
+            if all([await self._meet(address, is_slave=is_slave) for address in others]):
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
+        _log.warning("registering without what the others did: %s", ", ".join(others))
+
+    async def _meet(self, address: str, *, is_slave: bool) -> bool:
+        """Take over the offsets of a member; False when that has to be tried again."""
+        store = self._context.store
+        told = HaInfo(self._ha_address, store.max_physical_offset, self._context.address)
+        try:
+            if not is_slave:
+                await self._ask(address, request(RequestCode.EXCHANGE_BROKER_HA_INFO, told))
+            delays = await self._ask(address, request(RequestCode.GET_ALL_DELAY_OFFSET))
+            offsets = await self._ask(address, request(RequestCode.GET_ALL_CONSUMER_OFFSET))
+            await self._take_timer(address)
+            self._context.schedule.take_further(decode_as(delays.payload, DelayOffsets))
+            self._context.offsets.take_further(decode_as(offsets.payload, ConsumerOffsets))
+        except RmqError as error:
+            _log.warning("offsets of %s are not taken over, to be tried again: %s", address, error)
+            return False
+        self._context.offsets.persist()
+        return True
+
+    async def _take_timer(self, address: str) -> None:
+        if self._context.timer is not None:
+            command = request(RequestCode.GET_TIMER_CHECK_POINT)
+            answer = await self._client.call(address, command, _MEMBER_TIMEOUT_MS)
+            if answer.code == ResponseCode.SUCCESS:  # else it has no timer
+                self._context.timer.take_further(decode_timer_checkpoint(answer.payload))
+
+    async def _ask(self, address: str, command: Command) -> Command:
+        return expect_success(await self._client.call(address, command, _MEMBER_TIMEOUT_MS), address)

@@ -6,26 +6,42 @@ a slave                               copies its master's log and tables, serves
 one with ``enableSlaveActingMaster``  goes on for a master that is gone, and meets the others before it registers
 ====================================  ===============================================================================
 
-Source: store.md §21; behaviour.md §10.
+Between the brokers of one name, and from name servers and operators to them (``AdminBrokerProcessor``):
+
+====  ===========================  ===================================================================================
+code  request                      answer
+====  ===========================  ===================================================================================
+905   the lowest id changed        none; who is there is looked up, whatever the notice says
+906   empty                        of a master, where its log is followed; a slave has nothing to say
+906   with a master's addresses    a slave that may act for the master stops doing so and follows it, if it is the one
+                                   that name servers named last; another has to be named by them first
+907   how far replication is       how far a master's slaves are, or what a slave knows (``mqadmin haStatus``)
+908   how much of its log to keep  a slave drops nothing, and says so; a master has nothing to do, as in the reference
+====  ===========================  ===================================================================================
+
+908 comes at a slave's start with ``syncMasterFlushOffsetWhenStartup``.
+Source: store.md §21; behaviour.md §1.8, §10, §10.5; remoting.md §4.4, §6.4.13.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
+from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.registration import Registration
-from rmqkit.broker.replication.acting_master import MASTER_ID, ActingMaster
-from rmqkit.broker.replication.context import ReplicationContext
+from rmqkit.broker.replication.acting_master import MASTER_ID, ActingMaster, OnMaster, PreOnline, ReplicationContext
 from rmqkit.broker.replication.escape import Escape
-from rmqkit.broker.replication.handlers import ReplicationHandlers
 from rmqkit.broker.replication.master import HaMaster, waits_for_copies
-from rmqkit.broker.replication.member_handlers import MemberHandlers
-from rmqkit.broker.replication.pre_online import PreOnline
 from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.errors import SettingsError
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.command import Command, decode_header_leniently, reply
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.brokers import HaInfo, HaRuntimeInfo
 from rmqkit.remoting.address import advertised_ip, ip_of, split_address, split_addresses
@@ -33,8 +49,6 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.tls import ClientTls, ServerTls, TlsMode
-
-__all__ = ["SlaveSide", "check_address", "check_role", "handlers_of", "meet_members", "warn_of_ha_port"]
 
 _log = logging.getLogger(__name__)
 
@@ -200,3 +214,83 @@ async def meet_members(
     """Take over what others of this name did meanwhile, before this broker registers, if it is configured to."""
     if context.settings.acts_as_master and not context.settings.skip_pre_online:
         await PreOnline(context, registration, client, ha_address=ha_address).run()
+
+
+class ReplicationHandlers(Handlers[ReplicationContext]):
+    """``status``: says what is told of this broker."""
+
+    def __init__(self, context: ReplicationContext, status: Callable[[], HaRuntimeInfo]) -> None:
+        super().__init__(context)
+        self._status = status
+
+    @answers(RequestCode.GET_BROKER_HA_STATUS)
+    def ha_status(self, connection: Connection, command: Command) -> Command:
+        return reply(command, body=msgspec.json.encode(self._status()))
+
+    @answers(RequestCode.RESET_MASTER_FLUSH_OFFSET, admins_only=True)
+    def reset_flush_offset(self, connection: Connection, command: Command) -> Command:
+        if self._context.settings.broker_role is not BrokerRole.SLAVE:
+            return reply(command)
+        remark = f" request type {command.code} not supported: a slave of rmqkit drops nothing of its log at a start"
+        return reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+
+
+_TOLD_MAX = 256
+
+
+class MemberHandlers(Handlers[ReplicationContext]):
+    """Answers them.
+
+    Args:
+        ha_address: where the broker's own log is followed.
+        acting: None unless it may act as master.
+        believes: whether a master that announces itself is the one that was known.
+    """
+
+    def __init__(
+        self,
+        context: ReplicationContext,
+        *,
+        ha_address: str,
+        acting: ActingMaster | None,
+        on_master: OnMaster | None,
+        believes: Callable[[Connection, HaInfo], bool],
+    ) -> None:
+        super().__init__(context)
+        self._ha_address = ha_address
+        self._acting = acting
+        self._on_master = on_master
+        self._believes = believes
+        self._doubted: set[str] = set()
+
+    @answers(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE)
+    def lowest_id_changed(self, connection: Connection, command: Command) -> Command:
+        if self._acting is not None:
+            self._acting.look()
+        return reply(command)
+
+    @answers(RequestCode.EXCHANGE_BROKER_HA_INFO)
+    async def ha_info(self, connection: Connection, command: Command) -> Command:
+        """Says where this master's log is followed, or follows the master that says so."""
+        told = decode_header_leniently(command, HaInfo)
+        if self._context.settings.broker_role is not BrokerRole.SLAVE:
+            is_asked = told.master_ha_address is None
+            return reply(command, header=HaInfo(self._ha_address, 0, self._context.address) if is_asked else HaInfo())
+        if told.master_address and told.master_ha_address and self._acting is not None and self._on_master is not None:
+            if not self._believes(connection, told):
+                self._doubt(connection, told)
+                self._acting.look()
+                return reply(command)
+            await self._acting.give_way()
+            self._on_master(told.master_address, told.master_ha_address)
+        return reply(command)
+
+    def _doubt(self, connection: Connection, told: HaInfo) -> None:
+        """Warn of a peer, once."""
+        host = connection.addresses[0] if connection.addresses else "?"
+        if host not in self._doubted and len(self._doubted) < _TOLD_MAX:
+            self._doubted.add(host)
+            _log.warning(
+                "%s says that the master is %s with its log at %s: that is not followed before name servers tell it",
+                *(connection.peer, told.master_address, told.master_ha_address),
+            )

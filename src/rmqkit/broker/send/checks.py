@@ -10,16 +10,14 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from rmqkit.broker.answers import Refusal
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
-from rmqkit.broker.durability import Durability
+from rmqkit.broker.durability import Durability, Refusal
 from rmqkit.broker.handlers import OwnAddress
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
-from rmqkit.broker.tables.clients import ClientTable
+from rmqkit.broker.tables.clients import ClientTable, QueueLocks
 from rmqkit.broker.tables.groups import GroupTable
-from rmqkit.broker.tables.queue_locks import QueueLocks
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
 from rmqkit.errors import HeaderError

@@ -15,9 +15,8 @@ from functools import partial
 from operator import countOf, itemgetter
 from typing import TYPE_CHECKING
 
-from rmqkit.broker.answers import CODES
 from rmqkit.broker.delay.levels import TIMER_NAMES
-from rmqkit.broker.durability import Outcome, Release
+from rmqkit.broker.durability import CODES, Outcome, Release
 from rmqkit.broker.send.checks import SendChecks, SendContext
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode

@@ -16,10 +16,9 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, Refusal, put_refusal
 from rmqkit.broker.copies import with_changes
 from rmqkit.broker.delay.timer import schedule_timed
-from rmqkit.broker.durability import Outcome
+from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal, put_refusal
 from rmqkit.broker.handlers import Handlers, answers, by_global_number, when_published
 from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of, tries_max
 from rmqkit.broker.send.fast_path import NO_WAIT, SendRun

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rmqkit.broker.answers import REJECTED, put_refusal
+from rmqkit.broker.durability import REJECTED, put_refusal
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers
 from rmqkit.broker.send.checks import stamps_of
 from rmqkit.broker.settings import BrokerSettings

@@ -13,9 +13,8 @@ import asyncio
 import random
 from collections.abc import Awaitable
 
-from rmqkit.broker.answers import CODES
 from rmqkit.broker.copies import message_from
-from rmqkit.broker.durability import Outcome
+from rmqkit.broker.durability import CODES, Outcome
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.send.checks import SendContext, tries_max
 from rmqkit.broker.transaction.half import record_at

@@ -1,4 +1,5 @@
-"""A table's file, written whole: by the loop at once, or in a thread for all changes that came while it was written.
+"""A table's file, written whole: by the loop at once, or in a thread for all changes that came while it was written
+(`SharedWrite`); a table that changes all the time is written every few seconds and at stop (`LazyTable`).
 
 What is written is made by whoever writes it, under the lock of writing: for a large table that takes longer than a
 thread may keep the loop waiting, so it is handed a function, with a copy of the table that nobody changes any more.
@@ -9,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rmqkit.errors import StoreUnavailable
 from rmqkit.store.json_files import JsonFile
-
-__all__ = ["Changes", "SharedWrite"]
 
 Row = TypeVar("Row")
 Changes = dict[str, tuple[Row | None, Row]]
@@ -87,3 +88,37 @@ class SharedWrite(Generic[Row]):
                 del kept[name]
                 kept |= {} if before is None else {name: before}
         return kept
+
+
+class LazyTable(ABC):
+    """Whoever changes the table sets ``_is_dirty``. Loop only, but for `write`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonFile(path)
+        self._is_dirty = False
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the table changed since the last `snapshot`."""
+        return self._is_dirty
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """A copy of the table as it is now, to be written elsewhere; from now on it counts as written."""
+
+    def write(self, snapshot: Any) -> None:
+        """Write a snapshot; may be called from another thread, one call at a time.
+        Raises StoreUnavailable: the file could not be written; the next snapshot is written in its place."""
+        try:
+            self._file.save(snapshot)
+        except BaseException:
+            self._is_dirty = True
+            raise
+
+    def persist(self) -> None:
+        self.write(self.snapshot())
+
+    async def persist_round(self) -> None:
+        """Write the table when it changed; the disk is waited for in a thread."""
+        if self.is_dirty:
+            await asyncio.to_thread(self.write, self.snapshot())

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.tables.lazy_table import LazyTable
+from rmqkit.broker.tables.files import LazyTable
 from rmqkit.clock import Clock
 from rmqkit.filter.bloom import BloomFilter
 from rmqkit.filter.sql92 import Expression, ExpressionRejected, compile_expression

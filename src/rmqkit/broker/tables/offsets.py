@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from rmqkit.broker.tables.lazy_table import LazyTable
+from rmqkit.broker.tables.files import LazyTable
 from rmqkit.clock import Clock
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from rmqkit.broker.answers import CODES, NOT_ENOUGH_REPLICAS, put_refusal
 from rmqkit.broker.copies import message_from
 from rmqkit.broker.delay.timer import schedule_timed
-from rmqkit.broker.durability import Durability
+from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Durability, put_refusal
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.broker.transaction.half import TransactionContext, committed, half_at, immunity_ms, number, record_at

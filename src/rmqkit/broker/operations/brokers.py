@@ -1,35 +1,45 @@
-"""GET_BROKER_RUNTIME_INFO (28): what ``mqadmin clusterList`` and ``brokerStatus`` show. Every value is a text.
+"""What operators ask about the broker itself: its state, its settings, and what it does not have.
 
+GET_BROKER_RUNTIME_INFO (28) is what ``mqadmin clusterList`` and ``brokerStatus`` show. Every value is a text.
 Requests are handled as they come, no thread pool's queue stands before them: a queue's size is the requests whose
 answers wait, for disk and slaves or for messages (``CAPACITIES``: how many may), and no request waits at its head. No
 lock keeps a put from the page cache, and what is dispatched is not buffered (`ALWAYS`).
-Source: remoting.md §6.6.
+
+GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25) show and change the settings; every change gives them a new
+version, which is part of the answer.
+
+Requests of parts that rmqkit does not have are refused as unknown requests are, with the reason in the remark. Where
+the reference refuses by itself what is switched off by default, its own answer is given.
+Source: remoting.md §4, §4.4, §6.6; behaviour.md §9.9.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from rmqkit.broker.durability import WAITING_MAX
 from rmqkit.broker.handlers import Handlers, answers
-from rmqkit.broker.operations.context import OperationsContext
+from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.pull.long_polling import HELD_MAX
+from rmqkit.broker.settings import WITHOUT_EFFECT
+from rmqkit.broker.unused_settings import unused_notes
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, version_name
-from rmqkit.protocol.command import Command, reply
+from rmqkit.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode, version_name
+from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import decode_record
-from rmqkit.protocol.schemas.topics import KVTable
+from rmqkit.protocol.schemas.brokers import BrokerConfigResponse
+from rmqkit.protocol.schemas.topics import DataVersion, KVTable
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.router import Router, change_settings, settings_reply
 from rmqkit.store.log.commit_log import log_directories
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.retention import used_percent
-
-__all__ = ["ALWAYS", "RuntimeInfoHandlers", "bytes_text", "disk_ratio", "earliest_store_time", "run_time_text"]
 
 CAPACITIES = {"pull": HELD_MAX, "litePull": HELD_MAX, "send": WAITING_MAX, "query": WAITING_MAX, "ack": WAITING_MAX}
 
@@ -178,3 +188,81 @@ def run_time_text(ms: float) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+_log = logging.getLogger(__name__)
+
+
+class ConfigHandlers(Handlers[OperationsContext]):
+    """Answers operators who ask for settings."""
+
+    def __init__(self, context: OperationsContext) -> None:
+        super().__init__(context)
+        self._configuration = context.configuration
+        self._version = DataVersion(timestamp=self._context.clock.now_ms())
+        context.configuration.listeners.append(self._changed)
+
+    @answers(RequestCode.GET_BROKER_CONFIG)
+    def config(self, connection: Connection, command: Command) -> Command:
+        header = BrokerConfigResponse(msgspec.json.encode(self._version).decode())
+        return settings_reply(self._configuration, command, header)
+
+    @answers(RequestCode.UPDATE_BROKER_CONFIG, admins_only=True, lane="administration")
+    def update_config(self, connection: Connection, command: Command) -> Command:
+        """Change hot settings; they are in the file when this is answered."""
+        black_list = self._context.settings.config_black_list
+        return change_settings(self._configuration, command, black_list, WITHOUT_EFFECT)
+
+    def _changed(self, keys: Sequence[str]) -> None:
+        self._version.advance(self._context.clock.now_ms())
+        texts = self._configuration.texts()
+        for note in unused_notes({key: texts[key] for key in keys}):
+            _log.warning("%s", note)
+
+
+_NO_COLD_DATA = "rmqkit does not slow down consumers that read old data"
+_NO_ROCKSDB = "rmqkit keeps consume queues in files and tables in config/*.json, not in RocksDB"
+
+REASONS: dict[int, str] = {
+    RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: _NO_COLD_DATA,
+    RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: _NO_COLD_DATA,
+    RequestCode.GET_COLD_DATA_FLOW_CTR_INFO: _NO_COLD_DATA,
+    RequestCode.SET_COMMITLOG_READ_MODE: "rmqkit leaves reading ahead to the operating system",
+    RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _NO_ROCKSDB,
+    RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: _NO_ROCKSDB,
+    RequestCode.POP_ROLLBACK: "rmqkit keeps what is popped in revive topics, not in a database of its own",
+}
+"""Why a request that Apache's broker answers is refused here."""
+
+_ENGINE_TYPE = "E_T"
+_ENGINE_OF_FILES = "F"
+
+
+class UnsupportedHandlers(Handlers[OperationsContext]):
+    """Says why; to be registered last, as it takes what nobody else does."""
+
+    def register(self, dispatch: Router) -> None:
+        super().register(dispatch)
+        for code in REASONS.keys() - dispatch.codes:
+            dispatch.register(code, self.refuse)
+
+    def refuse(self, connection: Connection, command: Command) -> Command:
+        return _refused(command, REASONS[command.code])
+
+    @answers(RequestCode.SWITCH_TIMER_ENGINE)
+    def timer_engine(self, connection: Connection, command: Command) -> Command:
+        """There is one engine, of files (``F``), which one may switch to."""
+        engine = decode_fields(command).get(_ENGINE_TYPE)
+        if not engine:
+            return reply(command, ResponseCode.INVALID_PARAMETER, "param error, extFields is null")
+        return reply(command) if engine == _ENGINE_OF_FILES else _refused(command, _NO_ROCKSDB)
+
+    @answers(RequestCode.GET_BROKER_EPOCH_CACHE)
+    def epochs(self, connection: Connection, command: Command) -> Command:
+        return reply(command, ResponseCode.SYSTEM_ERROR, "this request only for controllerMode ")
+
+
+def _refused(command: Command, reason: str) -> Command:
+    return reply(
+        command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported: {reason}"
+    )
