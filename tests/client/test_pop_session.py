@@ -54,7 +54,7 @@ class Popping:
             lambda topic: listener,
             NO_HOOKS,
         )
-        self.consuming = OrderlyPopConsumeService(*what, None) if self.is_ordered else PopConsumeService(*what)
+        self.consuming = (OrderlyPopConsumeService if self.is_ordered else PopConsumeService)(*what)
         self.held = self.queue()
         self.pops.start()
         self.consuming.start()
