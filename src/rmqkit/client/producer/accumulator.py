@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar
 
 from msgspec import Struct, field
@@ -66,34 +67,24 @@ class Batch(Struct, Generic[P]):
     on_end: Callable[[SendOutcome], None] | None = None
 
 
+@dataclass(eq=False)
 class OpenBatches(ABC, Generic[K, P]):
     """Collects messages into one open batch per key, and hands each batch over once.
 
-    Args:
-        send: sends what is prepared, to a queue if one is chosen.
-        next_key: makes unique keys.
-        hooks: see every batch.
-        linger_ms: how long a batch stays open for further messages; 0 leaves that to the owner.
-    """
+    ``deliver`` sends what is prepared, to a queue if one is chosen; ``next_key`` makes unique keys; ``hooks`` see every
+    batch. ``linger_ms`` is how long a batch stays open for further messages; 0 leaves that to the owner."""
 
-    def __init__(
-        self,
-        group: str,
-        settings: ProducerSettings,
-        *,
-        send: Send,
-        next_key: Callable[[], str],
-        hooks: Hooks,
-        linger_ms: float = 0.0,
-    ) -> None:
-        self._group = group
-        self._settings = settings
-        self._send = send
-        self._next_key = next_key
-        self._hooks = hooks
-        self._linger_ms = linger_ms
+    group: str
+    settings: ProducerSettings
+    _: KW_ONLY
+    deliver: Send
+    next_key: Callable[[], str]
+    hooks: Hooks
+    linger_ms: float = 0.0
+
+    def __post_init__(self) -> None:
         self._open: dict[K, tuple[Message, Batch[P]]] = {}
-        self._bytes_max = min(settings.batch_bytes, settings.message_bytes_max)
+        self._bytes_max = min(self.settings.batch_bytes, self.settings.message_bytes_max)
 
     @abstractmethod
     def _start_send(self, batch: Batch[P], prepared: EncodedMessage) -> None:
@@ -106,9 +97,9 @@ class OpenBatches(ABC, Generic[K, P]):
     def _add_to_batch(self, key: K, message: Message, queue: MessageQueue | None, place: P) -> int:
         """Put a message into the open batch of a key; returns its bytes there.
         Raises MessageIllegal: it breaks a rule, or a batch cannot hold it."""
-        unique_key = message.msg_id or self._next_key()
+        unique_key = message.msg_id or self.next_key()
         # Checked before any batch is touched: a message that is refused must not close or begin one.
-        entry = batch_entry(message, unique_key, self._settings)
+        entry = batch_entry(message, unique_key, self.settings)
         size = BATCH_ENTRY_BYTES_MIN + len(entry.body) + len(entry.properties)
         first, batch = self._open.get(key, (message, None))
         if batch is not None and (batch.size + size > self._bytes_max or first.wait_store != message.wait_store):
@@ -120,7 +111,7 @@ class OpenBatches(ABC, Generic[K, P]):
             if batch.entries:
                 batch.sending.messages.append(message)
             # Hooks may have added properties when the batch began: each of its messages carries them.
-            entry = batch_entry(message, unique_key, self._settings, batch.sending.properties)
+            entry = batch_entry(message, unique_key, self.settings, batch.sending.properties)
         batch.places.append(place)
         batch.unique_keys.append(unique_key)
         batch.entries.append(entry)
@@ -131,11 +122,11 @@ class OpenBatches(ABC, Generic[K, P]):
         assert key not in self._open, "a key has one open batch"
         batch: Batch[P] = Batch(queue)
         self._open[key] = message, batch
-        if self._hooks:
-            batch.sending = Sending(self._group, [message], is_batch=True)
-            batch.on_end = self._hooks.sending(batch.sending)
-        if self._linger_ms:
-            batch.timer = asyncio.get_running_loop().call_later(self._linger_ms / 1000, self._close_batch, key)
+        if self.hooks:
+            batch.sending = Sending(self.group, [message], is_batch=True)
+            batch.on_end = self.hooks.sending(batch.sending)
+        if self.linger_ms:
+            batch.timer = asyncio.get_running_loop().call_later(self.linger_ms / 1000, self._close_batch, key)
         return batch
 
     def _close_batch(self, key: K) -> None:
@@ -147,7 +138,7 @@ class OpenBatches(ABC, Generic[K, P]):
         if batch.timer is not None:
             batch.timer.cancel()
         try:
-            prepared = encode_entries(first, batch.entries, batch.unique_keys, self._next_key(), self._settings)
+            prepared = encode_entries(first, batch.entries, batch.unique_keys, self.next_key(), self.settings)
         except RmqError as error:
             if batch.on_end is not None:
                 batch.on_end(SendOutcome(error=error))
@@ -188,19 +179,18 @@ def shares(result: SendResult, unique_keys: list[str]) -> list[SendResult]:
 class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None], "asyncio.Future[SendResult]"]):
     """Where the single sends of one producer wait for each other; a place is the future that its caller awaits."""
 
-    def __init__(
-        self, group: str, settings: ProducerSettings, *, send: Send, next_key: Callable[[], str], hooks: Hooks
-    ) -> None:
-        super().__init__(group, settings, send=send, next_key=next_key, hooks=hooks, linger_ms=settings.batch_delay_ms)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.linger_ms = self.settings.batch_delay_ms
         self._bytes = 0
         self._tasks = Tasks()
 
     def accepts(self, message: Message) -> bool:
         """Whether a message may wait for others."""
         return not (
-            self._bytes >= self._settings.batch_total_bytes
+            self._bytes >= self.settings.batch_total_bytes
             or message.goes_alone
-            or is_large(message.body, self._settings)
+            or is_large(message.body, self.settings)
             or message.topic.startswith(RETRY_PREFIX)
         )
 
@@ -223,7 +213,7 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
 
     async def _send_batch(self, batch: Batch[asyncio.Future[SendResult]], prepared: EncodedMessage) -> None:
         try:
-            result = await self._send(prepared, batch.queue)
+            result = await self.deliver(prepared, batch.queue)
         except asyncio.CancelledError:  # the loop ends
             for place in batch.places:
                 place.cancel()
@@ -257,22 +247,15 @@ class SendManyFailed(ClientError):
         self.results = results
 
 
+@dataclass(eq=False)
 class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
     """One call of `Producer.send_many`; a place is the index of a message among the results.
     ``choose`` gives the queue of a message; None leaves it to the sender."""
 
-    def __init__(
-        self,
-        group: str,
-        settings: ProducerSettings,
-        *,
-        send: Send,
-        choose: Choose | None,
-        next_key: Callable[[], str],
-        hooks: Hooks,
-    ) -> None:
-        super().__init__(group, settings, send=send, next_key=next_key, hooks=hooks)
-        self._choose = choose
+    choose: Choose | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[MessageQueue, asyncio.Lock] = {}
         self._broken: dict[MessageQueue, RmqError] = {}
@@ -284,7 +267,7 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         try:
             if isinstance(messages, AsyncIterable):
                 # Only a source that is awaited can keep a batch waiting; any other fills it or ends.
-                self._linger_ms = self._settings.batch_delay_ms
+                self.linger_ms = self.settings.batch_delay_ms
                 async for message in messages:
                     if not await self._add(message):
                         break
@@ -315,15 +298,15 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         """Take a message; whether further ones are taken."""
         place = len(self._results)
         self._results.append(None)
-        settings = self._settings
+        settings = self.settings
         try:
-            queue = None if self._choose is None else await self._choose(message)
+            queue = None if self.choose is None else await self.choose(message)
             if self._refusal is not None:
                 raise self._refusal
             if message.goes_alone or is_large(message.body, settings):
-                unique_key = message.msg_id or self._next_key()
-                prepared = self._hooks.prepare(
-                    Sending(self._group, [message]), lambda own: encode_message(message, unique_key, settings, own)
+                unique_key = message.msg_id or self.next_key()
+                prepared = self.hooks.prepare(
+                    Sending(self.group, [message]), lambda own: encode_message(message, unique_key, settings, own)
                 )
                 if queue is not None:
                     self._close_batch(queue)  # what came before it in the queue goes before it
@@ -344,7 +327,7 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
     async def _send_batch(self, batch: Batch[int], prepared: EncodedMessage) -> None:
         try:
             if batch.queue is None:
-                result = await self._send(prepared, None)
+                result = await self.deliver(prepared, None)
             else:
                 async with self._turns.setdefault(batch.queue, asyncio.Lock()):
                     result = await self._send_in_turn(prepared, batch.queue)
@@ -361,7 +344,7 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         if queue in self._broken:
             raise self._broken[queue]
         try:
-            return await self._send(prepared, queue)
+            return await self.deliver(prepared, queue)
         except RmqError as error:
             self._broken[queue] = error
             raise

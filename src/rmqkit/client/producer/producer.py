@@ -74,7 +74,7 @@ class Producer(Client):
         self._accumulator: Accumulator | None = None
         if self.settings.auto_batch:
             self._accumulator = Accumulator(
-                group, self.settings, send=self._send_prepared, next_key=self._next_key, hooks=self._hooks
+                group, self.settings, deliver=self._send_prepared, next_key=self._next_key, hooks=self._hooks
             )
 
     @keeps_open
@@ -174,7 +174,7 @@ class Producer(Client):
 
         chosen = None if selector is None else choose
         sending = SendMany(
-            self.group, self.settings, send=send, choose=chosen, next_key=self._next_key, hooks=self._hooks
+            self.group, self.settings, deliver=send, choose=chosen, next_key=self._next_key, hooks=self._hooks
         )
         # What has a length ends by itself, so closing waits for it; any other source may be endless and is stopped.
         if isinstance(messages, Sized):
