@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import shutil
 import struct
@@ -286,6 +287,23 @@ def test_after_a_kill_a_lost_queue_that_was_made_since_the_start_is_made_anew(tm
         assert bodies(store, queue_id=2) == [b"0", b"1", b"2"]
         assert put_all(store, message(TOPIC, 2))[0].queue_offset == 3
     assert f"{TOPIC}-2: messages of the log were not in it: 3 messages entered anew" in caplog.text
+
+
+def test_after_a_kill_a_queue_that_its_topic_does_not_have_is_told_of(tmp_path, caplog):
+    with opened(tmp_path / "store", SMALL) as store:
+        results = put_all(store, *(message(TOPIC, 0, b"%d" % i) for i in range(3)))
+        root = copy_store(store.root, tmp_path / "killed")
+    table = {TOPIC: {"topicName": TOPIC, "readQueueNums": 1, "writeQueueNums": 1}}
+    (root / "config").mkdir()
+    (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
+    log = root / "commitlog" / "00000000000000000000"
+    content = bytearray(log.read_bytes())
+    place = results[1].physical_offset
+    content[place + 12 : place + 16] = (2049).to_bytes(4, "big")
+    log.write_bytes(content)
+    with opened(root, SMALL):
+        pass
+    assert f"record at {place} of the log: it is of queue {TOPIC}-2049, but topics.json knows 1 queues" in caplog.text
 
 
 def test_queues_are_noted_once_when_the_log_has_their_messages_on_the_disk(tmp_path):

@@ -48,7 +48,7 @@ from rmqkit.store.queues.base import LogicQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.deleted_topics import DeletedTopics
 from rmqkit.store.queues.light_queues import light_numbers
-from rmqkit.store.queues.mending import mend_after_crash, mend_queues
+from rmqkit.store.queues.mending import mend_after_crash, mend_queues, tell_odd_queues
 from rmqkit.store.queues.queue_ends import QueueEnds
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
@@ -293,6 +293,7 @@ class MessageStore:
             if mend_queues(self.root, log, queues, self._ends, enter, self._delays_ms):
                 newest = max((queue.recovered_record for queue in queues), default=newest)
         self._ends.set_numbers(queues)
+        known = set(queues.table)
         end = find_log_end(
             log,
             self._settings,
@@ -321,6 +322,7 @@ class MessageStore:
         log.queue.truncate(end.offset)
         if not is_clean:
             mend_after_crash(self.root, log, queues, self._ends, self._dispatcher.without_index(), self._delays_ms)
+            tell_odd_queues(self.root, queues, known)
         log.last_store_timestamp = end.last_store_timestamp
         self._checkpoint.confirm_physical_offset = end.last_record
         if end.newest_store_timestamp > end.last_store_timestamp:

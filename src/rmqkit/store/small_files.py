@@ -40,10 +40,11 @@ _I64 = struct.Struct(">q")
 _PLACE = re.compile(r"(?:byte|character) (\d+)")
 
 
-def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int) -> None:
+def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int, *, has_delays: bool) -> None:
     """Note what is wrong with them.
     ``newest_ms``: storeTimestamp of the newest record.
-    ``log_end``: physical offset one past the last segment."""
+    ``log_end``: physical offset one past the last segment.
+    ``has_delays``: whether messages wait, or waited, at delay levels: a broker notes how far it delivered them."""
     _check_checkpoint(root / "checkpoint", report, newest_ms, log_end)
     for path in (root / name for name in NOTES):
         if path.is_file():
@@ -58,6 +59,11 @@ def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int) 
                 report.add(Kind.CONFIG, path, int(place[1]) if place else 0, "JSON", reason)
         if path.name.endswith(".bak") and not path.with_suffix("").exists():
             report.add(Kind.FILE_MISSING, path.with_suffix(""), 0, "the file beside its backup", "none")
+
+    delays = root / "config" / "delayOffset.json"
+    has_run = (root / "config" / "topics.json").exists()  # a store without a broker delivers nothing
+    if has_delays and has_run and not delays.exists() and not delays.with_name(delays.name + ".bak").exists():
+        report.add(Kind.FILE_MISSING, delays, 0, "the offsets of the delay levels", "none")
 
 
 def is_json(path: Path) -> str | None:

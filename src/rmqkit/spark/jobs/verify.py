@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
@@ -127,7 +128,9 @@ def verify(
         for part, _ in checked[len(queues) :]:
             report.join(part)
         newest_ms = max((stat.last_store_timestamp for stat in seen.tallies.values()), default=0)
-        check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
+        has_delays = any(topic == SCHEDULE_TOPIC for topic, _ in seen.tallies)
+        log_end = log.segments[-1].end if log.segments else 0
+        check_small_files(root, report, newest_ms, log_end, has_delays=has_delays)
         check_timer_files(root, log, report, settings)
     return report
 

@@ -182,7 +182,9 @@ def verify(
     damages.check_behind(log)
     derived.check(queue_ends(root, tallies))
     newest_ms = max((tally.last_store_timestamp for tally in tallies.values()), default=0)
-    check_small_files(root, report, newest_ms, log.segments[-1].end if log.segments else 0)
+    has_delays = any(topic == SCHEDULE_TOPIC for topic, _ in tallies)
+    log_end = log.segments[-1].end if log.segments else 0
+    check_small_files(root, report, newest_ms, log_end, has_delays=has_delays)
     check_timer_files(root, log, report, settings)
     return report
 

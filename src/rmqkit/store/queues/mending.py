@@ -32,7 +32,7 @@ Source: store.md §4, §12.2.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ from rmqkit.store.queues.queue_ends import QueueEnds, QueueNote
 from rmqkit.store.queues.queue_ext import is_address
 from rmqkit.store.queues.table import ConsumeQueues
 
-__all__ = ["configured_topics", "mend_after_crash", "mend_queues"]
+__all__ = ["configured_topics", "mend_after_crash", "mend_queues", "tell_odd_queues"]
 
 _log = logging.getLogger(__name__)
 _TOLD_MAX = 20
@@ -162,7 +162,7 @@ def _found(queues: ConsumeQueues, ends: QueueEnds, entries: _Entries) -> list[_B
 def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken]:
     """The queues that should have files."""
     broken: list[_Broken] = []
-    topics: Collection[str] | None = None
+    topics: dict[str, object] | None = None
     is_read = False
     for topic, queue_id in ends.queues():
         note, queue = ends.of(topic, queue_id), queues.get(topic, queue_id)
@@ -177,8 +177,28 @@ def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken
     return broken
 
 
-def configured_topics(root: Path) -> Collection[str] | None:
-    """The topics of ``topics.json``; None when it cannot tell."""
+def tell_odd_queues(root: Path, queues: ConsumeQueues, known: Set[tuple[str, int]]) -> None:
+    """Warn of queues that a recovery made and that ``topics.json`` does not allow for.
+    No checksum covers the queue id of a record: a changed one takes its message to a queue that nobody reads.
+
+    Args:
+        known: topic and queue id of the queues that had files before.
+    """
+    made = [
+        queue for place, queue in queues.table.items() if place not in known and queue.first_index < queue.end_index
+    ]
+    topics = (configured_topics(root) if made else None) or {}
+    for queue in made:
+        topic = topics.get(queue.topic)
+        given = [topic.get(name) for name in ("readQueueNums", "writeQueueNums")] if isinstance(topic, dict) else []
+        count = max((one for one in given if isinstance(one, int)), default=None)
+        if count is not None and queue.queue_id >= count:
+            said = "record at %d of the log: it is of queue %s-%d, but topics.json knows %d queues: it may be damaged"
+            _log.warning(said, queue.entry(queue.end_index - 1)[0], queue.topic, queue.queue_id, count)
+
+
+def configured_topics(root: Path) -> dict[str, object] | None:
+    """The topics of ``topics.json`` with their configuration; None when it cannot tell."""
     with suppress(OSError, BodyError):
         kept = fastjson.loads((root / "config" / "topics.json").read_bytes())
         table = kept.get("topicConfigTable") if isinstance(kept, dict) else None
