@@ -26,6 +26,7 @@ import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from rmqkit.client.consumer.context import ConsumerContext, Subscriptions
@@ -146,21 +147,21 @@ class Pauses:
             self._excepted.update(queues)
 
 
+@dataclass(eq=False)
 class AssignedQueues:
     """The queues this member has, each with a process queue and a loop that fills it.
 
     ``process_queues`` are the queues held, ``schedules`` the topics that the program pulls by itself.
     ``rebalance_soon`` is called after a queue was given up that is still assigned, so that it is taken again."""
 
-    def __init__(
-        self, context: ConsumerContext, subscriptions: Subscriptions, rebalance_soon: Callable[[], None]
-    ) -> None:
+    context: ConsumerContext
+    subscriptions: Subscriptions
+    rebalance_soon: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.schedules: dict[str, PullSchedule] = {}
         self.stats: dict[str, ConsumerStats] = {}
-        self._context = context
-        self._subscriptions = subscriptions
-        self._rebalance_soon = rebalance_soon
         self._starts: dict[MessageQueue, int] = {}
         self._pauses = Pauses()
         self._pulls: dict[MessageQueue, asyncio.Task[None]] = {}
@@ -170,7 +171,7 @@ class AssignedQueues:
 
     def take(self, queues: Iterable[MessageQueue], *, pause_ms: float, is_member: bool) -> None:
         """Begin to pull queues, after a pause; with ``is_member`` False each pull carries its own subscription."""
-        self._context.consume_service.drop_stale()
+        self.context.consume_service.drop_stale()
         if self._is_stopped:
             return  # the program moved a queue while its consumer was closed
         for queue in queues:
@@ -178,7 +179,7 @@ class AssignedQueues:
             assert queue not in self.process_queues, f"{queue} is held already"
             process_queue = self.process_queues[queue] = self._new_process_queue(queue)
             loop = self._loop(process_queue, is_member=is_member)
-            self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self._context.group}")
+            self._pulls[queue] = self._tasks.start(loop.run(pause_ms), f"pull {queue} for group {self.context.group}")
         self._share_limits()
 
     async def give_up(self, queue: MessageQueue) -> None:
@@ -189,7 +190,7 @@ class AssignedQueues:
                 return  # its offset was illegal, or it was moved, just now
             # Handlers first, then the offset: what they finish in this moment is not delivered a second time.
             is_idle = await process_queue.wait_for_handlers(_HAND_OVER_MS)
-            if is_idle or self._context.locks is None:
+            if is_idle or self.context.locks is None:
                 await self._hand_over(process_queue)
 
     async def give_up_ended(self) -> None:
@@ -216,7 +217,7 @@ class AssignedQueues:
             if process_queue is not None:
                 await process_queue.wait_for_handlers(_RESET_WAIT_MS)
                 process_queue.release()
-                self._context.offsets.set_to(queue, offset)
+                self.context.offsets.set_to(queue, offset)
                 await self._hand_over(process_queue)
 
     async def start_at(self, queue: MessageQueue, offset: int, *, is_member: bool) -> bool:
@@ -244,17 +245,17 @@ class AssignedQueues:
     # -- inside
 
     def _new_process_queue(self, queue: MessageQueue) -> ProcessQueue:
-        stats = self.stats.setdefault(queue.topic, ConsumerStats(self._context.runtime.clock.monotonic_ms()))
-        process_queue = self._make_process_queue(queue, self._context.settings.held_mib_max * _MIB, stats)
+        stats = self.stats.setdefault(queue.topic, ConsumerStats(self.context.runtime.clock.monotonic_ms()))
+        process_queue = self._make_process_queue(queue, self.context.settings.held_mib_max * _MIB, stats)
         process_queue.is_paused = queue in self._pauses
         return process_queue
 
     def _make_process_queue(self, queue: MessageQueue, bytes_max: int, stats: ConsumerStats) -> ProcessQueue:
         return ProcessQueue(
             queue,
-            messages_max=self._context.settings.held_messages_max,
+            messages_max=self.context.settings.held_messages_max,
             bytes_max=bytes_max,
-            span_max=_NO_SPAN if self._context.is_ordered else self._context.settings.span_max,
+            span_max=_NO_SPAN if self.context.is_ordered else self.context.settings.span_max,
             next_offset=self._starts.pop(queue, None),
             stats=stats,
         )
@@ -262,13 +263,11 @@ class AssignedQueues:
     def _loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop | ScheduledPull:
         schedule = self.schedules.get(process_queue.queue.topic)
         if schedule is not None:
-            return ScheduledPull(schedule, process_queue, self._context.settings.error_pause_ms)
+            return ScheduledPull(schedule, process_queue, self.context.settings.error_pause_ms)
         return self._make_loop(process_queue, is_member=is_member)
 
     def _make_loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop:
-        return PullLoop(
-            self._context, process_queue, self._subscriptions.get, self._offset_illegal, is_member=is_member
-        )
+        return PullLoop(self.context, process_queue, self.subscriptions.get, self._offset_illegal, is_member=is_member)
 
     async def _stop_pulling(self, queue: MessageQueue) -> ProcessQueue | None:
         process_queue = self.process_queues.get(queue)
@@ -283,29 +282,29 @@ class AssignedQueues:
     async def _offset_illegal(self, process_queue: ProcessQueue, offset: int) -> None:
         process_queue.drop()
         async with self._turns[process_queue.queue]:
-            if self._context.locks is not None:
+            if self.context.locks is not None:
                 await process_queue.wait_for_handlers(_RESET_WAIT_MS)
             # Frozen: handlers that still end would raise it again to an offset the broker does not have.
-            self._context.offsets.freeze(process_queue.queue, offset)
+            self.context.offsets.freeze(process_queue.queue, offset)
             await self._hand_over(process_queue)
-        self._rebalance_soon()
+        self.rebalance_soon()
 
     async def _hand_over(self, process_queue: ProcessQueue) -> None:
         assert process_queue.is_dropped, "no handler may start in a queue that is handed over"
         # This order hands a queue over: no offset changes any more, it is saved, only then another member may lock it.
         process_queue.release()
-        await self._context.offsets.save(process_queue.queue)
-        if self._context.locks is not None:
-            await self._context.locks.unlock([process_queue.queue])
+        await self.context.offsets.save(process_queue.queue)
+        if self.context.locks is not None:
+            await self.context.locks.unlock([process_queue.queue])
         self._remove(process_queue.queue)
 
     def _remove(self, queue: MessageQueue) -> None:
-        self._context.offsets.remove_offset(queue)
+        self.context.offsets.remove_offset(queue)
         self.process_queues.pop(queue, None)
         self._pulls.pop(queue, None)
 
     def _share_limits(self) -> None:
-        settings, queues = self._context.settings, Counter(queue.topic for queue in self.process_queues)
+        settings, queues = self.context.settings, Counter(queue.topic for queue in self.process_queues)
         for queue, process_queue in self.process_queues.items():
             if settings.topic_messages_max > 0:
                 process_queue.messages_max = max(1, settings.topic_messages_max // queues[queue.topic])

@@ -29,7 +29,8 @@ import operator
 import time
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 from msgspec import Struct
 
@@ -96,41 +97,36 @@ class ConsumeLater(Exception):
         self.invisible_ms = invisible_ms
 
 
+@dataclass(eq=False)
 class ConcurrentConsumeService:
     """Runs the handlers of one push consumer in ``handlers_max`` workers."""
 
-    _is_ordered = False
-    _retries_unless_set = 16
+    _is_ordered: ClassVar[bool] = False
+    _retries_unless_set: ClassVar[int] = 16
 
-    def __init__(
-        self,
-        runtime: ClientRuntime,
-        group: str,
-        offsets: OffsetStore,
-        settings: PushConsumerSettings,
-        listener_of: ListenerOf,
-        hooks: Hooks = NO_HOOKS,
-    ) -> None:
-        self._runtime = runtime
-        self._group = group
-        self._offsets = offsets
-        self._settings = settings
-        self._listener_of = listener_of
-        self._hooks = hooks
-        self._run = self._outcome_with_hooks if hooks else self._outcome
-        self._now_ms = runtime.clock.now_ms
+    runtime: ClientRuntime
+    group: str
+    offsets: OffsetStore
+    settings: PushConsumerSettings
+    listener_of: ListenerOf
+    hooks: Hooks = NO_HOOKS
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self._run = self._outcome_with_hooks if self.hooks else self._outcome
+        self._now_ms = self.runtime.clock.now_ms
         self._begun_ms, self._begun_text = 0, "0"
         self._retries_max = self._retries_unless_set if settings.retries_max < 0 else settings.retries_max
-        self._resend = Sender(runtime, _INNER_PRODUCER, ProducerSettings(retries=2))
+        self._resend = Sender(self.runtime, _INNER_PRODUCER, ProducerSettings(retries=2))
         self._ready: asyncio.Queue[tuple[ProcessQueue, list[ReceivedMessage]]] = asyncio.Queue()
         self._unhandled: asyncio.Queue[_Item | None] = asyncio.Queue()
         self._timers: set[asyncio.TimerHandle] = set()
         self._tasks = Tasks()
-        self._threads = ThreadPoolExecutor(settings.handlers_max, thread_name_prefix=f"rmqkit {group}")
+        self._threads = ThreadPoolExecutor(settings.handlers_max, thread_name_prefix=f"rmqkit {self.group}")
 
     def start(self) -> None:
-        for number in range(self._settings.handlers_max):
-            self._tasks.start(self._work(), f"handler {number} of group {self._group}")
+        for number in range(self.settings.handlers_max):
+            self._tasks.start(self._work(), f"handler {number} of group {self.group}")
 
     async def close(self) -> None:
         """Stop the workers. Handlers that still run are cancelled; those in threads finish by themselves."""
@@ -159,9 +155,9 @@ class ConcurrentConsumeService:
         """Queue messages, which the process queue holds, for the workers."""
         for message in messages:
             if names.RETRY_TOPIC in message.properties:
-                restore_topic(message, self._runtime.namespace)
+                restore_topic(message, self.runtime.namespace)
         for topic, some in itertools.groupby(messages, key=_topic_of):
-            listener = self._listener_of(topic)
+            listener = self.listener_of(topic)
             if listener is None:
                 for message in some:
                     self._unhandled.put_nowait((process_queue, message))
@@ -183,19 +179,19 @@ class ConcurrentConsumeService:
 
     def advance_to(self, process_queue: ProcessQueue, offset: int) -> None:
         """Raise the offset of a queue of which nothing is under way."""
-        self._offsets.raise_to(process_queue.queue, offset)
+        self.offsets.raise_to(process_queue.queue, offset)
 
     async def unreadable(self, message: ReceivedMessage) -> None:
         """Send a message whose body cannot be unpacked to the dead letters.
         Raises RemotingError, PeerRefused: it is not there, try again."""
-        if not self._settings.is_broadcasting:
+        if not self.settings.is_broadcasting:
             await self._send_back(message, _TO_DEAD_LETTERS)
 
     def waits_for(self, message: ReceivedMessage) -> str:
         """Say what a message waits for that no handler has begun with, as text for operators."""
-        if self._listener_of(message.topic) is None:
+        if self.listener_of(message.topic) is None:
             return "the program to iterate further"
-        return f"a free handler: all {self._settings.handlers_max} are at work (consumeThreadMax)"
+        return f"a free handler: all {self.settings.handlers_max} are at work (consumeThreadMax)"
 
     async def next(self) -> _Item | None:
         """Wait for the next message of a topic without handler; the caller reports it to `consumed`. None: this is
@@ -215,7 +211,7 @@ class ConcurrentConsumeService:
             offset = process_queue.remove(message)
         # A released queue may have a new owner, whose offset an old commit must not touch.
         if offset != NOTHING_HELD and not process_queue.is_released:
-            self._offsets.raise_to(process_queue.queue, offset)
+            self.offsets.raise_to(process_queue.queue, offset)
 
     async def send_back(self, message: ReceivedMessage, delay_level: int) -> bool:
         """Have a message delivered again later; returns whether the broker or the retry topic took it."""
@@ -228,9 +224,9 @@ class ConcurrentConsumeService:
 
     async def expire(self, process_queue: ProcessQueue) -> None:
         """Send back the messages whose handlers take longer than the consume time-out."""
-        if self._settings.is_broadcasting:
+        if self.settings.is_broadcasting:
             return
-        oldest_ms = self._runtime.clock.now_ms() - self._settings.consume_timeout_minutes * 60_000
+        oldest_ms = self.runtime.clock.now_ms() - self.settings.consume_timeout_minutes * 60_000
         for message in process_queue.lowest(_EXPIRED_PER_ROUND):
             started_ms = int(message.properties.get(names.CONSUME_START_TIME, "0"))
             if not started_ms or started_ms > oldest_ms:
@@ -244,8 +240,8 @@ class ConcurrentConsumeService:
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         """Run the handler once because an operator asked for it (code 309); nothing is saved or sent back.
         Raises ClientError: the topic has no handler."""
-        restore_topic(message, self._runtime.namespace)
-        listener = self._listener_of(message.topic)
+        restore_topic(message, self.runtime.namespace)
+        listener = self.listener_of(message.topic)
         if listener is None:
             raise ClientError(f"topic {message.topic} has no handler: its messages are iterated")
         begun = time.perf_counter()  # not the client's clock: operators want what it took really
@@ -273,7 +269,7 @@ class ConcurrentConsumeService:
             except _ThreadsClosed:
                 pass  # the interpreter is ending: the messages are not consumed
             except Exception as error:  # noqa: BLE001 - the outer edge of a worker: others are not to wait for ever
-                pause_ms = self._settings.local_retry_ms
+                pause_ms = self.settings.local_retry_ms
                 said = "messages of %s are handled again in %d ms, what came of them cannot be dealt with"
                 _log.error(said, process_queue.queue, pause_ms, exc_info=error)
                 self._call_later(pause_ms, functools.partial(self._ready.put_nowait, (process_queue, messages)))
@@ -289,7 +285,7 @@ class ConcurrentConsumeService:
 
     async def _call(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> BaseException | None:
         """Call the handler and count the call; returns what it raised, None when it returned."""
-        listener = self._listener_of(messages[0].topic)
+        listener = self.listener_of(messages[0].topic)
         assert listener is not None, f"messages of topic {messages[0].topic} are taken by hand"
         process_queue.consumed_ms = begun_ms = self._now_ms()
         # One text for all messages of a millisecond, instead of one for each.
@@ -324,9 +320,9 @@ class ConcurrentConsumeService:
 
     async def _outcome_with_hooks(self, listener: Listener, messages: list[ReceivedMessage]) -> BaseException | None:
         """Call the handler between the hooks' begin and end."""
-        clock, outcome = self._runtime.clock, ConsumeOutcome()
+        clock, outcome = self.runtime.clock, ConsumeOutcome()
         begun_ms = clock.monotonic_ms()
-        on_end = self._hooks.consuming(Consumption(self._group, messages))
+        on_end = self.hooks.consuming(Consumption(self.group, messages))
         try:
             outcome.error = await self._outcome(listener, messages)
         except BaseException as error:
@@ -335,7 +331,7 @@ class ConcurrentConsumeService:
         finally:
             if outcome.error is not None and not isinstance(outcome.error, ConsumeLater):
                 outcome.returned = ConsumeReturn.EXCEPTION
-            elif clock.monotonic_ms() - begun_ms >= self._settings.consume_timeout_minutes * 60_000:
+            elif clock.monotonic_ms() - begun_ms >= self.settings.consume_timeout_minutes * 60_000:
                 outcome.returned = ConsumeReturn.TIME_OUT
             elif outcome.error is not None:
                 outcome.returned = ConsumeReturn.FAILED
@@ -367,13 +363,13 @@ class ConcurrentConsumeService:
     async def _retry_message(
         self, process_queue: ProcessQueue, message: ReceivedMessage, level: int, error: BaseException
     ) -> None:
-        if self._settings.is_broadcasting or await self.send_back(message, level):
+        if self.settings.is_broadcasting or await self.send_back(message, level):
             self.consumed(process_queue, message)
         else:
             message.reconsume_times += 1
             # Kept for the watchdog, which names it while the message holds the offset back.
             process_queue.failure = Failure(message, error)
-            self._call_later(self._settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
+            self._call_later(self.settings.local_retry_ms, lambda: self._ready.put_nowait((process_queue, [message])))
 
     def _call_later(self, pause_ms: float, action: Callable[[], None]) -> None:
         def act() -> None:
@@ -386,7 +382,7 @@ class ConcurrentConsumeService:
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
         header = ConsumerSendBackRequest(
             offset=message.physical_offset,
-            group=self._group,
+            group=self.group,
             delay_level=delay_level,
             origin_msg_id=message.msg_id,
             origin_topic=message.topic,
@@ -394,12 +390,12 @@ class ConcurrentConsumeService:
             max_reconsume_times=self._retries_max,
         )
         # The address in the record is the last resort: it is where the broker was when it stored the message.
-        address = self._runtime.routes.address(message.broker_name or "") or message.store_host
-        await self._runtime.calls.send_back(address, header)
+        address = self.runtime.routes.address(message.broker_name or "") or message.store_host
+        await self.runtime.calls.send_back(address, header)
 
     async def _send_to_retry_topic(self, message: ReceivedMessage) -> bool:
         try:
-            prepared = encode_retry(message, self._group, self._retries_max, self._runtime.namespace)
+            prepared = encode_retry(message, self.group, self._retries_max, self.runtime.namespace)
             await self._resend.send(prepared, timeout_ms=calls.SEND_BACK_TIMEOUT_MS)
         except (RmqError, ValueError) as error:
             _log.warning("message %s of %s stays here: %s", message.msg_id, message.topic, error)

@@ -29,6 +29,7 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import cast
 
 from msgspec import Struct
@@ -67,32 +68,25 @@ scheduled_call: contextvars.ContextVar[ProcessQueue | None] = contextvars.Contex
 _FINISH_SECONDS = 30.0
 
 
+@dataclass(eq=False)
 class PullLoop:
     """Keeps one process queue filled; ``on_illegal`` gives it up at the offset that the broker names instead.
     ``is_member`` False has each pull carry its own subscription."""
 
-    def __init__(
-        self,
-        context: ConsumerContext,
-        process_queue: ProcessQueue,
-        subscription_of: SubscriptionOf,
-        on_illegal: Callable[[ProcessQueue, int], Awaitable[None]],
-        *,
-        is_member: bool = True,
-    ) -> None:
-        self._context = context
-        self._runtime = context.runtime
-        self._process_queue = process_queue
-        self._queue = process_queue.queue
-        self._subscription_of = subscription_of
-        self._on_illegal = on_illegal
-        self._is_member = is_member
+    context: ConsumerContext
+    process_queue: ProcessQueue
+    subscription_of: SubscriptionOf
+    on_illegal: Callable[[ProcessQueue, int], Awaitable[None]]
+    is_member: bool = True
+
+    def __post_init__(self) -> None:
+        self._runtime, self._queue = self.context.runtime, self.process_queue.queue
         # In an ordered queue a commit that is overtaken by the last save would take the group back.
-        self._commits = context.locks is None and not context.settings.is_broadcasting
+        self._commits = self.context.locks is None and not self.context.settings.is_broadcasting
 
     async def run(self, pause_ms: float) -> None:
         """Pull until the queue is dropped, after a first pause in which its former owner can save its offset."""
-        process_queue = self._process_queue
+        process_queue = self.process_queue
         process_queue.is_taking_over = pause_ms > 0
         while not process_queue.is_dropped:
             if pause_ms:
@@ -106,15 +100,15 @@ class PullLoop:
 
     async def _step(self) -> float:
         """Pull once; returns the ms to pause after it."""
-        process_queue = self._process_queue
-        subscription = self._subscription_of(self._queue.topic)
+        process_queue = self.process_queue
+        subscription = self.subscription_of(self._queue.topic)
         if subscription is None:
-            return self._context.settings.error_pause_ms
+            return self.context.settings.error_pause_ms
         if process_queue.next_offset is None:
             process_queue.next_offset = await self._start_offset()
-            if self._context.offsets.known(self._queue) is None:
+            if self.context.offsets.known(self._queue) is None:
                 # Saved, so that a group which began at the end misses nothing that is sent while it is away.
-                self._context.consume_service.advance_to(process_queue, process_queue.next_offset)
+                self.context.consume_service.advance_to(process_queue, process_queue.next_offset)
         await process_queue.wait_for_room()
         if not process_queue.is_dropped:
             asked_offset = process_queue.next_offset
@@ -125,7 +119,7 @@ class PullLoop:
             await process_queue.wait_until_resumed()
             if pulled.status is PullStatus.OFFSET_ILLEGAL:
                 _log.warning("offset %d of %s is illegal: %s", process_queue.next_offset, self._queue, pulled)
-                await self._on_illegal(process_queue, pulled.next_begin_offset)
+                await self.on_illegal(process_queue, pulled.next_begin_offset)
             elif self._is_current(subscription):
                 await self._accept(subscription, pulled)
         return 0.0
@@ -133,20 +127,20 @@ class PullLoop:
     def _is_current(self, asked: SubscriptionData) -> bool:
         """Whether the subscription is still the one that was asked for. If it was replaced during the pull, the broker
         may have left out what is wanted now: the same offset is pulled again."""
-        now = self._subscription_of(self._queue.topic)
+        now = self.subscription_of(self._queue.topic)
         return now is not None and (now.sub_string, now.expression_type) == (asked.sub_string, asked.expression_type)
 
     async def _pull(self, subscription: SubscriptionData, offset: int) -> Pulled:
-        broker_id, address = self._runtime.routes.broker_for(self._queue, self._process_queue.broker_id)
-        commit_offset = self._context.offsets.known(self._queue) or 0
+        broker_id, address = self._runtime.routes.broker_for(self._queue, self.process_queue.broker_id)
+        commit_offset = self.context.offsets.known(self._queue) or 0
         flags = PullFlag.SUSPEND
         if commit_offset > 0 and broker_id == MASTER_ID and self._commits:
             flags |= PullFlag.COMMIT_OFFSET
-        if not self._is_member:
+        if not self.is_member:
             flags |= PullFlag.SUBSCRIPTION
-        settings = self._context.settings
+        settings = self.context.settings
         header = PullMessageRequest(
-            consumer_group=self._context.group,
+            consumer_group=self.context.group,
             topic=self._queue.topic,
             queue_id=self._queue.queue_id,
             queue_offset=offset,
@@ -155,12 +149,12 @@ class PullLoop:
             commit_offset=commit_offset,
             suspend_timeout_millis=settings.suspend_ms,
             sub_version=subscription.sub_version,
-            subscription=None if self._is_member else subscription.sub_string,
+            subscription=None if self.is_member else subscription.sub_string,
             expression_type=subscription.expression_type,
             max_msg_bytes=settings.pull_bytes_max,
             bname=self._runtime.routes.broker_of(self._queue),
         )
-        clock, process_queue = self._runtime.clock, self._process_queue
+        clock, process_queue = self._runtime.clock, self.process_queue
         asked_ms = clock.now_ms()
         try:
             pulled = await self._runtime.calls.pull(address, header, settings.pull_timeout_ms)
@@ -181,13 +175,13 @@ class PullLoop:
         if pulled.status is PullStatus.FOUND:
             messages, unreadable = self._unpack(subscription, pulled)
             for message in unreadable:
-                await self._context.consume_service.unreadable(message)
-            self._process_queue.stats.pulled += len(messages)
-            self._context.consume_service.put(self._process_queue, self._process_queue.put(messages))
+                await self.context.consume_service.unreadable(message)
+            self.process_queue.stats.pulled += len(messages)
+            self.context.consume_service.put(self.process_queue, self.process_queue.put(messages))
         # After the messages are held: an error above has the same offset pulled again, and none of them is skipped.
-        self._process_queue.next_offset = pulled.next_begin_offset
-        if not len(self._process_queue):
-            self._context.consume_service.advance_to(self._process_queue, pulled.next_begin_offset)
+        self.process_queue.next_offset = pulled.next_begin_offset
+        if not len(self.process_queue):
+            self.context.consume_service.advance_to(self.process_queue, pulled.next_begin_offset)
 
     def _unpack(
         self, subscription: SubscriptionData, pulled: Pulled
@@ -210,17 +204,17 @@ class PullLoop:
     async def _start_offset(self) -> int:
         """Find where to begin: the offset the broker has saved, else as the settings say (behaviour.md §8.9).
         Raises RemotingError, PeerRefused: the broker did not say."""
-        start_from = self._context.settings.start_from
-        saved = await self._context.offsets.fetch(self._queue)
+        start_from = self.context.settings.start_from
+        saved = await self.context.offsets.fetch(self._queue)
         (_, address), calls = self._runtime.routes.broker_for(self._queue), self._runtime.calls
         is_retry = self._queue.topic.startswith(RETRY_PREFIX)
         if (
             start_from is StartFrom.NEW_MESSAGES
             and saved == 0
             and not is_retry
-            and isinstance(self._context.offsets, RemoteOffsetStore)
+            and isinstance(self.context.offsets, RemoteOffsetStore)
         ):  # of a young queue it always says 0
-            saved = await calls.committed_offset(address, self._context.group, self._queue, is_stored=True)
+            saved = await calls.committed_offset(address, self.context.group, self._queue, is_stored=True)
         if saved is not None:
             return saved
         match start_from:
@@ -232,13 +226,13 @@ class PullLoop:
             case StartFrom.TIMESTAMP:
                 if is_retry:
                     return await calls.max_offset(address, self._queue)
-                at_ms = self._context.settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
+                at_ms = self.context.settings.start_timestamp_ms or self._runtime.clock.now_ms() - _HALF_HOUR_MS
                 return await calls.search_offset(address, self._queue, at_ms)
 
     def _asked_address(self, error: ConnectFailed | ConnectionLost) -> str:
         """The broker that an error is about, as heartbeats and other queues name it."""
         try:
-            return self._runtime.routes.broker_for(self._queue, self._process_queue.broker_id)[1]
+            return self._runtime.routes.broker_for(self._queue, self.process_queue.broker_id)[1]
         except ConnectFailed:
             return error.address
 
@@ -253,12 +247,12 @@ class PullLoop:
             self._runtime.refresh_routes_soon()
         if code == ResponseCode.SUBSCRIPTION_NOT_LATEST:  # this pull overtook the heartbeat with the newer version
             return _OVERTAKEN_PAUSE_MS
-        what = f"pulling {self._queue} for group {self._context.group}"
+        what = f"pulling {self._queue} for group {self.context.group}"
         if isinstance(error, ConnectFailed | ConnectionLost):
             self._runtime.absences.lost(self._asked_address(error), error, what)
         else:
             _log.warning("%s: %s", what, error)
-        return self._context.settings.error_pause_ms
+        return self.context.settings.error_pause_ms
 
 
 def place_in(queue: MessageQueue, messages: Iterable[ReceivedMessage], offset_delta: int) -> None:
@@ -293,21 +287,21 @@ class PullSchedule(Struct):
     pause_ms: float
 
 
+@dataclass(eq=False)
 class ScheduledPull:
     """Calls the program's task for one queue, over and over."""
 
-    def __init__(self, schedule: PullSchedule, process_queue: ProcessQueue, error_pause_ms: float) -> None:
-        self._schedule = schedule
-        self._process_queue = process_queue
-        self._error_pause_ms = error_pause_ms
+    schedule: PullSchedule
+    process_queue: ProcessQueue
+    error_pause_ms: float
 
     async def run(self, pause_ms: float) -> None:
         """Call until the queue is dropped. When this is cancelled, the call under way has 30 s to finish."""
-        queue = self._process_queue.queue
+        queue = self.process_queue.queue
         while True:
             await asyncio.sleep(pause_ms / 1000.0)
-            await self._process_queue.wait_until_resumed()
-            if self._process_queue.is_dropped:
+            await self.process_queue.wait_until_resumed()
+            if self.process_queue.is_dropped:
                 return
             call = asyncio.create_task(self._call(queue), name=f"scheduled pull of {queue}")
             try:
@@ -319,8 +313,8 @@ class ScheduledPull:
                 raise
 
     async def _call(self, queue: MessageQueue) -> float:
-        scheduled_call.set(self._process_queue)
-        task = self._schedule.task
+        scheduled_call.set(self.process_queue)
+        task = self.schedule.task
         try:
             if inspect.iscoroutinefunction(task):
                 pause_ms = await cast("Awaitable[float | None]", task(queue))
@@ -328,5 +322,5 @@ class ScheduledPull:
                 pause_ms = cast("float | None", await asyncio.to_thread(task, queue))
         except Exception as error:  # noqa: BLE001 - the outer edge of a program's task: it is called again
             _log.warning("scheduled pull of %s failed", queue, exc_info=error)
-            return self._error_pause_ms
-        return self._schedule.pause_ms if pause_ms is None else pause_ms
+            return self.error_pause_ms
+        return self.schedule.pause_ms if pause_ms is None else pause_ms

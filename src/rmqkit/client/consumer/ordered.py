@@ -53,7 +53,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
         for message in messages:
-            restore_topic(message, self._runtime.namespace)
+            restore_topic(message, self.runtime.namespace)
         if not process_queue.is_scheduled:
             self._schedule(process_queue)
 
@@ -87,7 +87,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         if error is None:
             self.consumed(process_queue, *messages)
             return 0.0
-        return 0.0 if await self._is_given_up(process_queue, messages, error) else self._settings.suspend_queue_ms
+        return 0.0 if await self._is_given_up(process_queue, messages, error) else self.settings.suspend_queue_ms
 
     def _next(self, process_queue: ProcessQueue) -> list[ReceivedMessage]:
         """Take the lowest messages, as many as one call of the handler takes."""
@@ -95,7 +95,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         if not messages:
             return []
         topic = messages[0].topic
-        listener = self._listener_of(topic)
+        listener = self.listener_of(topic)
         if listener is not None and listener.batch_max is not None:
             lowest = process_queue.lowest(listener.batch_max)
             messages = list(itertools.takewhile(lambda message: message.topic == topic, lowest))
@@ -125,7 +125,7 @@ class OrderlyConsumeService(ConcurrentConsumeService):
 
     async def _is_dead_lettered(self, message: ReceivedMessage) -> bool:
         """Send a message to the dead letters; returns whether it is there. In broadcasting it is only logged."""
-        if self._settings.is_broadcasting:
+        if self.settings.is_broadcasting:
             return True
         try:
             await self._send_back(message, _TO_DEAD_LETTERS)

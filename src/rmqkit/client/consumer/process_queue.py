@@ -21,6 +21,8 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -40,46 +42,41 @@ class Failure(Struct):
     error: BaseException
 
 
+@dataclass(eq=False)
 class ProcessQueue:
     """One queue's messages under way; ``body_bytes`` is of all of them.
     From ``messages_max``, ``bytes_max`` or ``span_max`` offsets on there is no room. ``is_scheduled`` says that a
     worker has it in hand or soon will (ordered consumption); ``failure`` what its handler last failed on. ``pulled_ms``
-    and ``consumed_ms`` are when it last was, in ms since the epoch, 0 for never; ``rates`` counts for its topic.
+    and ``consumed_ms`` are when it last was, in ms since the epoch, 0 for never; ``stats`` counts for its topic.
 
     The pull loop keeps here where it is: ``next_offset`` (None before the group's offset is known), ``max_offset`` as
     the last answer said, ``broker_id`` that it suggested, the ``error`` of a pull that got no answer, and
     ``is_taking_over`` while the former owner may still save its offset."""
 
-    is_popped = False
+    is_popped: ClassVar[bool] = False
     """Whether it was popped, so that acknowledgements and no offset say how far it is."""
 
-    def __init__(
-        self,
-        queue: MessageQueue,
-        *,
-        messages_max: int,
-        bytes_max: int,
-        span_max: int,
-        next_offset: int | None = None,
-        stats: ConsumerStats | None = None,
-    ) -> None:
-        self.queue = queue
-        self.body_bytes = 0
-        self.broker_id = 0
-        self.next_offset = next_offset
-        self.max_offset: int | None = None
-        self.error: RmqError | None = None
-        self.failure: Failure | None = None
-        self.stats = stats or ConsumerStats(0.0)
-        self.is_taking_over = False
-        self.is_dropped = False
-        self.is_released = False
-        self.is_scheduled = False
-        self.pulled_ms = self.consumed_ms = 0
-        self.messages_max = messages_max
-        self.bytes_max = bytes_max
+    queue: MessageQueue
+    _: KW_ONLY
+    messages_max: int
+    bytes_max: int
+    span_max: int
+    next_offset: int | None = None
+    stats: ConsumerStats = field(default_factory=lambda: ConsumerStats(0.0))
+    max_offset: int | None = None
+    broker_id: int = 0
+    error: RmqError | None = None
+    failure: Failure | None = None
+    body_bytes: int = 0
+    pulled_ms: int = 0
+    consumed_ms: int = 0
+    is_taking_over: bool = False
+    is_dropped: bool = False
+    is_released: bool = False
+    is_scheduled: bool = False
+
+    def __post_init__(self) -> None:
         self._is_paused = False
-        self._span_max = span_max
         self._messages: dict[int, ReceivedMessage] = {}
         self._offsets: list[int] = []  # a heap; offsets that were removed stay until they come to the top
         self._last_offset = -1
@@ -98,7 +95,7 @@ class ProcessQueue:
         return (
             len(self._messages) < self.messages_max
             and self.body_bytes < self.bytes_max
-            and (not self._offsets or self._last_offset - self._offsets[0] < self._span_max)
+            and (not self._offsets or self._last_offset - self._offsets[0] < self.span_max)
         )
 
     @property
@@ -108,7 +105,7 @@ class ProcessQueue:
         limits = (
             (held, self.messages_max, "messages held"),
             (self.body_bytes, self.bytes_max, "bytes held"),
-            (span, self._span_max, "offsets from the first message held to the last"),
+            (span, self.span_max, "offsets from the first message held to the last"),
         )
         return ", ".join(f"{found} of at most {most} {what}" for found, most, what in limits if found >= most) or None
 

@@ -44,13 +44,13 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from rmqkit.client.consumer import allocate as strategies
 from rmqkit.client.consumer.allocate import Allocate
 from rmqkit.client.consumer.assignment import AssignedQueues, QueueOwner, Rebalance
 from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater
-from rmqkit.client.consumer.context import ConsumerContext, Subscriptions
+from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import GroupCoordinator
 from rmqkit.client.consumer.loop import PullLoop
 from rmqkit.client.consumer.ordered import OrderlyConsumeService
@@ -78,10 +78,10 @@ class PopConsumeService(ConcurrentConsumeService):
     """Runs handlers on popped messages (``ConsumeMessagePopConcurrentlyService``); other queues may be pulled."""
 
     def put(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        prefix = pop_retry_topic(self._group, "")  # pulled by a group that popped before
+        prefix = pop_retry_topic(self.group, "")  # pulled by a group that popped before
         for message in messages:
             if message.topic.startswith(prefix):
-                message.topic = without_namespace(self._runtime.namespace, message.topic.removeprefix(prefix))
+                message.topic = without_namespace(self.runtime.namespace, message.topic.removeprefix(prefix))
         super().put(process_queue, messages)
 
     def consumed(self, process_queue: ProcessQueue, *messages: ReceivedMessage) -> None:
@@ -165,9 +165,9 @@ class PopLoop(PullLoop):
 
     async def _step(self) -> float:
         """Pop once; returns the ms to pause after it."""
-        process_queue, clock, settings = self._process_queue, self._runtime.clock, self._context.settings
+        process_queue, clock, settings = self.process_queue, self._runtime.clock, self.context.settings
         assert isinstance(process_queue, PopProcessQueue), "a queue to pop has a process queue of that kind"
-        subscription, session = self._subscription_of(self._queue.topic), process_queue.session
+        subscription, session = self.subscription_of(self._queue.topic), process_queue.session
         if subscription is None:
             return settings.error_pause_ms
         await process_queue.wait_for_room()
@@ -194,12 +194,12 @@ class PopLoop(PullLoop):
             process_queue.stats.pulls += 1
             process_queue.stats.pull_ms += took_ms
             process_queue.stats.pulled += len(result.messages)
-        self._context.consume_service.put(process_queue, process_queue.put(result.messages))
+        self.context.consume_service.put(process_queue, process_queue.put(result.messages))
         process_queue.max_offset = process_queue.position + len(process_queue) + result.rest_count
         for message in result.unwanted:
             session.ack_soon(message)
         for message in result.unreadable:
-            await self._context.consume_service.unreadable(message)
+            await self.context.consume_service.unreadable(message)
             session.ack_soon(message)
         # A broker whose clock is ahead finds every request too old and does not wait.
         is_hasty = result.status is PopStatus.NOT_FOUND and took_ms < settings.suspend_ms / 2
@@ -276,28 +276,21 @@ class BrokerRebalance(Rebalance):
         return (pulled | popped) - changed, 0 if changed else 2 if pulled else 1
 
 
+@dataclass(eq=False)
 class PopAssignedQueues(AssignedQueues):
     """The queues this member has, popped where brokers say so and else pulled."""
 
-    def __init__(
-        self,
-        context: ConsumerContext,
-        subscriptions: Subscriptions,
-        rebalance_soon: Callable[[], None],
-        session: PopSession,
-    ) -> None:
-        super().__init__(context, subscriptions, rebalance_soon)
-        self._session = session
+    session: PopSession
 
     def _make_process_queue(self, queue: MessageQueue, bytes_max: int, stats: ConsumerStats) -> ProcessQueue:
-        if queue in self._session.queues:
-            return self._session.process_queue(queue, bytes_max=bytes_max, stats=stats)
+        if queue in self.session.queues:
+            return self.session.process_queue(queue, bytes_max=bytes_max, stats=stats)
         return super()._make_process_queue(queue, bytes_max, stats)
 
     def _make_loop(self, process_queue: ProcessQueue, *, is_member: bool) -> PullLoop:
         if not process_queue.is_popped:
             return super()._make_loop(process_queue, is_member=is_member)
-        return PopLoop(self._context, process_queue, self._subscriptions.get, self._offset_illegal, is_member=is_member)
+        return PopLoop(self.context, process_queue, self.subscriptions.get, self._offset_illegal, is_member=is_member)
 
 
 class PopGroupCoordinator(GroupCoordinator):
