@@ -29,8 +29,8 @@ from rmqkit.broker.unused_settings import UNUSED
 from rmqkit.cli import app
 from rmqkit.cli.logging_setup import LoggingSettings
 from rmqkit.client.runtime import settings as client
-from rmqkit.metrics import table as metrics
-from rmqkit.metrics.settings import ExporterSettings
+from rmqkit.metrics import counters as metrics
+from rmqkit.metrics.exposition import ExporterSettings
 from rmqkit.namesrv import settings as namesrv
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.remoting.authentication import AuthenticationSettings
@@ -303,7 +303,7 @@ def _errors_of(code: int) -> str:
 
 # ---------------------------------------------------------------- Python
 
-ADMIN = "clusters topics brokers name_servers groups offsets messages clients explain causes".split()
+ADMIN = "clusters topics brokers groups offsets messages clients explain causes".split()
 API: dict[str, tuple[str, str, Sequence[str]]] = {
     "rmqkit": ("Clients", "`from rmqkit import Message, Producer, …`", ("rmqkit",)),
     "sync": (

@@ -10,8 +10,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from rmqkit.admin.replay import Audit, Replay, State, origin
-from rmqkit.admin.replay_sources import Picked, Selection
+from rmqkit.admin.replay import Audit, Picked, Replay, Selection, State, origin
 from rmqkit.admin.sending import Stop
 from rmqkit.client.observe.hooks import SendResult, SendStatus
 from rmqkit.errors import ConnectionLost, MessageIllegal, SendFailed, SettingsError

@@ -18,8 +18,8 @@ from rmqkit.broker.counts import Counts, kind_of
 from rmqkit.broker.metrics import BrokerMetrics
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.metrics.settings import ExporterType
-from rmqkit.metrics.table import TABLE, Server
+from rmqkit.metrics.counters import TABLE, Server
+from rmqkit.metrics.exposition import ExporterType
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode, ResponseCode

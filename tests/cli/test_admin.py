@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from rmqkit.cli import app
-from rmqkit.cli.admin.names import JAVA, NOUNS
+from rmqkit.cli.admin import JAVA, NOUNS
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply

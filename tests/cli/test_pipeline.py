@@ -23,9 +23,8 @@ from typer.testing import CliRunner, Result
 
 from rmqkit.__main__ import main
 from rmqkit.cli import app
-from rmqkit.cli.pipeline import running
-from rmqkit.cli.pipeline.running import pairs
-from rmqkit.cli.pipeline.showing import Rows, fields, show
+from rmqkit.cli.pipeline import session
+from rmqkit.cli.pipeline.session import Rows, fields, pairs, show
 from rmqkit.errors import RmqError, SettingsError, StoreError
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.session import small, small_options
@@ -129,7 +128,7 @@ def test_an_interrupt_while_spark_starts_ends_what_was_started():
     started = []
 
     def start() -> None:
-        with running._ended_if_interrupted():
+        with session._ended_if_interrupted():
             started.append(subprocess.Popen(["sleep", str(SECONDS_MAX)]))
             raise KeyboardInterrupt
 
@@ -194,7 +193,7 @@ class _Tracker:
 
 
 def test_a_bar_follows_each_stage(monkeypatch):
-    monkeypatch.setattr(running, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(session, "_POLL_SECONDS", 0.0)
     done, drawn = threading.Event(), []
     with Progress(console=Console(file=io.StringIO(), force_terminal=True)) as bars:
         update = bars.update
@@ -204,7 +203,7 @@ def test_a_bar_follows_each_stage(monkeypatch):
             drawn.append([(one.description, one.completed, one.total) for one in bars.tasks])
 
         monkeypatch.setattr(bars, "update", noted)
-        running._poll(_Tracker([{1: (8, 0)}, {1: (8, 5), 2: (0, 0)}, {3: (4, 1)}], done), bars, done)
+        session._poll(_Tracker([{1: (8, 0)}, {1: (8, 5), 2: (0, 0)}, {3: (4, 1)}], done), bars, done)
     assert drawn == [[("stage 1", 0, 8)], [("stage 1", 5, 8)], [("stage 3", 1, 4)]]
 
 
@@ -279,7 +278,7 @@ def test_mistakes_are_one_line(arguments, kind, text, spark: SparkSession):
 
 @pytest.mark.spark
 def test_what_spark_itself_refuses_is_one_line(spark: SparkSession):
-    with pytest.raises(RmqError, match="PARSE_SYNTAX_ERROR") as caught, running._one_line():
+    with pytest.raises(RmqError, match="PARSE_SYNTAX_ERROR") as caught, session._one_line():
         spark.sql("selec 1")
     assert "\n" not in str(caught.value)
 

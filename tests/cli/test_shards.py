@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 from rmqkit import Message, Producer, PushConsumer, StartFrom
 from rmqkit.admin import Admin
 from rmqkit.cli import serve
-from rmqkit.cli.shard_settings import check_layout, check_settings, shard_settings
-from rmqkit.cli.shards import Shard
+from rmqkit.cli.shards import Shard, check_layout, check_settings, shard_settings
 from rmqkit.cli.sources import BROKER
 from rmqkit.errors import RmqError, SettingsError, StoreMismatch
 from rmqkit.settings import Configuration, Given, parse_properties

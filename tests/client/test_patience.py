@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
-from rmqkit.admin.replay_sources import PATIENCE_MS, Selection, TopicSource
+from rmqkit.admin.replay import PATIENCE_MS, Selection, TopicSource
 from rmqkit.cli.connected import sending_settings as of_command
 from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.producer.faults import PASSING

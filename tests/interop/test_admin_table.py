@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.cli.admin.names import JAVA
+from rmqkit.cli.admin import JAVA
 from tests.interop.admin_rows import consumers, servers
 from tests.interop.admin_world import Row, World, open_world
 from tests.interop.apache import BROKER_NAME, CLUSTER, ApachePair

@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.filter.tags import subscription
-from rmqkit.metrics.settings import ExporterType, MetricLabels
-from rmqkit.metrics.table import COMMON, TABLE
+from rmqkit.metrics.counters import COMMON, TABLE
+from rmqkit.metrics.exposition import ExporterType, MetricLabels
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command, decode_fields, decode_header

@@ -23,10 +23,9 @@ from rmqkit.remoting.tls import ClientTls
 if TYPE_CHECKING:
     from rmqkit.admin.brokers import Brokers
     from rmqkit.admin.clients import Clients
-    from rmqkit.admin.clusters import Clusters
+    from rmqkit.admin.clusters import Clusters, NameServers
     from rmqkit.admin.groups import Groups
     from rmqkit.admin.messages import Messages
-    from rmqkit.admin.name_servers import NameServers
     from rmqkit.admin.offsets import Offsets
     from rmqkit.admin.topics import Topics
 
@@ -42,7 +41,9 @@ _NOUNS = {
     "messages": "Messages",
     "clients": "Clients",
 }
-"""The class of each, in the module of the same name."""
+"""The class of each."""
+_MODULES = {"name_servers": "clusters"}
+"""Where it is not in the module of the same name."""
 
 
 class Admin:
@@ -91,6 +92,6 @@ class Admin:
         """A noun, when it is first asked for."""
         if name not in _NOUNS:
             raise AttributeError(f"Admin has no {name}: it has {', '.join(_NOUNS)}")
-        noun = getattr(import_module(f"rmqkit.admin.{name}"), _NOUNS[name])(self.calls)
+        noun = getattr(import_module(f"rmqkit.admin.{_MODULES.get(name, name)}"), _NOUNS[name])(self.calls)
         setattr(self, name, noun)
         return noun

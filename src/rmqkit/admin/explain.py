@@ -25,10 +25,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rmqkit.admin.api import Admin
-from rmqkit.admin.causes import Explanation, judge
-from rmqkit.admin.facts import Facts, Place, Transaction
-from rmqkit.admin.listing import readers
-from rmqkit.admin.traces import traces_of
+from rmqkit.admin.causes import Explanation, Facts, Place, Transaction, judge
+from rmqkit.admin.messages import traces_of
+from rmqkit.admin.tail import readers
 from rmqkit.errors import PeerRefused, ProtocolError, RemotingError, SettingsError, UnknownName
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as prop

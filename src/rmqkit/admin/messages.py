@@ -1,11 +1,11 @@
 """Messages: found by id, key or place; sent, sent again, given to a consumer.
 
-``queryMsgById``, ``queryMsgByKey``, ``queryMsgByUniqueKey``, ``queryMsgByOffset``, ``sendMessage``, ``queryCq``. By
-time: `rmqkit.admin.listing`; what clients told of a message: `rmqkit.admin.traces`.
+``queryMsgById``, ``queryMsgByKey``, ``queryMsgByUniqueKey``, ``queryMsgByOffset``, ``sendMessage``, ``queryCq``. What
+clients wrote to the trace topic of a message: `traces_of` (``queryMsgTraceById``). By time: `rmqkit.admin.tail`.
 
 An id of 32 or 56 hexadecimal digits may be an *offset message id*, which names a broker and a place in its log, or a
 *unique key*, which is looked up in a topic's index; any other text may be a unique key alone. `Messages.find` tries
-what it can be. Source: behaviour.md §8.16, §9.9; remoting.md §4.3.6, §4.4, §7.4.
+what it can be. Source: behaviour.md §8.16, §9.7, §9.9; remoting.md §4.3.6, §4.4, §7.4.
 """
 
 from __future__ import annotations
@@ -20,23 +20,32 @@ from msgspec import Struct
 from rmqkit.admin.brokers import STORED
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.admin.clients import Clients, tried
-from rmqkit.admin.listing import readers
+from rmqkit.admin.tail import readers
 from rmqkit.errors import BodyError, ClientError, PeerRefused, SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.ids import UniqueKeys, decode_offset_id
 from rmqkit.protocol.message import Message, ReceivedMessage, read_messages
-from rmqkit.protocol.names import AUTO_CREATE_TOPIC, HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from rmqkit.protocol.names import AUTO_CREATE_TOPIC, HALF_TOPIC, TRACE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmqkit.protocol.properties import SHARDING_KEY, own_properties
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumeMessageDirectlyResult, MessageQueue
 from rmqkit.protocol.schemas.pull import QueryConsumeQueueBody, QueryConsumeQueueRequest, QueryMessageRequest
 from rmqkit.protocol.schemas.send import ResumeCheckRequest, SendMessageResponse, SendMessageV2Request
-from rmqkit.remoting.address import join_address
+from rmqkit.protocol.trace import (
+    ConsumeReturn,
+    EndTransactionTrace,
+    PublishTrace,
+    SubscribeAfterTrace,
+    SubscribeBeforeTrace,
+    Trace,
+    decode_traces,
+)
+from rmqkit.remoting.address import join_address, split_address
 from rmqkit.remoting.client import expect_success
 
-__all__ = ["Messages", "Sent"]
+__all__ = ["Messages", "Sent", "TraceRow", "traces_of"]
 
 _FOREVER_MS = (1 << 63) - 1
 _UNIQUE_KEY_COUNT = 32
@@ -313,3 +322,73 @@ class Messages:
             host = pack_host("127.0.0.1", 0)[:4]
             self._keys = UniqueKeys(host, os.getpid(), random.getrandbits(32))
         return self._keys.next(self._calls.clock.now_ms())
+
+
+class TraceRow(Struct, rename="camel", kw_only=True):
+    """One act on a message; the begin and the end of handling it are one ``Sub``."""
+
+    kind: str
+    group: str
+    client_host: str
+    timestamp: int
+    cost_ms: int | None = None
+    status: str = ""
+    retry_times: int | None = None
+
+
+async def traces_of(messages: Messages, msg_id: str, trace_topic: str = TRACE_TOPIC) -> list[TraceRow]:
+    """What clients told of a message, by its unique key, in order of time.
+    Raises UnknownName: nothing, or the topic does not exist, as no client traces."""
+    try:
+        written = await messages.by_key(trace_topic, msg_id)
+    except UnknownName as error:
+        raise UnknownName("topic", trace_topic, error.asked, remedy="no client has traced anything yet") from None
+    told = [
+        (message, trace)  # a handler's begin and end may be in two messages
+        for message in written
+        for trace in _readable(message)
+        if trace.msg_id == msg_id
+    ]
+    ends = {trace.request_id: trace for _, trace in told if isinstance(trace, SubscribeAfterTrace)}
+    begun = {trace.request_id for _, trace in told if isinstance(trace, SubscribeBeforeTrace)}
+    rows = [
+        _row(message, trace, ends.get(trace.request_id) if isinstance(trace, SubscribeBeforeTrace) else trace)
+        for message, trace in told
+        if not (isinstance(trace, SubscribeAfterTrace) and trace.request_id in begun)
+    ]
+    if not rows:
+        remedy = "clients trace with enable_trace, and tell it some seconds later"
+        raise UnknownName("trace of message", msg_id, f"topic {trace_topic}", remedy=remedy)
+    return sorted(rows, key=lambda row: row.timestamp)
+
+
+def _readable(message: ReceivedMessage) -> list[Trace]:
+    """What a message of the trace topic tells; nothing when it cannot be read."""
+    try:
+        return decode_traces(message.body)
+    except BodyError:
+        return []
+
+
+def _row(message: ReceivedMessage, begin: Trace, end: Trace | None) -> TraceRow:
+    row = TraceRow(
+        kind=str(begin.__struct_config__.tag).removesuffix("Before").removesuffix("After"),
+        group=begin.group or "",
+        client_host=split_address(message.born_host)[0],
+        timestamp=begin.timestamp or message.born_timestamp,
+        retry_times=begin.retry_times if isinstance(begin, SubscribeBeforeTrace) else None,
+    )
+    match end:
+        case None:
+            row.status = "under way"
+        case SubscribeAfterTrace():
+            names = {int(code): code.name.lower().replace("_", " ") for code in ConsumeReturn}
+            row.cost_ms, row.status = end.cost_ms, names.get(end.context_code, str(end.context_code))
+        case EndTransactionTrace():
+            row.status = end.state or ""
+        case PublishTrace():
+            row.cost_ms, row.client_host = end.cost_ms, end.client_host or row.client_host
+            row.status = "success" if end.success else "failed"
+        case _:
+            row.status = "success" if getattr(end, "success", False) else "failed"
+    return row

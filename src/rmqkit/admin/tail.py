@@ -1,11 +1,17 @@
-"""A topic as it is written: the messages of all its queues from some place on, for ``rmq tail``.
+"""The messages of a topic over all its queues: those that it has by time (`listed`), and those that come (`Tail`).
 
 Queues are pulled one by one for a group that every broker has (``TOOLS_CONSUMER``): nobody joins it, no offset is
-saved, and brokers keep nothing of it. Queues that appear are read from their first message. A broker that is away is
-asked again every second; what it stores meanwhile is not missed. Only some queues at a time are asked what they have,
-and of very many it is told how far that is. What is stored already comes in the order of store times over all queues,
-then messages as they arrive. Loop only.
-Source: behaviour.md §4, §6.2; remoting.md §4.3.2.
+saved, and brokers keep nothing of it.
+
+`listed` (``printMsg``, ``printMsgByQueue``) searches each queue for the span (code 29) and pulls it on its own, a few
+messages ahead; the streams are merged by store time, so that any number of messages needs little memory. Where a queue
+ends is asked once: what is stored later is not waited for.
+
+`Tail` (``rmq tail``) reads queues that appear from their first message. A broker that is away is asked again every
+second; what it stores meanwhile is not missed. Only some queues at a time are asked what they have, and of very many it
+is told how far that is. What is stored already comes in the order of store times over all queues, then messages as they
+arrive. Loop only.
+Source: behaviour.md §4, §6.2, §8.16, §9.9; remoting.md §4.3.2, §4.3.3.
 """
 
 from __future__ import annotations
@@ -14,20 +20,24 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
 from msgspec import Struct, field
 
+from rmqkit.admin.calls import MASTER_ID, AdminCalls
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.runtime.requests import PullStatus
+from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import BodyError, ClientError, NoRoute, PeerRefused, RemotingError, RmqError, SettingsError
-from rmqkit.filter.tags import is_tag_type
-from rmqkit.protocol.codes import ResponseCode
-from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.filter.tags import TAG, is_tag_type, matches_tags, subscription
+from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.protocol.schemas.offsets import TopicStatsTable
+from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
+from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.tasks import Tasks
-
-__all__ = ["TOOLS_GROUP", "Start", "Tail", "Wanted", "first_offset", "queue_text"]
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
 _HELD_PULLS_MAX = 8
@@ -272,3 +282,131 @@ class Tail:
             f"broker {error.address} does not filter by SQL92 ({error.remark.partition('For more')[0].strip()}): set "
             "enablePropertyFilter=true there, or choose by tags"
         )
+
+
+_FOREVER_MS = (1 << 63) - 1
+_PULL_COUNT = 32
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    """Which messages of a topic: stored within some ms, both ends included; of a broker, of a queue from an offset on;
+    with one of some tags (``A || B``), and that an SQL92 expression wants."""
+
+    begin_ms: int = 0
+    end_ms: int | None = None
+    broker: str | None = None
+    queue_id: int | None = None
+    begin_offset: int = 0
+    tags: str = "*"
+    sql: str = ""
+
+    def test(self) -> Callable[[ReceivedMessage], bool]:
+        """Whether a message is wanted; the SQL92 is not left to brokers, many of which do not filter by it, or let
+        everything pass when it is wrong. Raises SettingsError: an expression cannot be understood."""
+        end_ms = _FOREVER_MS if self.end_ms is None else self.end_ms
+        try:
+            tags, matches = subscription("*", self.tags), None
+            if self.sql:
+                from rmqkit.filter.sql92 import compile_expression
+
+                matches = compile_expression(self.sql).matches
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        return lambda message: (
+            self.begin_ms <= message.store_timestamp <= end_ms
+            and matches_tags(tags, message.tags)
+            and (matches is None or matches(encode_properties(message.properties)))
+        )
+
+
+async def listed(calls: AdminCalls, topic: str, span: Span) -> AsyncIterator[ReceivedMessage]:
+    """The messages that a topic has now, from the oldest on.
+    Raises UnknownName: there is no such topic. Raises ClientError: it has no such queue that may be read.
+    Raises SettingsError: an expression cannot be understood."""
+    asked = await readers(calls, topic)
+    queues = [
+        queue
+        for queue in subscribe_queues(topic, await calls.route(topic))
+        if span.broker in (None, queue.broker_name, asked[queue.broker_name])
+        and span.queue_id in (None, queue.queue_id)
+    ]
+    if not queues:
+        raise ClientError(f"topic {topic} has no such queue that may be read: look with rmq admin topic route {topic}")
+    is_wanted = span.test()
+    empty = await _empty(calls, topic, {asked[queue.broker_name] for queue in queues})
+    queues = [queue for queue in queues if queue not in empty]
+    sources = [_of_queue(calls, queue, asked[queue.broker_name], span, is_wanted) for queue in queues]
+    firsts = await asyncio.gather(*(anext(source, None) for source in sources))
+    heads = [(age(message), number, message) for number, message in enumerate(firsts) if message is not None]
+    heapq.heapify(heads)
+    while heads:
+        _, number, message = heads[0]
+        yield message
+        following = await anext(sources[number], None)
+        if following is None:
+            heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (age(following), number, following))
+
+
+def age(message: ReceivedMessage) -> tuple[int, int, int]:
+    """Sorts messages by when they were stored; members of a batch stored as one keep their order."""
+    return message.store_timestamp, message.physical_offset, message.queue_offset
+
+
+async def readers(calls: AdminCalls, topic: str) -> dict[str, str]:
+    """The address to read from of each broker name that has a topic: its master, or else a slave.
+    Raises UnknownName: there is no such topic."""
+    return {
+        data.broker_name: data.broker_addrs.get(MASTER_ID) or min(data.broker_addrs.items())[1]
+        for data in (await calls.route(topic)).broker_datas
+        if data.broker_addrs
+    }
+
+
+async def _empty(calls: AdminCalls, topic: str, addresses: Iterable[str]) -> set[MessageQueue]:
+    """The queues of a topic that have nothing, asked of each broker at once: a topic may have thousands."""
+    code, header = RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic)
+    tables = await calls.fan_out(addresses, lambda address: calls.fetch(TopicStatsTable, address, code, header))
+    queues = [one for table in tables.values() for one in table.offset_table.items()]
+    return {queue for queue, has in queues if has.min_offset >= has.max_offset}
+
+
+async def _of_queue(
+    calls: AdminCalls, queue: MessageQueue, address: str, span: Span, is_wanted: Callable[[ReceivedMessage], bool]
+) -> AsyncIterator[ReceivedMessage]:
+    broker = calls.broker
+    end = await broker.max_offset(address, queue)
+    if span.end_ms is not None:
+        # One more: 4.x brokers may find the nearest message instead of the next one.
+        end = min(end, 1 + await broker.search_offset(address, queue, span.end_ms + 1))
+    begin_ms = span.begin_ms
+    first = broker.search_offset(address, queue, begin_ms) if begin_ms else broker.min_offset(address, queue)
+    offset = max(await first, span.begin_offset)
+    while offset < end:
+        header = _pull_request(queue, offset, span.tags, calls.clock.now_ms())
+        pulled = await broker.pull(address, header, calls.timeout_ms)
+        if pulled.status is PullStatus.FOUND:
+            for message in read_messages(pulled.body, queue.broker_name):
+                if offset <= message.queue_offset < end and is_wanted(message):
+                    yield message
+        if pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.next_begin_offset <= offset:
+            return
+        offset = pulled.next_begin_offset
+
+
+def _pull_request(queue: MessageQueue, offset: int, tags: str, now_ms: int) -> PullMessageRequest:
+    return PullMessageRequest(
+        consumer_group=TOOLS_GROUP,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        max_msg_nums=_PULL_COUNT,
+        sys_flag=int(PullFlag.SUBSCRIPTION),
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        sub_version=now_ms,
+        subscription=tags,
+        expression_type=TAG,
+        bname=queue.broker_name,
+    )

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rmqkit.admin.calls import AdminCalls, Done
-from rmqkit.admin.name_servers import ORDER_TOPIC_CONFIG, NameServers
+from rmqkit.admin.clusters import ORDER_TOPIC_CONFIG, NameServers
 from rmqkit.errors import PeerRefused, SettingsError, UnknownName
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.names import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from rmqkit.clock import Clock
-from rmqkit.metrics.values import Histogram, histogram
+from rmqkit.metrics.counters import Histogram, histogram
 from rmqkit.protocol import names
 from rmqkit.protocol.batch import batch_bounds
 from rmqkit.protocol.codes import RequestCode, ResponseCode

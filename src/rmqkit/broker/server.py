@@ -65,7 +65,7 @@ from rmqkit.broker.unused_settings import UnusedSettings
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import RmqError
 from rmqkit.filter import sql92
-from rmqkit.metrics.settings import ExporterType
+from rmqkit.metrics.exposition import ExporterType
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.topics import TopicConfig

@@ -7,7 +7,9 @@ On Windows there are only those that need no more than a client.
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -55,6 +57,22 @@ class _LateImports(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.commands = dict.fromkeys(_MODULES)  # type: ignore[assignment] # names that may be suggested
         return super().resolve_command(ctx, args)
+
+
+def with_options(common: Mapping[str, tuple[Any, Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options, of which each is a type for typer and a default, in place of its ``**``."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (kind, default) in common.items()
+        ]
+        command.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return add
 
 
 app = typer.Typer(

@@ -29,7 +29,7 @@ import typer
 from msgspec import Struct
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.cli.shard_settings import check_layout, check_settings, shard_settings
+from rmqkit.cli.shards import check_layout, check_settings, shard_settings
 from rmqkit.cli.sources import BROKER, Config, NameServers, Set, Sources, StoreFolder, options_of, store_root
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
 from rmqkit.remoting.address import advertised_ip, join_address, split_addresses

@@ -1,4 +1,4 @@
-"""What every command prints: tables that a person reads, and values as JSON has them."""
+"""What commands print, tables for people and values as JSON has them, and the times that people type."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+
+from rmqkit.clock import SYSTEM_CLOCK, Clock
+from rmqkit.errors import SettingsError
 
 _BODY_CHARS = 40
 _FILE_WIDTH = 160
@@ -95,3 +98,21 @@ def body_text(body: bytes) -> str:
     printable = "".join(char if char.isprintable() else "·" for char in text)
     more = "…" if len(printable) > _BODY_CHARS or len(body) > 4 * _BODY_CHARS else ""
     return printable[:_BODY_CHARS] + more
+
+
+_JAVA_FORM = "%Y-%m-%d#%H:%M:%S:%f"
+
+
+def time_ms(text: str, clock: Clock = SYSTEM_CLOCK) -> int:
+    """Milliseconds since the epoch from a number of them, ``now``, an ISO time or ``yyyy-MM-dd#HH:mm:ss:SSS`` as
+    Java's tools have it; local unless it has a zone. Raises SettingsError: it is none of these."""
+    if text.isdecimal():
+        return int(text)
+    if text in ("now", "currentTimeMillis"):
+        return clock.now_ms()
+    try:
+        moment = datetime.strptime(text, _JAVA_FORM) if "#" in text else datetime.fromisoformat(text)
+        return round(moment.timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        forms = "ms since the epoch, now, or like 2026-01-31T12:00:00 or 2026-01-31#12:00:00:000"
+        raise SettingsError(f"time {text!r} must be {forms}") from None

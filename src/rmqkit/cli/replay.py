@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from rmqkit.admin.replay import Audit, Replay, State, origin
-from rmqkit.admin.replay_sources import Picked, Selection, StoreSource, TopicSource
+from rmqkit.admin.replay import Audit, Picked, Replay, Selection, State, StoreSource, TopicSource, origin
 from rmqkit.admin.sending import Pace, Stop
 from rmqkit.admin.tail import TOOLS_GROUP
+from rmqkit.cli import with_options
 from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS, show
 from rmqkit.cli.admin.message import shown
 from rmqkit.cli.connected import (
@@ -28,10 +28,8 @@ from rmqkit.cli.connected import (
     runtime_for,
     sending_settings,
 )
-from rmqkit.cli.printing import body_text, time_text
-from rmqkit.cli.signatures import with_options
+from rmqkit.cli.printing import body_text, time_ms, time_text
 from rmqkit.cli.store import Config, settings_of
-from rmqkit.cli.times import time_ms
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.runtime.settings import PullConsumerSettings

@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from rmqkit.admin.sending import CHUNK_COUNT, Outcome, Pace, Stop, is_illegal, send_chunk
 from rmqkit.admin.tail import queue_text
+from rmqkit.cli import with_options
 from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS
 from rmqkit.cli.connected import INTERRUPTED, Tally, note, note_wait, run, runtime_for, sending_settings
 from rmqkit.cli.printing import body_text, camel
-from rmqkit.cli.signatures import with_options
 from rmqkit.client.observe.hooks import SendResult
 from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import PlacedMessage

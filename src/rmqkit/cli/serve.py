@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
-from rmqkit.cli.signatures import with_options
+from rmqkit.cli import with_options
 from rmqkit.cli.sources import BROKER, COMMON, NAMESRV, NameServers, Running, StoreFolder, store_root
 from rmqkit.remoting.tls import ClientTls, ClientTlsSettings, ServerTls, ServerTlsSettings
 from rmqkit.settings import Given
@@ -153,7 +153,7 @@ def _tls(server: ServerTlsSettings, client: ClientTlsSettings) -> dict[str, Any]
 
 def _unsharded(root: Path) -> Path:
     """The same directory. Raises StoreMismatch: shards are in it, which one broker would not serve."""
-    from rmqkit.cli.shard_settings import check_layout
+    from rmqkit.cli.shards import check_layout
 
     check_layout(root, None)
     return root

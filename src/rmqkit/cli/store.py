@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.progress import Progress as ProgressBar
 
 from rmqkit import settings as configuration
-from rmqkit.cli.printing import body_text, print_table, time_text
-from rmqkit.cli.times import time_ms
+from rmqkit.cli.printing import body_text, print_table, time_ms, time_text
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.store.bulk.scan import need_numpy

@@ -18,12 +18,11 @@ import typer
 
 from rmqkit.admin.sending import Stop
 from rmqkit.admin.tail import TOOLS_GROUP, Start, Tail, Wanted
+from rmqkit.cli import with_options
 from rmqkit.cli.admin.frame import COMMON, LIVE_TOPICS
 from rmqkit.cli.admin.message import shown
 from rmqkit.cli.connected import client_settings, note, run, runtime_for
-from rmqkit.cli.printing import time_text
-from rmqkit.cli.signatures import with_options
-from rmqkit.cli.times import time_ms
+from rmqkit.cli.printing import time_ms, time_text
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.runtime.settings import PullConsumerSettings
 from rmqkit.protocol.message import ReceivedMessage

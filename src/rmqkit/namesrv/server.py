@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
-from rmqkit.metrics.settings import ExporterType
-from rmqkit.metrics.values import Gathered, histogram
+from rmqkit.metrics.counters import Gathered, histogram
+from rmqkit.metrics.exposition import ExporterType
 from rmqkit.namesrv.admin_handlers import AdminHandlers
 from rmqkit.namesrv.brokers import Claims, Notices, Unregistration
 from rmqkit.namesrv.handlers import BrokerHandlers, KeyValues, RouteHandlers

@@ -22,7 +22,7 @@ from typing import Any
 
 from rmqkit.clock import Clock
 from rmqkit.metrics import exposition
-from rmqkit.metrics.values import Gathered, Histogram, RpcLatency
+from rmqkit.metrics.counters import Gathered, Histogram, RpcLatency
 from rmqkit.protocol.command import RESPONSE, Command, decode_command
 from rmqkit.protocol.frame import Frame
 from rmqkit.remoting.address import advertised_ip, join_address

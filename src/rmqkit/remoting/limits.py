@@ -15,8 +15,8 @@ import logging
 from collections import Counter
 from typing import Annotated, Protocol
 
-from rmqkit.metrics.settings import ExporterSettings
-from rmqkit.metrics.values import Gathered
+from rmqkit.metrics.counters import Gathered
+from rmqkit.metrics.exposition import ExporterSettings
 from rmqkit.remoting.address import IpAddress
 from rmqkit.settings import Setting
 

@@ -1,4 +1,4 @@
-"""``rmq admin NOUN VERB``: operations on a cluster; a module per noun, imported when one of its verbs is used.
+"""``rmq admin NOUN VERB``: operations on a cluster; a noun's module is imported when one of its verbs is used.
 
 Java's command names (`JAVA`) are accepted in place of noun and verb, with Java's short options.
 """
@@ -11,9 +11,21 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from rmqkit.cli.admin.names import JAVA, NOUNS
-
 __all__ = ["app"]
+
+
+NOUNS = {
+    "cluster": "servers",
+    "topic": "topic",
+    "broker": "servers",
+    "namesrv": "servers",
+    "group": "groups",
+    "offset": "groups",
+    "consumer": "clients",
+    "producer": "clients",
+    "message": "message",
+}
+"""Noun → the module that has it."""
 
 
 class _LateNouns(TyperGroup):
@@ -26,7 +38,8 @@ class _LateNouns(TyperGroup):
         noun, _, verb = (cmd_name if cmd_name in NOUNS else JAVA.get(cmd_name, cmd_name)).partition(" ")
         if noun not in NOUNS:
             return None
-        group: Any = typer.main.get_group(import_module(f"rmqkit.cli.admin.{noun.replace('-', '_')}").noun.app)
+        module = import_module(f"rmqkit.cli.admin.{NOUNS[noun]}")
+        group: Any = typer.main.get_group(getattr(module, noun.upper()).app)
         return group.commands[verb] if verb else group
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -45,3 +58,60 @@ app = typer.Typer(
 
 @app.callback()
 def _admin() -> None: ...
+
+
+JAVA = {
+    "clusterList": "cluster list",
+    "clusterRT": "cluster rt",
+    "topicList": "topic list",
+    "topicRoute": "topic route",
+    "topicStatus": "topic status",
+    "topicClusterList": "topic clusters",
+    "updateTopic": "topic create",
+    "deleteTopic": "topic delete",
+    "updateTopicPerm": "topic perm",
+    "updateOrderConf": "topic order",
+    "allocateMQ": "topic allocate",
+    "statsAll": "topic stats",
+    "checkMsgSendRT": "topic rt",
+    "brokerStatus": "broker status",
+    "getBrokerConfig": "broker config-get",
+    "updateBrokerConfig": "broker config-set",
+    "brokerConsumeStats": "broker consume-stats",
+    "sendMsgStatus": "broker send-test",
+    "haStatus": "broker ha-status",
+    "getBrokerHAStatus": "broker ha-status",
+    "cleanExpiredCQ": "broker clean-expired-cq",
+    "cleanUnusedTopic": "broker clean-unused-topic",
+    "deleteExpiredCommitLog": "broker delete-expired-commitlog",
+    "getNamesrvConfig": "namesrv config-get",
+    "updateNamesrvConfig": "namesrv config-set",
+    "wipeWritePerm": "namesrv wipe-write",
+    "addWritePerm": "namesrv add-write",
+    "updateKvConfig": "namesrv kv-put",
+    "deleteKvConfig": "namesrv kv-delete",
+    "updateSubGroup": "group create",
+    "deleteSubGroup": "group delete",
+    "getConsumerConfig": "group show",
+    "consumerProgress": "group progress",
+    "setConsumeMode": "group mode",
+    "exportMetadata": "group export",
+    "resetOffsetByTime": "offset reset",
+    "skipAccumulatedMessage": "offset skip",
+    "cloneGroupOffset": "offset clone",
+    "consumerStatus": "consumer status",
+    "consumerConnection": "consumer connections",
+    "producer": "producer list",
+    "producerConnection": "producer connections",
+    "queryMsgById": "message show",
+    "queryMsgByUniqueKey": "message show",
+    "queryMsgByKey": "message by-key",
+    "queryMsgByOffset": "message at",
+    "printMsg": "message list",
+    "printMsgByQueue": "message list",
+    "consumeMessage": "message consume",
+    "sendMessage": "message send",
+    "queryMsgTraceById": "message trace",
+    "queryCq": "message entries",
+}
+"""Command of mqadmin → ours; a noun of the same name goes first (``producer``)."""

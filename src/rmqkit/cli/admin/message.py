@@ -10,13 +10,13 @@ import typer
 from msgspec import UNSET, Struct, UnsetType
 
 from rmqkit.admin.api import Admin
-from rmqkit.admin.listing import Span, listed
+from rmqkit.admin.tail import Span, listed
 from rmqkit.cli.admin.frame import Broker, Group, Named, Noun, Topic, View
-from rmqkit.cli.times import time_ms
+from rmqkit.cli.printing import time_ms
 from rmqkit.errors import UnknownName
 from rmqkit.protocol.message import Message, ReceivedMessage
 
-noun = Noun("message", "Messages: find, list, send, trace them, give them to a consumer.")
+MESSAGE = Noun("message", "Messages: find, list, send, trace them, give them to a consumer.")
 
 _LISTED_MAX = 128
 
@@ -55,7 +55,7 @@ class Shown(Struct, rename="camel", kw_only=True):
     body_base64: bytes | UnsetType = UNSET
 
 
-@noun.verb("show")
+@MESSAGE.verb("show")
 async def show(
     admin: Admin,
     id: Id,  # noqa: A002 - the word people see
@@ -82,7 +82,7 @@ async def show(
     return View(shown(message), [_facts(message), *_body(message)])
 
 
-@noun.verb("by-key")
+@MESSAGE.verb("by-key")
 async def by_key(
     admin: Admin,
     topic: Topic,
@@ -98,7 +98,7 @@ async def by_key(
     return View([shown(one) for one in found], [_line(one) for one in found])
 
 
-@noun.verb("at")
+@MESSAGE.verb("at")
 async def at(
     admin: Admin,
     topic: Topic,
@@ -111,7 +111,7 @@ async def at(
     return View(shown(message), [_facts(message), *_body(message)])
 
 
-@noun.verb("list")
+@MESSAGE.verb("list")
 async def list_messages(
     admin: Admin,
     topic: Topic,
@@ -134,7 +134,7 @@ async def list_messages(
     return _listed(admin, topic, span, limit)
 
 
-@noun.verb("consume")
+@MESSAGE.verb("consume")
 async def consume(
     admin: Admin,
     topic: Topic,
@@ -151,7 +151,7 @@ async def consume(
     return _listed(admin, topic, span, count)
 
 
-@noun.verb("send")
+@MESSAGE.verb("send")
 async def send(
     admin: Admin,
     topic: Topic,
@@ -167,13 +167,13 @@ async def send(
     return await admin.messages.send(message, broker=broker, queue_id=queue_id)
 
 
-@noun.verb("resend")
+@MESSAGE.verb("resend")
 async def resend(admin: Admin, id: Id, topic: Topic = "") -> object:  # noqa: A002
     """Send a stored message again to its topic, with its unique key."""
     return await admin.messages.resend(await admin.messages.find(id, topic))
 
 
-@noun.verb("push")
+@MESSAGE.verb("push")
 async def push(
     admin: Admin,
     id: Id,  # noqa: A002
@@ -185,14 +185,14 @@ async def push(
     return await _push(admin, await admin.messages.find(id, topic), group, client_id)
 
 
-@noun.verb("resume")
+@MESSAGE.verb("resume")
 async def resume(admin: Admin, id: Id) -> str:  # noqa: A002
     """Have the producer of a half message asked anew, although the broker gave up asking."""
     found = await admin.messages.resume(id)
     return f"half message {found.msg_id} at {found.store_host} will be checked again"
 
 
-@noun.verb("trace")
+@MESSAGE.verb("trace")
 async def trace(
     admin: Admin,
     id: Annotated[str, Named("-i", "--id", help="Unique key.")],  # noqa: A002
@@ -201,12 +201,12 @@ async def trace(
     ] = "RMQ_SYS_TRACE_TOPIC",
 ) -> object:
     """What clients told of a message: sent, handled, ended."""
-    from rmqkit.admin.traces import traces_of
+    from rmqkit.admin.messages import traces_of
 
     return await traces_of(admin.messages, id, trace_topic)
 
 
-@noun.verb("entries")
+@MESSAGE.verb("entries")
 async def entries(
     admin: Admin,
     topic: Topic,

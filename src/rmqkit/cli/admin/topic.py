@@ -9,15 +9,15 @@ import typer
 from rmqkit.admin.api import Admin
 from rmqkit.admin.calls import Done
 from rmqkit.admin.topics import Assigned, TopicStats, permission_of
-from rmqkit.cli.admin.cluster import Amount, BodyBytes, Pause, round_trips
 from rmqkit.cli.admin.frame import Broker, Cluster, Named, Noun, Topic, View
+from rmqkit.cli.admin.servers import Amount, BodyBytes, Pause, round_trips
 
-noun = Noun("topic", "Topics: where they are, how they are set up, what is in them.")
+TOPIC = Noun("topic", "Topics: where they are, how they are set up, what is in them.")
 
 Permission = Annotated[str, Named("-p", "--perm", help="2 or w (write), 4 or r (read), 6 or rw (both).")]
 
 
-@noun.verb("list", watch=True)
+@TOPIC.verb("list", watch=True)
 async def names(
     admin: Admin,
     uses: Annotated[bool, typer.Option("-c", "--uses", help="With the clusters and consumer groups of each.")] = False,
@@ -26,7 +26,7 @@ async def names(
     return await admin.topics.uses() if uses else await admin.topics.names()
 
 
-@noun.verb("route")
+@TOPIC.verb("route")
 async def route(
     admin: Admin,
     topic: Topic,
@@ -53,27 +53,27 @@ async def route(
     return View(found, [rows, *order])
 
 
-@noun.verb("status", watch=True)
+@TOPIC.verb("status", watch=True)
 async def status(admin: Admin, topic: Topic, cluster: Cluster = None) -> View:
     """Offsets and last change of each queue."""
     found = await admin.topics.status(topic, cluster)
     return View(found, [found.queues, f"put: {found.put_tps:.2f} messages/s"])
 
 
-@noun.verb("clusters")
+@TOPIC.verb("clusters")
 async def clusters(admin: Admin, topic: Topic) -> list[str]:
     """The clusters that have a topic."""
     return await admin.topics.clusters(topic)
 
 
-@noun.verb("config")
+@TOPIC.verb("config")
 async def config(admin: Admin, topic: Topic, broker: Broker = None) -> View:
     """How a topic is set up, at each broker."""
     found = await admin.topics.config(topic, broker)
     return View(found, [part for name, one in found.items() for part in (f"{name}:", one)])
 
 
-@noun.verb("create")
+@TOPIC.verb("create")
 async def create(
     admin: Admin,
     topic: Topic,
@@ -104,13 +104,13 @@ async def create(
     )
 
 
-@noun.verb("delete")
+@TOPIC.verb("delete")
 async def delete(admin: Admin, topic: Topic, cluster: Cluster = None) -> list[Done]:
     """Delete a topic with its messages, at brokers and name servers."""
     return await admin.topics.delete(topic, cluster)
 
 
-@noun.verb("perm")
+@TOPIC.verb("perm")
 async def perm(
     admin: Admin, topic: Topic, perm: Permission, broker: Broker = None, cluster: Cluster = None
 ) -> list[Done]:
@@ -118,7 +118,7 @@ async def perm(
     return await admin.topics.set_permission(topic, permission_of(perm), broker=broker, cluster=cluster)
 
 
-@noun.verb("order")
+@TOPIC.verb("order")
 async def order(
     admin: Admin,
     topic: Topic,
@@ -136,7 +136,7 @@ async def order(
     raise typer.BadParameter(f"-m {method} must be get, put or delete")
 
 
-@noun.verb("allocate")
+@TOPIC.verb("allocate")
 async def allocate(
     admin: Admin, topic: Topic, clients: Annotated[str, Named("-i", "--ip", help="Clients, separated by commas.")]
 ) -> list[Assigned]:
@@ -147,7 +147,7 @@ async def allocate(
     return await admin.topics.allocate(topic, named)
 
 
-@noun.verb("stats", watch=True)
+@TOPIC.verb("stats", watch=True)
 async def stats(
     admin: Admin,
     topic: Topic = "",
@@ -157,7 +157,7 @@ async def stats(
     return await admin.topics.stats(topic or None, active_only=active)
 
 
-@noun.verb("rt")
+@TOPIC.verb("rt")
 async def round_trip(
     admin: Admin, topic: Topic, amount: Amount = 10, size: BodyBytes = 128, pause_s: Pause = 0.0
 ) -> View:

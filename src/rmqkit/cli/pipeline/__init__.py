@@ -1,15 +1,14 @@
 """``rmq pipeline``: the Spark jobs, from a laptop's ``local[*]`` to a cluster by ``--master``.
 
-A command is a function that starts a session (`running.session`), calls its job, and shows what comes back
-(`showing.show`): `looking` and `searching` have those that only read, `doing` those that write. pyspark is imported
-when a job runs.
+A command (`commands`) starts a session, calls its job, and shows what comes back (`session`). pyspark is imported when
+a job runs.
 """
 
 from __future__ import annotations
 
 import typer
 
-from rmqkit.cli.pipeline import doing, looking, searching
+from rmqkit.cli.pipeline import commands
 
 __all__ = ["app"]
 
@@ -17,8 +16,8 @@ app = typer.Typer(
     name="pipeline", help="Spark jobs over stores and topics.", no_args_is_help=True, add_completion=False
 )
 for _command in (
-    *(looking.summary, looking.audit, looking.diff, looking.verify, doing.rebuild),
-    *(searching.query, searching.sql, doing.archive, doing.replay),
+    *(commands.summary, commands.audit, commands.diff, commands.verify, commands.rebuild),
+    *(commands.query, commands.sql, commands.archive, commands.replay),
 ):
     app.command()(_command)
 

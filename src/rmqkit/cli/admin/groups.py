@@ -1,4 +1,4 @@
-"""``rmq admin group``: consumer groups, and how far they are."""
+"""``rmq admin group``, ``rmq admin offset``: consumer groups, how far they are, and moving them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import msgspec
 import typer
 
 from rmqkit.admin.api import Admin
+from rmqkit.admin.offsets import END_MS, Moved
 from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, Topic, View
+from rmqkit.cli.printing import time_ms
 from rmqkit.protocol.schemas.groups import GroupRetryPolicy, SubscriptionGroupConfig
 
-noun = Noun("group", "Consumer groups: how they are set up, and how far they are.")
+GROUP = Noun("group", "Consumer groups: how they are set up, and how far they are.")
 
 
 class Switch(StrEnum):
@@ -26,20 +28,20 @@ def _switch(*names: str, text: str) -> Any:
     return typer.Option(*names, help=text, show_default=False)
 
 
-@noun.verb("list")
+@GROUP.verb("list")
 async def list_groups(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[str]:
     """All groups that brokers have."""
     tables = await admin.groups.tables(broker, cluster)
     return sorted({group for table in tables.values() for group in table})
 
 
-@noun.verb("show")
+@GROUP.verb("show")
 async def show(admin: Admin, group: Group, broker: Broker = None, cluster: Cluster = None) -> View:
     """All settings of a group, at each broker."""
     return _configs(await admin.groups.configs(group, broker, cluster))
 
 
-@noun.verb("create")
+@GROUP.verb("create")
 async def create(
     admin: Admin,
     group: Group,
@@ -89,7 +91,7 @@ async def create(
     return _configs(await admin.groups.update(group, changes, broker, cluster))
 
 
-@noun.verb("delete")
+@GROUP.verb("delete")
 async def delete(
     admin: Admin,
     group: Group,
@@ -105,7 +107,7 @@ async def delete(
     return f"group {group} deleted at {', '.join(brokers)}" + (", its offsets kept" if keep else "")
 
 
-@noun.verb("progress", watch=True)
+@GROUP.verb("progress", watch=True)
 async def progress(
     admin: Admin,
     group: Group = "",
@@ -124,7 +126,7 @@ async def progress(
     return View(found, [found.queues or f"group {group} has no offsets", total])
 
 
-@noun.verb("mode")
+@GROUP.verb("mode")
 async def mode(
     admin: Admin,
     group: Group,
@@ -141,7 +143,7 @@ async def mode(
     return f"group {group} gets topic {topic} by {mode.upper()} from {', '.join(brokers)}"
 
 
-@noun.verb("export")
+@GROUP.verb("export")
 async def export(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
     """Topics and groups of each broker with all their settings, as JSON."""
     found = await admin.groups.metadata(broker, cluster)
@@ -169,3 +171,53 @@ def _attributes(text: str) -> dict[str, str]:
     if wrong:
         raise typer.BadParameter(f"attribute {wrong[0]} must be +name=value to set it, or -name to remove it")
     return {name: value for name, _, value in pairs}
+
+
+OFFSET = Noun("offset", "Offsets: move a group to a time, to the end, or to where another one is.")
+
+Source = Annotated[str, Named("-s", "--source", help="Group that has the offsets.")]
+Target = Annotated[str, Named("-d", "--target", help="Group that gets them.")]
+To = Annotated[
+    str, Named("-s", "--to", help="now, ms since the epoch, 2026-01-31T12:00:00, or -1 (as -s -1): behind the last.")
+]
+
+
+@OFFSET.verb("reset")
+async def reset_offsets(
+    admin: Admin,
+    group: Group,
+    topic: Topic,
+    to: To,
+    broker: Broker = None,
+    queue_id: Annotated[
+        int | None, typer.Option("-q", "--queue", min=0, help="Only this queue (with -b).", show_default=False)
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option("-o", "--offset", min=0, help="To this offset (with -q).", show_default=False)
+    ] = None,
+    force: Annotated[Switch, typer.Option("-f", "--force", help="Also forward.")] = Switch.TRUE,
+) -> list[Moved]:
+    """Move a group to the messages of a time, or a queue to an offset; clients that are online follow."""
+    if (queue_id is not None and broker is None) or (offset is not None and queue_id is None):
+        raise typer.BadParameter("a queue needs its broker (-b), and an offset its queue (-q)")
+    timestamp_ms = END_MS if to == "-1" else time_ms(to)
+    return await admin.offsets.reset(
+        group, topic, timestamp_ms, broker=broker, queue_id=queue_id, offset=offset, is_forced=force is Switch.TRUE
+    )
+
+
+@OFFSET.verb("skip")
+async def skip_messages(
+    admin: Admin,
+    group: Group,
+    topic: Topic,
+    force: Annotated[Switch, typer.Option("-f", "--force", hidden=True, help="As Java's tool has it.")] = Switch.TRUE,
+) -> list[Moved]:
+    """Move a group behind the last message of each queue: what it has not consumed is left out."""
+    return await admin.offsets.reset(group, topic, END_MS, is_forced=force is Switch.TRUE)
+
+
+@OFFSET.verb("clone")
+async def clone_offsets(admin: Admin, source: Source, target: Target, topic: Topic) -> list[Moved]:
+    """Give a group the offsets that another one has on a topic."""
+    return await admin.offsets.clone(source, target, topic)

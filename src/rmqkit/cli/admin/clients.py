@@ -1,4 +1,4 @@
-"""``rmq admin consumer``: who consumes, and whether they are in order."""
+"""``rmq admin consumer``, ``rmq admin producer``: who is connected, and whether consumers are in order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import typer
 from msgspec import Struct
 
 from rmqkit.admin.api import Admin
-from rmqkit.admin.clients import GroupStatus
-from rmqkit.cli.admin.frame import Broker, Group, Noun, View
+from rmqkit.admin.clients import GroupStatus, ProducerRow
+from rmqkit.cli.admin.frame import Broker, Cluster, Group, Named, Noun, View
 from rmqkit.protocol.codes import version_name
 from rmqkit.protocol.schemas.clients import ClientConnection, ConsumerConnection, ConsumerRunningInfo, MessageQueue
 
-noun = Noun("consumer", "Consumers online: who they are, what they hold, whether a group is in order.")
+CONSUMER = Noun("consumer", "Consumers online: who they are, what they hold, whether a group is in order.")
 
 
 class _ConnectionRow(Struct):
@@ -51,14 +51,14 @@ class _RateRow(Struct):
     failed_last_hour: int
 
 
-@noun.verb("connections", watch=True)
+@CONSUMER.verb("connections", watch=True)
 async def connections(admin: Admin, group: Group, broker: Broker = None) -> View:
     """The clients of a group that are connected, and what they subscribe to."""
     found = await admin.clients.consumers(group, broker)
     return View(found, _connection_parts(found))
 
 
-@noun.verb("status", watch=True)
+@CONSUMER.verb("status", watch=True)
 async def status(
     admin: Admin,
     group: Group,
@@ -154,3 +154,27 @@ def _verdict(found: GroupStatus) -> list[str]:
     if not found.verdict.troubles:
         return [f"in order: {same}, and nobody is stuck"]
     return [f"NOT in order ({same}):", *(f"- {trouble}" for trouble in found.verdict.troubles)]
+
+
+PRODUCER = Noun("producer", "Producers online.")
+
+ProducerGroup = Annotated[str, Named("-g", "--group", help="Name of a producer group.")]
+
+
+@PRODUCER.verb("list", watch=True)
+async def list_producers(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[ProducerRow]:
+    """All producers that are connected, with their groups."""
+    return await admin.clients.all_producers(broker, cluster)
+
+
+@PRODUCER.verb("connections", watch=True)
+async def producer_connections(
+    admin: Admin,
+    group: ProducerGroup,
+    topic: Annotated[
+        str, typer.Option("-t", "--topic", help="Ask only the brokers of this topic.", show_default=False)
+    ] = "",
+) -> View:
+    """The clients of a producer group that are connected."""
+    found = await admin.clients.producers(group, topic)
+    return View(found, [connection_rows(found)])

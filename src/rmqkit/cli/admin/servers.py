@@ -1,0 +1,265 @@
+"""``rmq admin cluster``, ``rmq admin broker``, ``rmq admin namesrv``: who is there, figures, settings, cleaning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from msgspec import UNSET
+
+from rmqkit.admin.api import Admin
+from rmqkit.admin.brokers import GroupProgress
+from rmqkit.admin.calls import Done
+from rmqkit.admin.clusters import BrokerRow
+from rmqkit.admin.topics import permission_of
+from rmqkit.cli.admin.frame import Broker, BrokerName, Cluster, Key, Named, Noun, Value, View
+from rmqkit.errors import UnknownName
+from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
+
+if TYPE_CHECKING:
+    from rmqkit.admin.brokers import TestSend
+
+
+Amount = Annotated[int, typer.Option("-a", "--amount", min=1, help="Messages to each topic.")]
+BodyBytes = Annotated[int, typer.Option("-s", "--size", min=1, help="Bytes of each message.")]
+Pause = Annotated[float, typer.Option("-i", "--interval", min=0, help="Seconds between two messages.")]
+
+BROKER = Noun("broker", "Brokers: figures, settings, replication, cleaning.")
+
+
+@BROKER.verb("status", watch=True)
+async def status(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
+    """Every figure a broker has of itself."""
+    return _by_address(await admin.brokers.status(broker, cluster))
+
+
+@BROKER.verb("config-get")
+async def config_get(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
+    """Every setting; of a cluster, masters and slaves."""
+    return _by_address(await admin.brokers.config(broker, cluster))
+
+
+@BROKER.verb("config-set")
+async def config_set(
+    admin: Admin,
+    key: Key,
+    value: Value,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    update_all: Annotated[bool, typer.Option("-a", "--all", help="At every broker of every cluster.")] = False,
+) -> list[Done]:
+    """Change a setting of brokers that run."""
+    if not update_all:
+        return await admin.brokers.update_config({key: value}, broker, cluster)
+    names = sorted((await admin.calls.cluster()).cluster_addr_table)
+    return [done for name in names for done in await admin.brokers.update_config({key: value}, None, name)]
+
+
+@BROKER.verb("perm")
+async def permission(
+    admin: Admin,
+    perm: Annotated[str, Named("-p", "--perm", help="2 or w (write), 4 or r (read), 6 or rw (both).")],
+    broker: Broker = None,
+    cluster: Cluster = None,
+) -> list[Done]:
+    """Let a broker be read, written, or both, for all of its topics (its setting brokerPermission)."""
+    return await admin.brokers.update_config({"brokerPermission": str(permission_of(perm))}, broker, cluster)
+
+
+@BROKER.verb("consume-stats", watch=True)
+async def consume_stats(
+    admin: Admin,
+    broker: BrokerName,
+    level: Annotated[int, typer.Option("-l", "--level", help="Only where a group is at least so far behind.")] = 0,
+    order: Annotated[str, typer.Option("-o", "--order", hidden=True)] = "false",
+) -> View:
+    """How far every group is in every queue of a broker."""
+    rows: list[GroupProgress] = await admin.brokers.consume_stats(
+        broker, is_order=order.lower() == "true", diff_min=level
+    )
+    total = sum(row.diff for row in rows)
+    return View({"rows": rows, "diffTotal": total}, [rows, f"behind in all: {total:,}"])
+
+
+@BROKER.verb("send-test")
+async def send_test(
+    admin: Admin,
+    broker: BrokerName,
+    size: BodyBytes = 128,
+    count: Annotated[int, typer.Option("-c", "--count", min=1, help="Messages.")] = 50,
+) -> View:
+    """Send messages to the topic that is named as the broker, and take the time of each."""
+    name = next(iter(await admin.calls.masters(broker=broker)))
+    return await round_trips(admin, [name], count, size, 0.0)
+
+
+@BROKER.verb("ha-status", watch=True)
+async def ha_status(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> View:
+    """How far slaves of a broker, or of a cluster's masters, are behind."""
+    found = await admin.brokers.ha_status(broker, cluster)
+    return View(found, [part for address, told in found.items() for part in _replication(address, told)])
+
+
+@BROKER.verb("clean-expired-cq")
+async def clean_expired_cq(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[Done]:
+    """Delete queue files whose messages expired."""
+    return await admin.brokers.clean("expired-cq", broker, cluster)
+
+
+@BROKER.verb("clean-unused-topic")
+async def clean_unused_topic(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[Done]:
+    """Delete queues of topics that are no more."""
+    return await admin.brokers.clean("unused-topic", broker, cluster)
+
+
+@BROKER.verb("delete-expired-commitlog")
+async def delete_expired_commitlog(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> list[Done]:
+    """Delete files of the log that expired."""
+    return await admin.brokers.clean("expired-commitlog", broker, cluster)
+
+
+def _by_address(tables: dict[str, dict[str, str]]) -> View:
+    return View(tables, [part for address, table in tables.items() for part in (f"{address}:", table)])
+
+
+def _replication(address: str, status: HaRuntimeInfo) -> list[object]:
+    if not status.master:
+        told = status.ha_client_runtime_info
+        return [f"{address} is a slave of {told.master_addr or 'nobody yet'}; its log ends at {told.max_offset:,}"]
+    slaves = status.ha_connection_info
+    in_sync = f"{status.in_sync_slave_nums} of {len(slaves)} slaves in sync"
+    line = f"{address} is a master; its log ends at {status.master_commit_log_max_offset:,}; {in_sync}"
+    rows = [
+        {
+            "slave": slave.addr,
+            "acknowledged": slave.slave_ack_offset,
+            "lag": f"{slave.diff:,} B",
+            "lag_ms": None if slave.lag_ms is UNSET else slave.lag_ms,
+            "speed": f"{slave.transferred_byte_in_second:,} B/s",
+            "in_sync": slave.in_sync,
+        }
+        for slave in slaves
+    ]
+    return [line, rows] if rows else [line]
+
+
+CLUSTER = Noun("cluster", "Clusters: who is in them, and how busy they are.")
+
+
+@CLUSTER.verb("list", watch=True)
+async def list_brokers(
+    admin: Admin,
+    cluster: Cluster = None,
+    more: Annotated[bool, typer.Option("-m", "--more", help="Messages of yesterday and today instead.")] = False,
+) -> View:
+    """All brokers: addresses, versions, messages per second, age of the oldest message, disk."""
+    rows = await admin.clusters.brokers(cluster)
+    return View(rows, [[_row(row, more=more) for row in rows]])
+
+
+@CLUSTER.verb("rt")
+async def round_trip(
+    admin: Admin, cluster: Cluster = None, amount: Amount = 10, size: BodyBytes = 128, pause_s: Pause = 0.0
+) -> View:
+    """Send test messages to the topic that is named as the cluster, and take the time of each."""
+    clusters = sorted((await admin.calls.cluster()).cluster_addr_table) if cluster is None else [cluster]
+    if cluster is not None:
+        await admin.calls.masters(cluster)
+    return await round_trips(admin, clusters, amount, size, pause_s)
+
+
+async def round_trips(admin: Admin, topics: Sequence[str], amount: int, size: int, pause_s: float) -> View:
+    """Test messages to topics, to their queues in turn; rows and, for people, how they did in all."""
+    from rmqkit.client.runtime.routes import PublishQueues, publish_queues
+
+    sends: list[TestSend] = []
+    for topic in topics:
+        queues = PublishQueues(publish_queues(topic, await admin.calls.route(topic)))
+        for number in range(amount):
+            queue = queues.pick()
+            sends.append(
+                await admin.brokers.send_test(queue.broker_name, topic, queue_id=queue.queue_id, body_bytes=size)
+            )
+            if pause_s and number + 1 < amount:
+                await asyncio.sleep(pause_s)
+    stored = [sent.rt_ms for sent in sends if sent.result == "SEND_OK"]
+    mean_ms = round(sum(stored) / len(stored), 3) if stored else None
+    value = {"sends": sends, "stored": len(stored), "failed": len(sends) - len(stored), "meanMs": mean_ms}
+    mean = "" if mean_ms is None else f", {mean_ms} ms on average"
+    return View(value, [sends, f"{len(stored)} of {len(sends)} stored{mean}"])
+
+
+def _row(row: BrokerRow, *, more: bool) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "cluster": row.cluster_name,
+        "broker": row.broker_name,
+        "id": row.broker_id,
+        "address": row.addr,
+    }
+    if more:
+        shown |= {"in_yesterday": row.in_yesterday, "out_yesterday": row.out_yesterday}
+        return shown | {"in_today": row.in_today, "out_today": row.out_today, "trouble": row.trouble}
+    return shown | {
+        "version": row.version,
+        "in_tps": f"{row.in_tps:.2f} ({row.send_wait_ms} ms)",
+        "out_tps": f"{row.out_tps:.2f} ({row.pull_wait_ms} ms)",
+        "hours": f"{row.earliest_hours:.2f}",
+        "space": f"{row.disk_ratio:.4f}",
+        "active": row.active,
+        "trouble": row.trouble,
+    }
+
+
+NAMESRV = Noun("namesrv", "Name servers: settings, key-values, write permission of brokers.")
+
+Namespace = Annotated[str, Named("-s", "--namespace", help="Namespace of the key, as ORDER_TOPIC_CONFIG.")]
+
+
+@NAMESRV.verb("config-get")
+async def name_server_settings(admin: Admin) -> View:
+    """Every setting of every name server."""
+    found = await admin.name_servers.config()
+    return View(found, [part for address, table in found.items() for part in (f"{address}:", table)])
+
+
+@NAMESRV.verb("config-set")
+async def set_name_servers(admin: Admin, key: Key, value: Value) -> list[Done]:
+    """Change a setting of all name servers."""
+    return await admin.name_servers.update_config({key: value})
+
+
+@NAMESRV.verb("wipe-write")
+async def wipe_write(admin: Admin, broker: BrokerName) -> list[Done]:
+    """Have no route name a broker for writing."""
+    counts = await admin.name_servers.wipe_write_permission(broker)
+    return [Done(address, f"broker {broker} is not written to: {n} topics") for address, n in counts.items()]
+
+
+@NAMESRV.verb("add-write")
+async def add_write(admin: Admin, broker: BrokerName) -> list[Done]:
+    """Have routes name a broker for writing again."""
+    counts = await admin.name_servers.add_write_permission(broker)
+    return [Done(address, f"broker {broker} is written to again: {n} topics") for address, n in counts.items()]
+
+
+@NAMESRV.verb("kv-get")
+async def kv_get(admin: Admin, namespace: Namespace, key: Key = "") -> dict[str, str]:
+    """A value, or all of a namespace."""
+    values = await admin.name_servers.values(namespace)
+    if key and key not in values:
+        raise UnknownName("key", key, f"namespace {namespace}", values)
+    return {key: values[key]} if key else values
+
+
+@NAMESRV.verb("kv-put")
+async def kv_put(admin: Admin, namespace: Namespace, key: Key, value: Value) -> list[Done]:
+    """Put a value."""
+    return await admin.name_servers.put_value(namespace, key, value)
+
+
+@NAMESRV.verb("kv-delete")
+async def kv_delete(admin: Admin, namespace: Namespace, key: Key) -> list[Done]:
+    """Delete a value."""
+    return await admin.name_servers.delete_value(namespace, key)

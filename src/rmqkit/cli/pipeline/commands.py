@@ -1,0 +1,287 @@
+"""The commands of ``rmq pipeline``: those that read stores, those that write, those that look for messages."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rmqkit.cli.pipeline.session import (
+    LOCAL,
+    Conf,
+    Json,
+    Master,
+    Options,
+    Rows,
+    Store,
+    collect,
+    fields,
+    pairs,
+    session,
+    show,
+)
+from rmqkit.cli.printing import jsonable, time_ms
+from rmqkit.cli.store import Config, print_report, print_report_json, settings_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+_OF_TOPIC = ("topic", "messages", "bytes", "queues", "latency_ms_p50", "latency_ms_p99", "latency_ms_max", "skewed")
+_Limit = Annotated[int, typer.Option(min=1, help="Most rows to show.")]
+
+
+def summary(
+    store: Store, options: Options = None, master: Master = LOCAL, conf: Conf = None, as_json: Json = False
+) -> None:
+    """Count the messages, times and bytes of every topic and tag."""
+    with session("summary", master, conf, store, as_json=as_json) as spark:
+        from rmqkit.spark.jobs.summary import summary as summarise
+
+        found = collect(summarise(spark, store, pairs(options)))
+    show(found, as_json=as_json)
+
+
+def audit(
+    store: Store,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML report with plots.", show_default=False)
+    ] = None,
+    period_seconds: Annotated[int, typer.Option("--period", min=1, help="Count traffic by so many seconds.")] = 3600,
+    hot_keys: Annotated[int, typer.Option(min=0, help="How many of the most frequent keys.")] = 20,
+    options: Options = None,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Say what happened in a store: traffic, latency, sizes, hot keys, lag, retries, what waits."""
+    with session("audit", master, conf, store, as_json=as_json) as spark:
+        from rmqkit.spark.jobs.audit import audit as audited
+        from rmqkit.spark.jobs.audit_report import findings, write_report
+
+        found = audited(spark, store, pairs(options), period_seconds=period_seconds, hot_keys=hot_keys)
+    if report is not None:
+        write_report(found, report)
+    if as_json:
+        show(found, as_json=True)
+    else:
+        show(
+            Rows(list(_OF_TOPIC), [tuple(getattr(one, name) for name in _OF_TOPIC) for one in found.topics]),
+            as_json=False,
+        )
+        for title, finding in [*findings(found), *(("Note", note) for note in found.notes)]:
+            print(f"{title}: {finding}")
+        if report is not None:
+            print(f"Report: {report}")
+
+
+def diff(
+    left: Store,
+    right: Annotated[str, typer.Argument(metavar="STORE", help="The store to compare it with.")],
+    content_only: Annotated[
+        bool, typer.Option("--content", help="Compare topics, properties and bodies; not what the broker adds.")
+    ] = False,
+    limit: _Limit = 50,
+    options: Options = None,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Say what distinguishes two stores: messages, queues, configuration; exit code 1 when they differ."""
+    with session("diff", master, conf, left, right, as_json=as_json) as spark:
+        from rmqkit.spark.jobs.diff import diff as compare
+
+        found = compare(spark, left, right, pairs(options), content_only=content_only)
+        shown = fields(found, is_equal=found.is_equal, differences=collect(found.differences, limit))
+    show(shown, as_json=as_json)
+    if not found.is_equal:
+        raise typer.Exit(1)
+
+
+def verify(
+    store: Store,
+    config: Config = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Look at a store that a broker holds.")] = False,
+    log_only: Annotated[bool, typer.Option("--log-only", help="Leave out all files but the commit log.")] = False,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Check every record, queue entry, extension unit and index chain; exit code 1 when something is damaged."""
+    with session("verify", master, conf, store, as_json=as_json) as spark:
+        from rmqkit.spark.jobs.verify import verify as verified
+
+        found = verified(spark, store, settings_of(config), read_only=read_only, log_only=log_only)
+    if as_json:
+        print_report_json(found)
+    else:
+        show({"segments": found.segments}, as_json=False)
+        print_report(store, found)
+    if not found.is_sound:
+        raise typer.Exit(1)
+
+
+def rebuild(
+    store: Store,
+    queues: Annotated[bool, typer.Option("--queues", help="Only consume queues, batch and extension files.")] = False,
+    index: Annotated[bool, typer.Option("--index", help="Only index files.")] = False,
+    config: Config = None,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Make queues and index files anew from the commit log; a running broker's store is refused."""
+    with session("rebuild", master, conf, store, as_json=as_json) as spark:
+        from rmqkit.spark.jobs.rebuild import rebuild as make_anew
+
+        is_all = queues == index
+        made = make_anew(spark, store, settings_of(config), queues=queues or is_all, index=index or is_all)
+    show(made, as_json=as_json)
+
+
+def archive(
+    store: Store,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder or address of the archive, or an empty one.")],
+    table_format: Annotated[str, typer.Option("--format", help="parquet, delta or iceberg.")] = "parquet",
+    partition_by: Annotated[str, typer.Option(help="topic, day, both or an empty text.")] = "topic,day",
+    includes_newest: Annotated[
+        bool, typer.Option("--include-newest", help="Also the file that is written to.")
+    ] = False,
+    verify: Annotated[str, typer.Option(help="footers, or full: every byte, body and CRC.")] = "footers",
+    delete_after_hours: Annotated[
+        float | None,
+        typer.Option("--delete-after", min=0, help="Delete archived log files that are so many hours old."),
+    ] = None,
+    catalog: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Property of the Iceberg catalog; repeatable.")
+    ] = None,
+    options: Options = None,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Add the sealed files of a log to a table of Parquet files, each once."""
+    with session("archive", master, conf, store, as_json=as_json) as spark:
+        from rmqkit.spark.jobs.archive import archive as add_to_archive
+
+        done = add_to_archive(
+            spark,
+            store,
+            target,
+            pairs(options),
+            table_format=table_format,
+            partition_by=[name.strip() for name in partition_by.split(",") if name.strip()],
+            includes_newest=includes_newest,
+            verify=verify,
+            delete_after_hours=delete_after_hours,
+            catalog=pairs(catalog),
+        )
+    show(done, as_json=as_json)
+
+
+def replay(
+    store: Store,
+    target: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic that the messages are sent to.")],
+    name_server: Annotated[
+        str, typer.Option("--name-servers", metavar="HOST:PORT;...", help="Default: NAMESRV_ADDR.")
+    ] = "",
+    topic: Annotated[str, typer.Option(help="Only of this topic.")] = "",
+    tag: Annotated[str, typer.Option(help="Only with this tag.")] = "",
+    key: Annotated[str, typer.Option(help="Only with this key or unique key.")] = "",
+    where: Annotated[str, typer.Option(metavar="SQL", help="Only what meets this condition over the columns.")] = "",
+    begin_ms: Annotated[int | None, typer.Option("--begin", metavar="MS", help="Only stored then or later.")] = None,
+    end_ms: Annotated[int | None, typer.Option("--end", metavar="MS", help="Only stored then or earlier.")] = None,
+    replay_id: Annotated[
+        str, typer.Option("--id", help="Name of the replay; the same goes on. Default: from source, target, filter.")
+    ] = "",
+    rate: Annotated[int, typer.Option(min=0, help="Messages a second at most; 0: as fast as possible.")] = 0,
+    is_ordered: Annotated[
+        bool, typer.Option("--ordered", help="Keep the order of messages with the same sharding key.")
+    ] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be sent.")] = False,
+    sink: Annotated[
+        list[str] | None, typer.Option("--sink", metavar="NAME=VALUE", help="Option of the sink; repeatable.")
+    ] = None,
+    options: Options = None,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Send the messages of a store or an archive to a topic, each once, however often it is interrupted."""
+    with session("replay", master, conf, store, as_json=as_json) as spark:
+        from rmqkit.spark.jobs.replay import Filter
+        from rmqkit.spark.jobs.replay import replay as send_again
+
+        done = send_again(
+            spark,
+            store,
+            target,
+            pairs(options),
+            sink={**({"nameServer": name_server} if name_server else {}), **pairs(sink)},
+            wanted=Filter(topic=topic, tag=tag, key=key, where=where, begin_ms=begin_ms, end_ms=end_ms),
+            replay_id=replay_id,
+            rate=rate,
+            is_ordered=is_ordered,
+            is_dry_run=is_dry_run,
+        )
+    show(done, as_json=as_json)
+
+
+_SHOWN = ("storeTimestamp", "topic", "queueId", "queueOffset", "msgId", "tags", "keys", "body")
+_Path = Annotated[str, typer.Argument(metavar="PATH", help="Store directory, or a folder made by archive.")]
+_RowLimit = Annotated[int | None, typer.Option(min=1, help="Most rows. [default: 50; all with --json]")]
+_ROWS_SHOWN = 50
+
+
+def query(
+    path: _Path,
+    topic: Annotated[str, typer.Option(help="Only this topic.")] = "",
+    key: Annotated[str, typer.Option(help="Only messages with this key or unique id.")] = "",
+    msg_id: Annotated[str, typer.Option("--id", help="Unique id, or offset message id.")] = "",
+    begin: Annotated[str | None, typer.Option("--from", help="Stored at or after: ms or ISO time.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Stored at or before: ms or ISO time.")] = None,
+    limit: _RowLimit = None,
+    options: Options = None,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Find messages by topic, key, id and time."""
+    begin_ms, end_ms = (None if text is None else time_ms(text) for text in (begin, end))
+    given = pairs(options)
+    with session("query", master, conf, path, as_json=as_json) as spark:
+        from rmqkit.spark.jobs.query import query as find
+
+        frame = find(spark, path, given, topic=topic, key=key, msg_id=msg_id, begin_ms=begin_ms, end_ms=end_ms)
+        if not as_json and "columns" not in given:
+            frame = frame.select(*_SHOWN)
+        _print_rows(frame, limit, as_json=as_json)
+
+
+def sql(
+    path: _Path,
+    text: Annotated[str, typer.Argument(metavar="SELECT", help="Such as: select topic, count(*) from messages")],
+    limit: _RowLimit = None,
+    options: Options = None,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Ask with SQL: messages, consumequeue, index, commitlog_raw, topics, offsets, delay, transactions."""
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # a page for each mistake in a statement
+    with session("sql", master, conf, path, as_json=as_json) as spark:
+        from rmqkit.spark.jobs.query import sql as ask
+
+        _print_rows(ask(spark, path, text, pairs(options)), limit, as_json=as_json)
+
+
+def _print_rows(frame: DataFrame, limit: int | None, *, as_json: bool) -> None:
+    """Rows as a table, or as JSON, one line each, as they come."""
+    if not as_json:
+        show(collect(frame, limit or _ROWS_SHOWN), as_json=False)
+        return
+    for row in (frame if limit is None else frame.limit(limit)).toLocalIterator():
+        print(json.dumps({name: jsonable(value) for name, value in row.asDict().items()}, ensure_ascii=False))
