@@ -26,11 +26,12 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from lark import Lark, UnexpectedToken
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqkit.protocol.properties import find_property
+
+if TYPE_CHECKING:
+    from lark import Lark, UnexpectedToken
 
 _I32_END, _I64_END = 1 << 31, 1 << 63
 _ASTRAL = "\U00010000-\U0010ffff"
