@@ -13,13 +13,11 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
-from tests import patience
+from tests import examples, patience
 
-# How long an example takes, or making one up, is the machine's affair: Hypothesis's limits fail a test on a busy one.
-settings.register_profile("rmqkit", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
-settings.load_profile("rmqkit")
+settings.load_profile(examples.SAME)
 # On loopback only this process can be late.
 patience.be_patient()
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 import uvloop
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.broker.delay.levels import Schedule
@@ -37,6 +37,7 @@ from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import FlushDiskType
 from rmqkit.testing.clock import StandingClock
 from tests.broker.conversation import ha_frames
+from tests.examples import examples
 from tests.store.stores import message, opened, put_all, read_all, small_settings
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS, until
@@ -509,7 +510,7 @@ def feed(link, data):
 
 
 @given(st.lists(st.integers(0, 5000), max_size=30))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_any_cut_of_the_stream_gives_the_same_log(tmp_path_factory, cuts):
     async def scenario():
         root = tmp_path_factory.mktemp("cut")
@@ -561,7 +562,7 @@ def test_all_frames_of_one_read_are_reported_once(tmp_path):
 
 
 @given(st.binary(max_size=3000))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_any_bytes_end_in_a_documented_way(tmp_path_factory, data):
     async def scenario():
         root = tmp_path_factory.mktemp("any")

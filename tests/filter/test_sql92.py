@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.filter.sql92 import DEPTH_MAX, EXPRESSION_CHARACTERS_MAX, ExpressionRejected, compile_expression
 from rmqkit.protocol.properties import encode_properties
+from tests.examples import examples
 
 ERROR, REJECTED = "error", "rejected"
 
@@ -288,7 +289,7 @@ def trees(draw, depth=3):
 
 
 @given(trees(), PROPERTIES)
-@settings(max_examples=150)
+@examples(150)
 def test_compiled_expressions_agree_with_a_slow_evaluator(tree, properties):
     text, slow = tree
     try:
@@ -304,7 +305,7 @@ TOKENS = st.sampled_from(
 
 
 @given(st.one_of(st.text(), st.lists(TOKENS).map(" ".join)), st.binary())
-@settings(max_examples=200)
+@examples(200)
 def test_any_text_gives_a_verdict_or_the_one_documented_error(text, properties):
     try:
         expression = compile_expression(text)
@@ -313,7 +314,9 @@ def test_any_text_gives_a_verdict_or_the_one_documented_error(text, properties):
     assert expression.matches(properties) in (True, False)
 
 
-@pytest.mark.parametrize("module", ["rmqkit.broker.server", "rmqkit.client.consumer.push", "rmqkit.spark.source.reader"])
+@pytest.mark.parametrize(
+    "module", ["rmqkit.broker.server", "rmqkit.client.consumer.push", "rmqkit.spark.source.reader"]
+)
 def test_the_parser_is_not_loaded_before_there_is_an_expression(module):
     """It takes a third of what starting a broker's or a client's process takes."""
     code = f"import sys, {module}; sys.exit('lark' in sys.modules)"

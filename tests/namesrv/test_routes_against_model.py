@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rmqkit.namesrv.routes import Departure, Registration, RouteTable
 from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable
+from tests.examples import examples
 
 NAMES = ("a", "b")
 ADDRESSES = tuple(f"10.0.0.{number}:1" for number in range(1, 5))
@@ -172,4 +172,4 @@ class Routes(RuleBasedStateMachine):
 
 
 TestRoutes = Routes.TestCase
-TestRoutes.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRoutes.settings = examples(150, stateful_step_count=40)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -19,6 +19,7 @@ from rmqkit.spark.options import Entity
 from rmqkit.spark.source.reader import Condition, read_split
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.store import StoreReader, read_plan, store_options, store_parts
+from tests.examples import examples
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.spark.messages import record_at, rows_of, segment_of
 from tests.spark.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, serve_objects
@@ -139,9 +140,7 @@ def test_the_index_is_read_without_its_slots(golden: tuple[GoldenStore, ObjectSt
 # ---------------------------------------------------------------- where a remote log ends
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(40, suppress=[HealthCheck.function_scoped_fixture])
 @given(
     bodies=st.lists(st.tuples(st.sampled_from([0, 9, 3000, 70_000, 300_000]), st.booleans()), max_size=7),
     cut=st.sampled_from([0, 0, 1, 20, 2000]),

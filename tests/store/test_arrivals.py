@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
@@ -104,7 +104,6 @@ def assert_as_one_by_one(run: Arrivals) -> None:
     }
 
 
-@settings(deadline=None)
 @given(st.lists(_records, min_size=1, max_size=8), st.integers(0, 1 << 40))
 @example([DELAYED_BATCH], 0)
 def test_facts_are_those_of_every_record(fields, base_offset):

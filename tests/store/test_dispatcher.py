@@ -7,7 +7,6 @@ import os
 import shutil
 from pathlib import Path
 
-import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +22,7 @@ from rmqkit.store.queues.queue_ext import QueueExt, is_address
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock
+from tests.examples import examples
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.store.stores import golden_settings, message, opened, put_all, small_settings, tree
 
@@ -53,7 +53,6 @@ def test_tag_code_is_the_hash_of_the_decoded_property(parts: list[bytes]) -> Non
     assert queue_tags_code("T", properties, 0, DELAYS) == (0 if tags is None else java_hash(tags))
 
 
-@hypothesis.settings(deadline=None)
 @given(
     st.text(min_size=1, max_size=8, alphabet=st.characters(exclude_characters="/\0\x01\x02", codec="utf-8")),
     st.sampled_from([{}, {"TAGS": "a"}, {"TAGS": "ü", "KEYS": "k"}, {"DELAY": "2", "TAGS": "b"}]),
@@ -120,7 +119,6 @@ def test_waiting_records_are_one_write_for_each_queue(queues: ConsumeQueues, mon
 KINDS = st.sampled_from([0, 0, 0, 0x1, 0x8, 0x4, 0xC, 0x80])
 
 
-@hypothesis.settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("AB"), KINDS), max_size=30), st.integers(0, 30), st.booleans())
 def test_waiting_records_come_to_the_queues_as_single_ones_do(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, int]], repeated: int, has_ext: bool
@@ -279,7 +277,7 @@ def test_a_read_among_what_is_put_together_sees_it(tmp_path: Path) -> None:
         assert store.max_offset("TopicTest", 0) == 3
 
 
-@hypothesis.settings(deadline=None, max_examples=25)
+@examples(25)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 0x4, 0x8, 0xC])), max_size=30), st.integers(0, 30))
 def test_together_leaves_the_files_that_one_by_one_leaves(tmp_path_factory, puts, cut):
     folder = tmp_path_factory.mktemp("together")

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
@@ -22,6 +22,7 @@ from rmqkit.store.offline.repair import repair
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY
 from rmqkit.store.settings import StoreSettings
+from tests.examples import examples
 from tests.golden_reading import LISTED, as_listed, order
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.store.stores import (
@@ -488,7 +489,7 @@ def shared(tmp_path_factory) -> tuple[Path, StoreSettings]:
     return golden.root, golden_settings(golden)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     tree_name=st.sampled_from(["commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index"]),
     file=st.floats(0, 0.999),
@@ -529,7 +530,7 @@ def damaged(folder: Path, file: float, place: float, noise: bytes) -> tuple[Path
     return path, before
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(**_damage, rows=st.sampled_from([1, 7, 8192]))
 def test_the_walk_in_bulk_is_the_plain_one(shared, file, place, noise, rows):
     root, sizes = shared
@@ -551,7 +552,7 @@ def test_the_walk_in_bulk_is_the_plain_one(shared, file, place, noise, rows):
         path.write_bytes(before)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(**_damage, tree_name=st.sampled_from(["commitlog", "consumequeue", "index"]))
 def test_what_is_compared_in_bulk_is_what_is_looked_at_one_by_one(tree_name, file, place, noise, without_ext):
     root, sizes = without_ext

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
+from tests.examples import examples
 from tests.store.stores import HOST_V6, message, opened, put_all, read_all, small_settings, tree
 
 LARGE = StoreSettings(
@@ -43,7 +43,7 @@ def batch_of(count: int, **fields: object) -> PutMessage:
     return message(body=encode_batch([BatchEntry(b"%d" % i, b"KEYS\x01k%d\x02" % i) for i in range(count)]), **fields)
 
 
-@hypothesis.settings(deadline=None, max_examples=15)
+@examples(15)
 @given(
     st.lists(
         st.builds(

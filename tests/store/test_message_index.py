@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreMismatch
@@ -25,6 +25,7 @@ from rmqkit.store.message_store import MessageStore
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.repair import repair
 from rmqkit.testing.clock import StandingClock
+from tests.examples import examples
 from tests.golden_stores import unpack_golden
 from tests.open_files import open_files
 from tests.store.stores import copy_store, golden_settings, message, opened, put_all, small_settings
@@ -482,7 +483,7 @@ def _has_key(store: MessageStore, offset: int, asked: dict[str, str]) -> bool:
 # ---------------------------------------------------------------- many records at once
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     records=st.lists(st.tuples(st.lists(st.sampled_from("abcdefg"), max_size=4), st.integers(0, 5000)), max_size=30),
     cuts=st.lists(st.integers(0, 30), max_size=4),
@@ -523,7 +524,7 @@ _VALUES = st.sampled_from(["a", "b", "a b", "é", "x" * 70, "7F0000010C9D18B4AAC
 _PROPERTIES = st.dictionaries(st.sampled_from(["KEYS", "UNIQ_KEY", "TAGS", "other"]), _VALUES, max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     messages=st.lists(st.tuples(st.sampled_from(["T", "U"]), _PROPERTIES, st.integers(0, 900)), max_size=25),
     room=st.integers(0, 3),

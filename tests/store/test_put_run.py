@@ -7,7 +7,6 @@ import os
 import threading
 from pathlib import Path
 
-import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from rmqkit.protocol.hashing import tags_code
 from rmqkit.store.dispatcher import Arrival
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
+from tests.examples import examples
 from tests.store.stores import HOST_V6, message, opened, put_all, read_all, small_settings, tree
 
 LARGE = StoreSettings(commit_log_file_bytes=1 << 20, consume_queue_file_bytes=2000, index_entry_count=50)
@@ -29,7 +29,7 @@ def files(root: Path) -> dict[str, str]:
     return {name: digest for name, digest in tree(root).items() if name != "checkpoint" and "index" not in name}
 
 
-@hypothesis.settings(deadline=None, max_examples=20)
+@examples(20)
 @given(
     st.lists(
         st.builds(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.hashing import tags_code
@@ -15,6 +15,7 @@ from rmqkit.protocol.record import decode_record, has_sound_body
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
 from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES
 from rmqkit.testing.clock import StandingClock
+from tests.examples import examples
 from tests.golden_stores import unpack_golden
 from tests.store.stores import golden_settings, message, opened, put_all, small_settings
 
@@ -182,7 +183,7 @@ def test_test_of_the_record_itself(tmp_path: Path) -> None:
     st.integers(300, 3000),
     st.integers(1, 32),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_fast_way_equals_the_general_one(
     tmp_path_factory: pytest.TempPathFactory,
     sent: list[tuple[int, str]],
@@ -278,7 +279,7 @@ def test_offset_by_time(tmp_path: Path, timestamp: int, lower: int, upper: int) 
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(0, 200))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_offset_by_time_agrees_with_a_plain_search(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], timestamp: int
 ) -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreDamaged
 from rmqkit.protocol.record import decode_record, iter_records
 from rmqkit.store.message_store import PutStatus
 from rmqkit.store.settings import StoreSettings
+from tests.examples import examples
 from tests.golden_stores import golden_manifest
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings, tree
 
@@ -366,9 +367,7 @@ def many_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return copy_store(store.root, root.with_name("crashed"))
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(15, suppress=[HealthCheck.function_scoped_fixture])
 @given(
     flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 7)), max_size=3),
     has_queues=st.booleans(),

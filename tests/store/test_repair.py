@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
@@ -15,6 +15,7 @@ from rmqkit.store.message_store import MessageStore
 from rmqkit.store.offline.check import dump, verify
 from rmqkit.store.offline.findings import Kind
 from rmqkit.store.offline.repair import repair
+from tests.examples import examples
 from tests.golden_stores import GoldenStore, unpack_golden
 from tests.store.stores import copy_store, golden_settings, message, opened, put_all, read_all, small_settings, tree
 
@@ -264,7 +265,7 @@ def test_a_store_in_use_is_refused(tmp_path):
         assert not (tmp_path / "s" / "repaired").exists()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     file=st.floats(0, 0.999),
     place=st.floats(0, 0.999),

@@ -27,6 +27,7 @@ from rmqkit.store import replica as replication
 from rmqkit.store.message_store import Arrival, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
+from tests.examples import examples
 from tests.faults.refusals import BROKEN, NO_SPACE, RefusingDisk
 from tests.store.stores import (
     HOST_V6,
@@ -45,9 +46,7 @@ Part = tuple[int, bytes]
 QUIET = {"flush_interval_ms": 3_600_000, "queue_flush_interval_ms": 3_600_000}
 
 both_paths = pytest.mark.parametrize("is_bulk", [False, True], ids=["one by one", "bulk"])
-slow = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+slow = examples(30, suppress=[HealthCheck.function_scoped_fixture])
 slower = settings(slow, max_examples=6)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -25,6 +24,7 @@ from rmqkit.store.message_store import GetResult, GetStatus, MessageStore, PutMe
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock
+from tests.examples import examples
 from tests.store.memory_store import MemoryStore
 from tests.store.stores import message, small_settings
 
@@ -351,4 +351,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestStoreMachine.settings = examples(30, stateful_step_count=25)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreMismatch
@@ -15,6 +15,7 @@ from rmqkit.store.timer import check as timer_check
 from rmqkit.store.timer.files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
 from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, Unit
 from rmqkit.store.timer.wheel import SLOT_COUNT, WHEEL_BYTES, Slot, TimerWheel
+from tests.examples import examples
 from tests.golden_stores import unpack_golden
 
 FILE_BYTES = 10 * UNIT_BYTES + 16
@@ -128,7 +129,7 @@ def test_a_marker_takes_one_from_its_slot(tmp_path):
     files.close()
 
 
-@settings(deadline=None, max_examples=8)
+@examples(8)
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 1 | DELETE])), max_size=40), st.integers(1, 40))
 def test_a_chunk_is_put_on_the_wheel_as_its_messages_are(tmp_path_factory, messages, chunk):
     folder = tmp_path_factory.mktemp("timer")
@@ -155,7 +156,7 @@ def test_a_chunk_is_put_on_the_wheel_as_its_messages_are(tmp_path_factory, messa
 SECONDS = st.lists(st.integers(1, 4), max_size=25)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(SECONDS, SECONDS, st.sampled_from(["nothing", "log", "log and wheel"]))
 def test_after_a_kill_the_messages_behind_the_checkpoint_are_put_on_the_wheel_once(
     tmp_path_factory, before, behind, written

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.hashing import java_hash
 from rmqkit.store.timer.log import DELETE, NONE, ROLL, UNIT_BYTES, TimerLog, Unit
+from tests.examples import examples
 
 FILE_BYTES = 10 * UNIT_BYTES + 16
 UNIT = Unit(NONE, 1, 1795226025000, 2000, 383367, 370, java_hash("GoldTimer"))
@@ -64,7 +65,7 @@ def test_a_scan_passes_the_ends_of_files(log, tmp_path, begin):
     assert found == [(at, UNIT._replace(size=i)) for i, at in enumerate(positions) if at >= begin]
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.integers(0, 20), st.sampled_from([(0, 53), (12, 16), (12, -1)]))
 def test_a_scan_ends_at_the_first_unit_that_is_none(tmp_path_factory, number, damage):
     folder = tmp_path_factory.mktemp("log")
@@ -100,7 +101,7 @@ def test_a_marker_deletes_only_in_its_own_slot():
     assert UNIT.time_ms == 1795226027000
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.lists(st.integers(1, 25), max_size=6))
 def test_a_file_takes_as_many_units_at_once_as_one_by_one(tmp_path_factory, counts):
     folder = tmp_path_factory.mktemp("log")

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
@@ -23,6 +23,7 @@ from rmqkit.spark.options import CorruptRecords, VerifyCrc
 from rmqkit.spark.schema import MESSAGE_COLUMNS
 from rmqkit.spark.source.reader import ReadPlan
 from rmqkit.spark.source.splits import Split
+from tests.examples import examples
 from tests.spark.messages import MakeRecord, plain_rows, record_at, record_makers, rows_of, segment_of
 
 _DAY_MS = 86_400_000
@@ -59,7 +60,7 @@ def _rows(folder: Path, done: SplitFiles) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["commitLogOffset"], row["queueOffset"]))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     makers=st.lists(record_makers(), max_size=8),
     partition_by=st.sampled_from([(), ("topic",), ("day",), ("day", "topic")]),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -22,6 +22,7 @@ from rmqkit.store.offline import rebuild as plain
 from rmqkit.store.offline.check import verify
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY
 from rmqkit.store.settings import StoreSettings
+from tests.examples import examples
 from tests.golden_stores import unpack_golden
 from tests.interop.standalone import run_standalone
 from tests.patience import producing, pulling
@@ -100,7 +101,7 @@ def without_disk():
         yield
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     which=st.integers(0, 2),
     file=st.floats(0, 0.999),

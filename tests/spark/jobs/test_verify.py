@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import StoreError, StoreLocked
@@ -15,6 +15,7 @@ from rmqkit.spark.jobs.verify import Verified, verify
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Kind, Report
 from rmqkit.store.settings import StoreSettings
+from tests.examples import examples
 from tests.golden_stores import unpack_golden
 from tests.spark.local_tasks import LOCAL
 from tests.spark.messages import plain_records
@@ -77,7 +78,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory, without_ext: Any) -> list[t
     return [without_ext, *((store.root, golden_settings(store)) for store in unpacked)]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     which=st.integers(0, 3),
     tree_name=st.sampled_from(["commitlog", "commitlog", "consumequeue", "batchconsumequeue", "index"]),

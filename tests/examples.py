@@ -1,0 +1,32 @@
+"""Which examples Hypothesis makes up.
+
+========  ==================================================================================
+``same``  the same ones in every run, as many as each test says: what fails once fails again
+``long``  `LONGER` times as many, others in each run (``make examples``)
+========  ==================================================================================
+
+How long an example takes, or making one up, is the machine's affair: Hypothesis's limits fail a test on a busy one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+SAME, LONG = "same", "long"
+LONGER = 20
+_EXAMPLES = 100
+"""Of tests that do not say how many."""
+
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(SAME, _PATIENT, max_examples=_EXAMPLES, derandomize=True, database=None)
+settings.register_profile(LONG, _PATIENT, max_examples=_EXAMPLES * LONGER, derandomize=False)
+
+
+def examples(count: int, *, suppress: list[HealthCheck] | None = None, **more: Any) -> settings:
+    """As many examples for a test, or `LONGER` times as many. ``suppress``: checks that are of no use there."""
+    longer = LONGER if settings.get_current_profile_name() == LONG else 1
+    return settings(
+        max_examples=count * longer, suppress_health_check=[HealthCheck.too_slow, *(suppress or [])], **more
+    )
