@@ -40,7 +40,7 @@ from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema
 from rmqkit.spark.source.reader import read_split
 from rmqkit.spark.source.splits import Split
 from rmqkit.spark.source.store import StoreReader, StoreSource, read_plan, store_options
-from rmqkit.store.bulk import scan
+from rmqkit.store.log import scan
 
 __all__ = ["NaiveRows", "QueueFiles", "TransferOnly", "crc_of_bodies", "naive_batches", "naive_rows", "sources"]
 

@@ -33,7 +33,7 @@ from rmqkit.spark.jobs.verify import verify
 from rmqkit.spark.session import find_java_home, spark_session
 from rmqkit.spark.source.reader import read_split
 from rmqkit.spark.source.store import read_plan, store_options, store_splits
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.files import JsonFile
 from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings
 

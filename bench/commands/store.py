@@ -23,9 +23,9 @@ from typing import Any
 from bench.commands.naive_store import NaiveStore, naive_walk
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import pack_host
-from rmqkit.store.bulk.scan import Records, crc_matches, walk
 from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
 from rmqkit.store.index.index import MessageIndex
+from rmqkit.store.log.scan import Records, crc_matches, walk
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import FlushDiskType, StoreSettings

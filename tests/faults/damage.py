@@ -39,7 +39,7 @@ from msgspec import Struct, field
 
 from rmqkit.errors import StoreError
 from rmqkit.store.offline.check import verify
-from rmqkit.store.small_files import is_json
+from rmqkit.store.offline.file_check import is_json
 from tests.faults.damage_stores import (
     Found,
     Sound,

@@ -20,8 +20,8 @@ import pytest
 from rmqkit.errors import StoreError, StoreUnavailable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.schemas.topics import CreateTopicRequest
+from rmqkit.store.files import JsonFile
 from rmqkit.store.index import index as message_index
-from rmqkit.store.json_files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import FlushDiskType, StoreSettings

@@ -12,8 +12,8 @@ import pytest
 from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import decode_record
+from rmqkit.store.files import JsonFile
 from rmqkit.store.index.index import MessageIndex
-from rmqkit.store.json_files import JsonFile
 from rmqkit.store.log.file_queue import FileQueue
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.offline import check as fsck

@@ -20,7 +20,7 @@ from unittest import mock
 
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.properties import encode_properties
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.files import JsonFile
 from rmqkit.store.log import commit_log, recovery
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings

@@ -16,8 +16,8 @@ from pathlib import Path
 from rmqkit import Message, Producer, PullConsumer
 from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.runtime.settings import StartFrom
-from rmqkit.store.bulk.scan import Damage
-from rmqkit.store.offline.view import LogView
+from rmqkit.store.log.scan import Damage
+from rmqkit.store.log.view import LogView
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB
 from tests.interop.replicas import BROKER, POLL_SECONDS, create_topic, message_count

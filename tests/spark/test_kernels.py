@@ -24,7 +24,7 @@ from rmqkit.spark.kernels.batch import MessageBatch, message_batches, topics_of
 from rmqkit.spark.kernels.gather import gather, pick, text_array
 from rmqkit.spark.kernels.properties import Properties
 from rmqkit.spark.schema import MESSAGE_COLUMNS, PROPERTY_STRING, arrow_schema
-from rmqkit.store.bulk.scan import Records, crc_matches, log_end, walk
+from rmqkit.store.log.scan import Records, crc_matches, log_end, walk
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import (
     HOST_V6,

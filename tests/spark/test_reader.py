@@ -16,7 +16,7 @@ from rmqkit.spark.kernels.batch import MessageBatch
 from rmqkit.spark.source.reader import Condition, ReadPlan, matches, read_split, topic_in
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.store import available_columns, read_plan, store_options
-from rmqkit.store.bulk.scan import Records, walk
+from rmqkit.store.log.scan import Records, walk
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import plain_records, plain_rows, record_at, rows_of, segment_of
 

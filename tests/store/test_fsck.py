@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmqkit.errors import StoreError, StoreLocked, StoreMismatch
 from rmqkit.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqkit.protocol.record import INNER_BATCH, decode_record
-from rmqkit.store.bulk.scan import Damage, runs
+from rmqkit.store.log.scan import Damage, runs
 from rmqkit.store.offline.bulk_compare import IndexComparison
 from rmqkit.store.offline.check import Finding, Kind, Report, dump, open_log, stat, verify
 from rmqkit.store.offline.queue_check import DerivedFiles
@@ -597,7 +597,7 @@ def test_most_entries_are_compared_in_bulk(without_ext, monkeypatch):
 
 
 def test_without_numpy_it_is_said(golden, monkeypatch):
-    monkeypatch.setattr("rmqkit.store.bulk.scan.has_numpy", lambda: False)
+    monkeypatch.setattr("rmqkit.store.log.scan.has_numpy", lambda: False)
     for look in (verify, stat):
         with pytest.raises(StoreError, match=r"needs numpy, which is not installed: pip install 'rmqkit\[store\]'"):
             look(golden.root)

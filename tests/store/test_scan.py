@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.record import HEAD_FIELDS, MAGIC_V2, decode_record
-from rmqkit.store.bulk.scan import Damage, Records, find_record, log_end, split, walk
+from rmqkit.store.log.scan import Damage, Records, find_record, log_end, split, walk
 from tests.golden_stores import golden_manifest, unpack_golden
 from tests.spark.messages import (
     HOST_V4,
@@ -349,7 +349,7 @@ def test_a_hole_at_the_end_need_not_be_searched() -> None:
 
 
 def test_importing_the_walker_does_not_import_numpy() -> None:
-    code = "import sys, rmqkit.store.bulk.scan; sys.exit('numpy' in sys.modules)"
+    code = "import sys, rmqkit.store.log.scan; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

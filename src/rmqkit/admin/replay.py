@@ -51,7 +51,7 @@ from rmqkit.protocol.names import DLQ_PREFIX, NOT_OF_APPLICATIONS, RETRY_PREFIX,
 from rmqkit.protocol.properties import DLQ_ORIGIN_TOPIC, RETRY_TOPIC, SHARDING_KEY, encode_properties, own_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.client import Backoff
-from rmqkit.store.json_files import naming
+from rmqkit.store.files import naming
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding
 from rmqkit.store.settings import StoreSettings

@@ -20,7 +20,7 @@ from rmqkit import settings as configuration
 from rmqkit.cli.printing import body_text, print_table, time_ms, time_text
 from rmqkit.errors import RmqError, SettingsError, StoreLocked
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.store.bulk.scan import need_numpy
+from rmqkit.store.log.scan import need_numpy
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.offline.findings import Finding, Progress
 from rmqkit.store.settings import StoreSettings

@@ -77,7 +77,7 @@ from rmqkit.protocol.schemas.topics import (
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import SLOW_BYTES_MAX, Answering, answers, decode_body
 from rmqkit.remoting.tasks import Slice
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.files import JsonFile
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 

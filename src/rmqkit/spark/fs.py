@@ -32,7 +32,7 @@ from typing import Any
 from msgspec import Struct
 
 from rmqkit.errors import StoreError, StoreMismatch
-from rmqkit.store.bulk.scan import RECORD_BYTES_MIN, Buffer
+from rmqkit.store.log.scan import RECORD_BYTES_MIN, Buffer
 
 _SEGMENT_NAME = re.compile(r"\d{20}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+", re.IGNORECASE)

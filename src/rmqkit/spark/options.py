@@ -19,7 +19,7 @@ import msgspec
 
 from rmqkit.errors import SettingsError
 from rmqkit.settings import Setting, load, setting_table
-from rmqkit.store.bulk.scan import BATCH_ROWS
+from rmqkit.store.log.scan import BATCH_ROWS
 
 
 class Entity(enum.Enum):

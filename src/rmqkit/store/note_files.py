@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rmqkit.store.json_files import sync_directory, write_durably
+from rmqkit.store.files import sync_directory, write_durably
 
 __all__ = ["is_note", "read_note", "remove_note", "write_note"]
 

@@ -37,8 +37,8 @@ from rmqkit.protocol.record import (
 )
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
+from rmqkit.store.flush import Flusher
 from rmqkit.store.log.commit_log import CommitLog
-from rmqkit.store.log.flush import Flusher
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
 from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.long_batch import LongBatch

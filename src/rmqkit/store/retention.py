@@ -42,8 +42,8 @@ from msgspec import Struct
 
 from rmqkit.clock import Clock
 from rmqkit.errors import SettingsError
+from rmqkit.store.files import sync_directory
 from rmqkit.store.index.index import MessageIndex
-from rmqkit.store.json_files import sync_directory
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.queues.table import ConsumeQueues

@@ -35,7 +35,7 @@ from rmqkit.protocol.schemas.access import (
 )
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import decode_body
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.files import JsonFile
 
 SUPER = "Super"
 """The type of users who may do everything."""

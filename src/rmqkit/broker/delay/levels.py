@@ -46,7 +46,7 @@ from rmqkit.protocol.record import Record, decode_record
 from rmqkit.protocol.schemas.brokers import DelayOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.tasks import Tasks
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
 __all__ = ["TIMER_NAMES", "RemotePut", "Schedule"]

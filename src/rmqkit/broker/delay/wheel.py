@@ -48,7 +48,7 @@ from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record, record_properties
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint, TimerMetrics, TimingCount
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.files import JsonFile
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.timer.check import Waiting

@@ -50,7 +50,7 @@ from rmqkit.remoting.address import split_address
 from rmqkit.remoting.client import CONNECT_TIMEOUT_MS, RemotingClient
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.remoting.tls import ClientTls
-from rmqkit.store.json_files import write_durably
+from rmqkit.store.files import write_durably
 from rmqkit.store.message_store import MessageStore
 
 __all__ = ["HaSlave"]

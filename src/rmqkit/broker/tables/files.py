@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rmqkit.errors import StoreUnavailable
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.files import JsonFile
 
 Row = TypeVar("Row")
 Changes = dict[str, tuple[Row | None, Row]]

@@ -38,7 +38,7 @@ from rmqkit.protocol.names import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, dlq_topic,
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.tasks import Slice
-from rmqkit.store.json_files import JsonFile, RowTexts
+from rmqkit.store.files import JsonFile, RowTexts
 from rmqkit.store.message_store import MessageStore
 
 _READ_FORBIDDEN = 1 << 2

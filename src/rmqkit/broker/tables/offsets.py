@@ -21,7 +21,7 @@ from rmqkit.clock import Clock
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.files import JsonFile
 
 __all__ = ["OffsetTable"]
 

@@ -44,7 +44,7 @@ from rmqkit.protocol.schemas.topics import (
     TopicQueueMappingDetail,
     TopicQueueMappingInfo,
 )
-from rmqkit.store.json_files import JsonFile, RowTexts
+from rmqkit.store.files import JsonFile, RowTexts
 from rmqkit.store.queues.table import queue_counts
 
 

@@ -34,7 +34,7 @@ from pyarrow import fs as pafs
 from rmqkit.errors import SettingsError, StoreError, StoreLocked
 from rmqkit.spark.fs import RemotePath, resolve
 from rmqkit.spark.jobs.archive_files import ArchivedFile
-from rmqkit.store.json_files import sync_directory
+from rmqkit.store.files import sync_directory
 from rmqkit.store.store_lock import StoreLock
 
 _FOLDER = "_archive"

@@ -46,8 +46,8 @@ from rmqkit.spark.source.reader import ReadPlan
 from rmqkit.spark.source.splits import Split, plan_splits
 from rmqkit.spark.source.store import read_plan, store_options
 from rmqkit.spark.source.tables import TABLES
-from rmqkit.store.bulk import scan
-from rmqkit.store.bulk.scan import Records
+from rmqkit.store.log import scan
+from rmqkit.store.log.scan import Records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

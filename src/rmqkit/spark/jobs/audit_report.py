@@ -21,7 +21,7 @@ from rmqkit.broker.operations.brokers import bytes_text
 from rmqkit.protocol.names import DLQ_PREFIX
 from rmqkit.spark.jobs.audit import Audit
 from rmqkit.spark.jobs.audit_plots import draw, duration_text, has_plots, own_topics, period_text
-from rmqkit.store.json_files import naming
+from rmqkit.store.files import naming
 
 __all__ = ["findings", "write_report"]
 

@@ -24,7 +24,7 @@ from rmqkit.spark.kernels.columns import property_value
 from rmqkit.spark.schema import Column
 from rmqkit.spark.source.reader import ReadPlan, read_parts
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk import scan
+from rmqkit.store.log import scan
 
 READ = (
     *("topic", "queueId", "keys", "bornTimestamp", "storeTimestamp", "storeSize", "commitLogOffset", "sysFlag"),

@@ -39,8 +39,8 @@ from rmqkit.spark.kernels.batch import topics_of
 from rmqkit.spark.source.queue_files import QueueFile, find_queue_files, queue_entries
 from rmqkit.spark.source.splits import Split
 from rmqkit.spark.source.store import store_options, store_splits
-from rmqkit.store.bulk import scan
-from rmqkit.store.bulk.scan import Records
+from rmqkit.store.log import scan
+from rmqkit.store.log.scan import Records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,10 +25,10 @@ from msgspec import Struct
 
 from rmqkit.errors import StoreError
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk import scan
 from rmqkit.store.bulk.columns import Arrivals
-from rmqkit.store.bulk.scan import Damage, Records
-from rmqkit.store.offline.view import LogView, Segment
+from rmqkit.store.log import scan
+from rmqkit.store.log.scan import Damage, Records
+from rmqkit.store.log.view import LogView, Segment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -41,8 +41,8 @@ from rmqkit.spark.schema import Column, to_ddl
 from rmqkit.spark.source.queue_files import IndexReads, find_index_files, read_records_at
 from rmqkit.spark.source.reader import Condition, bounds, wanted
 from rmqkit.spark.source.store import FORMAT, available_columns, chosen_columns, read_plan, store_options
-from rmqkit.store.bulk import scan
-from rmqkit.store.bulk.scan import Records
+from rmqkit.store.log import scan
+from rmqkit.store.log.scan import Records
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Test

@@ -32,14 +32,14 @@ from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk.columns import Arrivals
+from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.bulk_compare import Ranges
 from rmqkit.store.offline.check import LogDamage, QueueStat, check_records, is_held, open_log, queue_ends, tally
+from rmqkit.store.offline.file_check import check_small_files
 from rmqkit.store.offline.findings import Kind, Report, entries_of
 from rmqkit.store.offline.queue_check import DerivedFiles, Equal, FileSizes, QueueEnd
 from rmqkit.store.offline.timer_check import check_timer_files
-from rmqkit.store.offline.view import LogView, Segment
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.small_files import check_small_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,7 +30,7 @@ from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
 from rmqkit.spark.kernels.gather import gather, text_array
 from rmqkit.spark.kernels.properties import Properties
-from rmqkit.store.bulk.scan import Records
+from rmqkit.store.log.scan import Records
 
 _PLAIN_BYTES_MAX = 32 << 20
 _INNER = INNER_BATCH | NEED_UNWRAP

@@ -18,7 +18,7 @@ from rmqkit.protocol import properties as names
 from rmqkit.protocol.record import host_text
 from rmqkit.spark.kernels.batch import MessageBatch
 from rmqkit.spark.kernels.gather import gather
-from rmqkit.store.bulk.scan import Records
+from rmqkit.store.log.scan import Records
 
 Kernel = Callable[[MessageBatch], pa.Array]
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmqkit.store.bulk.scan import Buffer
+from rmqkit.store.log.scan import Buffer
 
 _OFFSET_MAX = 2**31 - 1
 

@@ -33,8 +33,8 @@ from rmqkit.spark.fs import (
 )
 from rmqkit.spark.source.reader import ReadPlan, read_parts
 from rmqkit.spark.source.splits import Split, records_end
-from rmqkit.store.bulk import scan
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT, key_hash
+from rmqkit.store.log import scan
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY_BYTES
 from rmqkit.store.queues.queue_ext import ADDRESS_BASE, ADDRESS_MAX, UNIT
 

@@ -29,8 +29,8 @@ from rmqkit.spark.kernels.columns import to_microseconds
 from rmqkit.spark.options import CorruptRecords, VerifyCrc
 from rmqkit.spark.schema import CORRUPT, Column, arrow_schema
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk import scan
-from rmqkit.store.bulk.scan import Damage, Records, crc_matches
+from rmqkit.store.log import scan
+from rmqkit.store.log.scan import Damage, Records, crc_matches
 
 _EQUAL = {"EqualTo", "EqualNullSafe", "In"}
 _LOWER = {"GreaterThan", "GreaterThanOrEqual", *_EQUAL}

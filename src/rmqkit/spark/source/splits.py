@@ -20,7 +20,7 @@ from msgspec import Struct
 from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 from rmqkit.spark.fs import RemotePath, Segment, StoreFile, data_end
-from rmqkit.store.bulk import scan
+from rmqkit.store.log import scan
 
 _LOOK_BYTES = 64 << 10
 _HEAD = struct.Struct(">ii20xqiq")  # size, magic, ..., physicalOffset, sysFlag, bornTimestamp

@@ -49,8 +49,8 @@ from rmqkit.spark.source.queue_files import (
 )
 from rmqkit.spark.source.reader import ReadPlan
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk import scan
-from rmqkit.store.bulk.scan import Records
+from rmqkit.store.log import scan
+from rmqkit.store.log.scan import Records
 
 Arrays = Mapping[str, Any]
 Parts = Sequence[Any]

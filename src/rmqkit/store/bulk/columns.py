@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from rmqkit.store.bulk.property_columns import PropertyColumns
-from rmqkit.store.bulk.scan import Records, crc_matches
 from rmqkit.store.dispatcher import Arrival, arrival_of, batch_count, queue_tags_code
+from rmqkit.store.index.property_columns import PropertyColumns
 from rmqkit.store.log.filler import FILLER_TOPIC
 from rmqkit.store.log.property_crc import CRC_NAME, TRAILER_BYTES
+from rmqkit.store.log.scan import Records, crc_matches
 
 __all__ = ["Arrivals"]
 

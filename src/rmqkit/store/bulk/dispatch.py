@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmqkit.store.bulk.columns import Arrivals, Ints
-from rmqkit.store.bulk.scan import RECORD_BYTES_MIN
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
 from rmqkit.store.index.index import MessageIndex
+from rmqkit.store.log.scan import RECORD_BYTES_MIN
 from rmqkit.store.offline.bulk_compare import queue_entries
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues, topic_fault

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.store.bulk.scan import has_numpy
+from rmqkit.store.files import sync_directory
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT, IndexFile, key_hash, key_hashes
-from rmqkit.store.json_files import sync_directory
 from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.log.scan import has_numpy
 from rmqkit.store.note_files import read_note, write_note
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _LOOK_BYTES = 16 << 10
 _COLUMNS_MIN = 128
 """Messages from which on numpy is faster than the plain code."""
 _YEAR_9999_MS = 253_370_764_800_000
-_COLUMNS = "rmqkit.store.bulk.property_columns"
+_COLUMNS = "rmqkit.store.index.property_columns"
 INDEX_NOTE = "indexfiles"
 """The note of index files, beside their directory."""
 
@@ -305,7 +305,7 @@ class MessageIndex:
         """Enter the keys that wait with numpy, equal to doing it one by one."""
         import numpy as np
 
-        from rmqkit.store.bulk.property_columns import PropertyColumns
+        from rmqkit.store.index.property_columns import PropertyColumns
 
         waiting = self._waiting
         while self._current is not None and waiting and waiting[0].physical_offset < self._current.end_offset:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.store.json_files import sync_directory
+from rmqkit.store.files import sync_directory
 from rmqkit.store.log.mapped_file import MappedFile, file_name
 
 __all__ = ["FileQueue", "split", "sync_names", "sync_names_of"]

@@ -37,11 +37,11 @@ from msgspec import Struct, field
 
 from rmqkit.errors import RecordCorrupt, StoreDamaged
 from rmqkit.protocol.record import MAGIC_V1, MAGIC_V2, Record, is_blank, layout_of
-from rmqkit.store.bulk import scan
-from rmqkit.store.json_files import sync_directory
+from rmqkit.store.files import sync_directory
+from rmqkit.store.log import scan
 from rmqkit.store.log.file_queue import sync_names
 from rmqkit.store.log.mapped_file import MappedFile
-from rmqkit.store.offline.view import data_end
+from rmqkit.store.log.view import data_end
 
 __all__ = ["FOLDER", "Remains", "check_heads", "keep_remains", "look_behind", "place_of", "tell_lost_end"]
 

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmqkit.store.bulk.columns import Arrivals, Ints
-from rmqkit.store.bulk.scan import Buffer
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT
 from rmqkit.store.log.mapped_file import file_name
+from rmqkit.store.log.scan import Buffer
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES
 
 __all__ = ["QUEUE_ENTRY", "IndexComparison", "QueueComparison", "Ranges", "queue_entries"]

@@ -31,20 +31,20 @@ from msgspec import Struct, field
 
 from rmqkit.errors import RecordCorrupt, StoreMismatch
 from rmqkit.protocol.record import Record
-from rmqkit.store.bulk.scan import Buffer
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import arrival_of
 from rmqkit.store.index.file import ENTRY as INDEX_ENTRY
 from rmqkit.store.index.file import HEADER, SLOT, key_hashes
 from rmqkit.store.index.index import missing_files
+from rmqkit.store.log.scan import Buffer
+from rmqkit.store.log.view import LogView, mapped
 from rmqkit.store.offline.bulk_compare import IndexComparison, QueueComparison, Ranges
 from rmqkit.store.offline.findings import Kind, Report, common_length, entries_of, files_in_order
-from rmqkit.store.offline.view import LogView, mapped
+from rmqkit.store.queue_recovery import configured_topics
 from rmqkit.store.queues.base import BLANK_SIZE
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY
 from rmqkit.store.queues.light_queues import light_numbers
-from rmqkit.store.queues.mending import configured_topics
 from rmqkit.store.queues.queue_ext import ADDRESS_BASE, FILE_FULL, FREE_BYTES, UNIT, is_address
 from rmqkit.store.queues.table import topic_fault, whole
 from rmqkit.store.settings import StoreSettings

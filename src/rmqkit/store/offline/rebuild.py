@@ -24,20 +24,20 @@ from rmqkit.protocol import fastjson
 from rmqkit.protocol.record import INNER_BATCH
 from rmqkit.store.bulk.columns import Arrivals
 from rmqkit.store.bulk.dispatch import CatchUp
-from rmqkit.store.bulk.scan import RECORD_BYTES_MIN
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, queue_tags_code
+from rmqkit.store.files import sync_directory
 from rmqkit.store.index.index import INDEX_NOTE, MessageIndex
-from rmqkit.store.json_files import sync_directory
+from rmqkit.store.log.scan import RECORD_BYTES_MIN
 from rmqkit.store.note_files import remove_note
 from rmqkit.store.offline.check import open_log
+from rmqkit.store.offline.file_check import is_json
 from rmqkit.store.offline.findings import Progress, Report, common_length, entries_of
 from rmqkit.store.offline.queue_check import index_bytes, light_queues
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.small_files import is_json
 from rmqkit.store.store_lock import StoreLock
 
 __all__ = [

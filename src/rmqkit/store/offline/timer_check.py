@@ -22,10 +22,10 @@ from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.properties import REAL_TOPIC, find_property
 from rmqkit.protocol.schemas.brokers import TIMER_CHECKPOINT_BYTES, decode_timer_checkpoint
+from rmqkit.store.log.view import LogView
+from rmqkit.store.offline.file_check import is_json
 from rmqkit.store.offline.findings import Kind, Report, common_length, entries_of, files_in_order
-from rmqkit.store.offline.view import LogView
 from rmqkit.store.settings import StoreSettings
-from rmqkit.store.small_files import is_json
 from rmqkit.store.timer.check import Damage
 from rmqkit.store.timer.files import TimerFiles, checkpoint_fault, load_timer_checkpoint
 from rmqkit.store.timer.wheel import WHEEL_BYTES

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.record import decode_record
-from rmqkit.store.json_files import JsonFile
+from rmqkit.store.files import JsonFile
 from rmqkit.store.log.commit_log import CommitLog
 
 __all__ = ["DeletedTopics", "deleted_topics_path"]

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.store.json_files import sync_directory
+from rmqkit.store.files import sync_directory
 from rmqkit.store.system_calls import sync_data
 
 __all__ = ["SLOT_COUNT", "WHEEL_BYTES", "Slot", "TimerWheel"]

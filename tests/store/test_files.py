@@ -6,7 +6,7 @@ import pytest
 from msgspec import Struct, field
 
 from rmqkit.errors import StoreMismatch, StoreUnavailable
-from rmqkit.store.json_files import JsonFile, RowTexts
+from rmqkit.store.files import JsonFile, RowTexts
 
 
 class Offsets(Struct, rename="camel"):

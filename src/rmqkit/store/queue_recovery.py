@@ -43,10 +43,10 @@ from rmqkit.errors import BodyError, RecordCorrupt
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.names import SCHEDULE_TOPIC, is_light
 from rmqkit.protocol.record import Record, decode_record
-from rmqkit.store.bulk.scan import Damage, has_numpy
 from rmqkit.store.dispatcher import Dispatcher, arrival_of
 from rmqkit.store.log.commit_log import CommitLog
-from rmqkit.store.offline.view import LogView
+from rmqkit.store.log.scan import Damage, has_numpy
+from rmqkit.store.log.view import LogView
 from rmqkit.store.queues.base import BLANK_SIZE, LogicQueue
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue

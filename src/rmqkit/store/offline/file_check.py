@@ -16,7 +16,7 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
 from rmqkit.protocol.schemas.pop import MessageRequestModes
 from rmqkit.protocol.schemas.topics import TopicConfigTable
-from rmqkit.store.json_files import decode_file
+from rmqkit.store.files import decode_file
 from rmqkit.store.log.checkpoint import CHECKPOINT_BYTES
 from rmqkit.store.note_files import is_note
 from rmqkit.store.offline.findings import Kind, Report, entries_of

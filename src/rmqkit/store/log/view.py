@@ -33,8 +33,8 @@ from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.record import BLANK_BYTES, Record, decode_record, is_blank
-from rmqkit.store.bulk import scan
-from rmqkit.store.bulk.scan import Buffer, Damage
+from rmqkit.store.log import scan
+from rmqkit.store.log.scan import Buffer, Damage
 
 if TYPE_CHECKING:
     from rmqkit.store.bulk.columns import Arrivals
