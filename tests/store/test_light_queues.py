@@ -10,7 +10,7 @@ from rmqkit.protocol.properties import find_property
 from rmqkit.store import replica as replication
 from rmqkit.store.message_store import PutStatus
 from rmqkit.store.offline.rebuild import rebuild
-from rmqkit.store.queues.light_queues import light_fault, light_names, light_numbers
+from rmqkit.store.queues.table import light_fault, light_names, light_numbers
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 
 A, B = "%LMQ%a", "%LMQ%b"

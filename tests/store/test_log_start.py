@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.store.log import log_start
+from rmqkit.store.log import commit_log
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.findings import Kind
@@ -108,17 +108,17 @@ def test_the_start_is_noted_before_files_are_deleted(
         drop = queue.drop_front
         monkeypatch.setattr(queue, "drop_front", lambda test: (copy_store(root, killed), drop(test))[1])
         assert store.retention_round().log_files > 0
-        noted = log_start.noted_start(killed)
+        noted = commit_log.noted_start(killed)
         assert noted == store.min_physical_offset > 0
     with opened(killed) as store:
         assert store.min_physical_offset == 0
-    assert log_start.noted_start(killed) == 0
+    assert commit_log.noted_start(killed) == 0
     assert not told(caplog)
 
 
 def test_a_full_disk_that_refuses_the_note_gets_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "store"
-    real, refused = log_start.write_note, []
+    real, refused = commit_log.write_note, []
 
     def write(path: Path, note: object) -> None:
         if not refused:
@@ -128,10 +128,10 @@ def test_a_full_disk_that_refuses_the_note_gets_room_first(tmp_path: Path, monke
 
     with opened(root, clock=StandingClock(0), disk_used_percent=lambda path: FULL) as store:
         fill(store)
-        monkeypatch.setattr(log_start, "write_note", write)
+        monkeypatch.setattr(commit_log, "write_note", write)
         assert store.retention_round().log_files > 0
         assert refused
-        assert log_start.noted_start(root) == store.min_physical_offset
+        assert commit_log.noted_start(root) == store.min_physical_offset
 
 
 def test_a_store_that_never_had_a_note_is_opened_without_a_word(
@@ -144,7 +144,7 @@ def test_a_store_that_never_had_a_note_is_opened_without_a_word(
     with opened(root):
         pass
     assert not told(caplog)
-    assert log_start.noted_start(root) == 8192
+    assert commit_log.noted_start(root) == 8192
 
 
 def test_a_note_that_cannot_be_read_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -153,7 +153,7 @@ def test_a_note_that_cannot_be_read_is_made_anew(tmp_path: Path, caplog: pytest.
     with opened(root):
         pass
     assert "logstart cannot be read: where the log began is not compared with it" in caplog.text
-    assert log_start.noted_start(root) == 0
+    assert commit_log.noted_start(root) == 0
 
 
 def test_a_slave_notes_where_its_masters_log_made_it_begin(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +162,7 @@ def test_a_slave_notes_where_its_masters_log_made_it_begin(tmp_path: Path, caplo
         opened(tmp_path / "master") as master,
         opened(root, is_replica=True) as slave,
     ):
-        assert log_start.noted_start(root) is None
+        assert commit_log.noted_start(root) is None
         fill(master)
         at = 4096
         while part := master.log_part(at, 4096):
@@ -170,7 +170,7 @@ def test_a_slave_notes_where_its_masters_log_made_it_begin(tmp_path: Path, caplo
             at += len(part)
         while slave.dispatch():
             pass
-        assert log_start.noted_start(root) == 4096
+        assert commit_log.noted_start(root) == 4096
         killed = copy_store(root, tmp_path / "killed")
     assert not missing(killed)
     drop_first_files(killed, 1)
@@ -181,5 +181,5 @@ def test_a_slave_notes_where_its_masters_log_made_it_begin(tmp_path: Path, caplo
     for path in (killed / "commitlog").iterdir():
         path.unlink()
     with opened(killed, is_replica=True):  # to be filled anew from where its master begins then
-        assert log_start.noted_start(killed) is None
+        assert commit_log.noted_start(killed) is None
     assert len(told(caplog)) == 1

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from rmqkit.protocol.record import decode_record
+from rmqkit.store import queue_recovery
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.offline.check import Kind, verify
-from rmqkit.store.queues import mending as queue_mending
 from rmqkit.store.queues import queue_ends
 from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
@@ -88,7 +88,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_queue_is_made_anew_and_said_so(name, tmp_path, caplog, monkeypatch):
     if name.startswith("the topic"):
-        monkeypatch.setattr(queue_mending, "has_numpy", lambda: False)  # record by record comes out the same
+        monkeypatch.setattr(queue_recovery, "has_numpy", lambda: False)  # record by record comes out the same
     root = written(tmp_path / "store")
     DAMAGE[name](root)
     assert not verify(root, SETTINGS).is_sound

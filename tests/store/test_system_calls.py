@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.store.system_calls import forget, reserve, sync_data, sync_file
+from rmqkit.store.files import forget, reserve, sync_data, sync_file
 
 BLOCK = 4096
 

@@ -36,8 +36,7 @@ from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.queues.base import LogicQueue
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
-from rmqkit.store.queues.light_queues import light_numbers
-from rmqkit.store.queues.table import ConsumeQueues, topic_fault
+from rmqkit.store.queues.table import ConsumeQueues, light_numbers, topic_fault
 
 __all__ = ["Arrival", "Dispatcher", "arrival_of", "batch_count", "queue_tags_code"]
 

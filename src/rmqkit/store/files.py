@@ -1,16 +1,38 @@
-"""Configuration files of the broker: ``config/X.json`` with its backup ``X.json.bak``.
+"""Files beside the log: how they are written so that a power cut leaves one whole, and what that asks of the system.
 
-Writing makes a whole ``X.tmp``, moves ``X`` to ``X.bak``, and ``X.tmp`` to ``X``, each in one step: whenever the
-machine stops, one of the two is whole, and neither is torn. Reading takes ``X``; if it is missing, empty or unreadable,
-the backup, and says so. Integer map keys are written bare, as old brokers need it; any whitespace and order is read.
-Source: store.md §9.1.
+**Configuration files**, ``config/X.json`` with its backup ``X.json.bak`` (`JsonFile`). Writing makes a whole ``X.tmp``,
+moves ``X`` to ``X.bak``, and ``X.tmp`` to ``X``, each in one step: whenever the machine stops, one of the two is whole,
+and neither is torn. Reading takes ``X``; if it is missing, empty or unreadable, the backup, and says so. Integer map
+keys are written bare, as old brokers need it; any whitespace and order is read.
+
+**Notes**, small files of ours beside ``checkpoint``, which Apache's broker does not know (`read_note`, `write_note`).
+The first line is the CRC-32 of the rest in hex, the rest is JSON. A note is replaced in one step, so that a kill leaves
+the former one or the new one.
+
+**System calls** that systems name differently; they are looked up when they are called:
+
+===========  ===================================  =====================================================================
+function     Linux                                where that is missing (macOS)
+===========  ===================================  =====================================================================
+`sync_data`  fdatasync                            F_FULLFSYNC, as fsync there leaves data in the disk's own cache; fsync
+                                                  on a file system that does not know it
+`sync_file`  fsync                                the same
+`reserve`    posix_fallocate                      a byte of every block is written that may be a hole
+`forget`     posix_fadvise, POSIX_FADV_DONTNEED   nothing: the system decides what it keeps in memory
+===========  ===================================  =====================================================================
+
+Log files are sparse and read through a mapping. On a tmpfs the first look at a page that was never written takes
+memory, and where there is none left the kernel answers with SIGBUS, which no program survives: `check_room` refuses
+such a store before it is opened. Source: store.md §8, §9.1, §13.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +40,27 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rmqkit.errors import BodyError, StoreMismatch, StoreUnavailable
+from rmqkit.errors import BodyError, StoreError, StoreMismatch, StoreUnavailable
 from rmqkit.protocol import fastjson
-from rmqkit.store.system_calls import sync_file
 
-__all__ = ["JsonFile", "RowTexts", "decode_file", "make_directory", "naming", "sync_directory", "write_durably"]
+__all__ = [
+    "JsonFile",
+    "RowTexts",
+    "check_room",
+    "decode_file",
+    "forget",
+    "is_note",
+    "make_directory",
+    "naming",
+    "read_note",
+    "remove_note",
+    "reserve",
+    "sync_data",
+    "sync_directory",
+    "sync_file",
+    "write_durably",
+    "write_note",
+]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -168,3 +206,127 @@ def decode_file(content: bytes, value_type: type[T]) -> T:
             if others:
                 raise BodyError(f"it holds {', '.join(others[:3])} and nothing of a {value_type.__name__}")
     return value
+
+
+_CRC_DIGITS = 8
+
+
+def read_note(path: Path, note_type: type[T], without_it: str) -> T | None:
+    """A note, None when there is none or it cannot be read, which is a WARNING.
+    ``without_it``: what is not done then.
+    Raises OSError: the disk refused."""
+    try:
+        note = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        if is_note(note):
+            return msgspec.json.decode(note[_CRC_DIGITS + 1 :], type=note_type)
+    except msgspec.DecodeError:
+        _log.debug("%s is no note", path)
+    _log.warning("%s cannot be read: %s", path, without_it)
+    return None
+
+
+def is_note(note: bytes) -> bool:
+    """Whether the content of a file is a whole note, by its CRC."""
+    crc, _, content = note.partition(b"\n")
+    return crc == b"%08x" % zlib.crc32(content)
+
+
+def write_note(path: Path, note: object) -> None:
+    """Replace a note; when this returns it is on the disk. Raises OSError: the disk refused."""
+    content = msgspec.json.encode(note)
+    whole = path.with_name(path.name + ".tmp")
+    write_durably(whole, b"%08x\n%b" % (zlib.crc32(content), content))
+    whole.replace(path)
+    sync_directory(path.parent)
+
+
+def remove_note(path: Path) -> None:
+    """Remove a note, if there is one. Raises OSError: the disk refused."""
+    if path.exists():
+        path.unlink()
+        sync_directory(path.parent)
+
+
+_BLOCK_BYTES = 4096
+_NOT_KNOWN = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
+
+
+def sync_data(descriptor: int) -> None:
+    """Wait until a file's bytes, and its length, are on the disk. Raises OSError: the disk refused."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+    else:
+        sync_file(descriptor)
+
+
+def sync_file(descriptor: int) -> None:
+    """Wait until a file or directory is on the disk with all that is told of it. Raises OSError: the disk refused."""
+    import fcntl  # missing on Windows, where files are read that were written elsewhere
+
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:
+        try:
+            fcntl.fcntl(descriptor, full_sync)
+            return
+        except OSError as error:
+            if error.errno not in _NOT_KNOWN:
+                raise
+    os.fsync(descriptor)
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give a file its blocks from 0 to a size, without changing what is in it; nobody else may write to it meanwhile.
+    Raises OSError: the disk has no room for them."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    if os.fstat(descriptor).st_size < size:
+        os.ftruncate(descriptor, size)
+    for position in range(0, size, _BLOCK_BYTES):
+        if os.pread(descriptor, 1, position) == b"\0":
+            os.pwrite(descriptor, b"\0", position)
+
+
+def forget(descriptor: int, start: int, size: int) -> None:
+    """Let the page cache drop a part of a file that is on the disk."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
+
+
+_NEEDED_BYTES = 1 << 20
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def check_room(path: Path) -> None:
+    """Raises StoreError: a directory, or the one it will be made in, lies on a tmpfs that is full."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    usage = os.statvfs(path)
+    free_bytes = usage.f_bavail * usage.f_frsize
+    if free_bytes < _NEEDED_BYTES and _is_tmpfs(path):
+        raise StoreError(
+            f"{path} lies on a tmpfs with {free_bytes} bytes free, and a start needs {_NEEDED_BYTES}: delete files "
+            f"there, or make it larger (mount -o remount,size=... {_mount_point(path)})"
+        )
+
+
+def _is_tmpfs(path: Path) -> bool:
+    return any(kind == "tmpfs" for kind, _ in _mounts_of(path))
+
+
+def _mount_point(path: Path) -> str:
+    return next((point for _, point in _mounts_of(path)), str(path))
+
+
+def _mounts_of(path: Path) -> list[tuple[str, str]]:
+    """Kind and mount point of the file system of a path; nothing where the kernel does not tell."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = [line.split() for line in _MOUNTS.read_text().splitlines()]
+    except OSError:
+        return []
+    return [(words[words.index("-") + 1], words[4]) for words in lines if words[2] == number and "-" in words]

@@ -28,15 +28,13 @@ from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import Record, decode_record, has_sound_body, record_properties, record_topic
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
-from rmqkit.store.files import make_directory, sync_directory, write_durably
+from rmqkit.store.files import check_room, make_directory, sync_directory, write_durably
 from rmqkit.store.flush import Flusher
 from rmqkit.store.index.file import keys_of
 from rmqkit.store.index.index import KeyQuery, MessageIndex
 from rmqkit.store.log.checkpoint import Checkpoint
-from rmqkit.store.log.commit_log import CommitLog
+from rmqkit.store.log.commit_log import CommitLog, LogStart
 from rmqkit.store.log.filler import is_filler
-from rmqkit.store.log.log_start import LogStart
-from rmqkit.store.log.memory_disk import check_room
 from rmqkit.store.log.recovery import LogEnd, find_log_end
 from rmqkit.store.log.remains import check_heads, keep_remains, tell_lost_end
 from rmqkit.store.log.scan import RECORD_BYTES_MIN
@@ -47,10 +45,8 @@ from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queue_recovery import mend_after_crash, mend_queues, tell_odd_queues
 from rmqkit.store.queues.base import LogicQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
-from rmqkit.store.queues.deleted_topics import DeletedTopics
-from rmqkit.store.queues.light_queues import light_numbers
 from rmqkit.store.queues.queue_ends import QueueEnds
-from rmqkit.store.queues.table import ConsumeQueues
+from rmqkit.store.queues.table import ConsumeQueues, DeletedTopics, light_numbers
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.replica import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent

@@ -46,8 +46,15 @@ from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queues.base import LogicQueue
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
-from rmqkit.store.queues.light_queues import MULTI_DISPATCH, light_fault, light_names, numbered, too_many
-from rmqkit.store.queues.table import ConsumeQueues, topic_fault
+from rmqkit.store.queues.table import (
+    MULTI_DISPATCH,
+    ConsumeQueues,
+    light_fault,
+    light_names,
+    numbered,
+    too_many,
+    topic_fault,
+)
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
 __all__ = ["Appender"]

@@ -50,10 +50,9 @@ from rmqkit.store.log.view import LogView
 from rmqkit.store.queues.base import BLANK_SIZE, LogicQueue
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
-from rmqkit.store.queues.light_queues import light_numbers
 from rmqkit.store.queues.queue_ends import QueueEnds, QueueNote
 from rmqkit.store.queues.queue_ext import is_address
-from rmqkit.store.queues.table import ConsumeQueues
+from rmqkit.store.queues.table import ConsumeQueues, light_numbers
 
 __all__ = ["configured_topics", "mend_after_crash", "mend_queues", "tell_odd_queues"]
 

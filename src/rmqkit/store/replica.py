@@ -36,13 +36,13 @@ from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreUnavailab
 from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, BORN_HOST_V6, MAGIC_V1, MAGIC_V2, decode_record
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
+from rmqkit.store.files import forget
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log import scan
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, has_numpy
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-from rmqkit.store.system_calls import forget
 
 if TYPE_CHECKING:
     from rmqkit.store.bulk.columns import Arrivals

@@ -35,10 +35,9 @@ from rmqkit.store.bulk.columns import Arrivals
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.bulk_compare import Ranges
 from rmqkit.store.offline.check import LogDamage, QueueStat, check_records, is_held, open_log, queue_ends, tally
-from rmqkit.store.offline.file_check import check_small_files
+from rmqkit.store.offline.file_check import check_small_files, check_timer_files
 from rmqkit.store.offline.findings import Kind, Report, entries_of
 from rmqkit.store.offline.queue_check import DerivedFiles, Equal, FileSizes, QueueEnd
-from rmqkit.store.offline.timer_check import check_timer_files
 from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmqkit.protocol.hashing import java_hash
+from rmqkit.store.files import reserve
 from rmqkit.store.log.mapped_file import MappedFile
-from rmqkit.store.system_calls import reserve
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,9 +5,9 @@ that recovery walks over. So keys may wait in memory: they are entered `_WAITING
 have many, after `_WAITING_MS` at the next message, and before a query or a clean stop. Under load numpy does it for all
 at once.
 
-``indexfiles``, one of the `note_files`, lists the files that a start has to find: nothing else in a store contradicts
-an index file that is gone. A full file is in it once it is on the disk, the newest one after a clean stop. A missing
-file stays in it, and is told of at every start, until it would have expired or the index is made anew.
+``indexfiles``, a note (`rmqkit.store.files`), lists the files that a start has to find: nothing else in a store
+contradicts an index file that is gone. A full file is in it once it is on the disk, the newest one after a clean stop.
+A missing file stays in it, and is told of at every start, until it would have expired or the index is made anew.
 
 Owner thread only, except `MessageIndex.sync_full`. Source: store.md §7.
 """
@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.store.files import sync_directory
+from rmqkit.store.files import read_note, sync_directory, write_note
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT, IndexFile, key_hash, key_hashes
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.log.scan import has_numpy
-from rmqkit.store.note_files import read_note, write_note
 
 if TYPE_CHECKING:
     from rmqkit.store.index.file import Ints

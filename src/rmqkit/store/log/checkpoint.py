@@ -23,7 +23,7 @@ import struct
 import threading
 from pathlib import Path
 
-from rmqkit.store.system_calls import sync_data
+from rmqkit.store.files import sync_data
 
 __all__ = ["CHECKPOINT_BYTES", "Checkpoint"]
 

@@ -10,7 +10,23 @@ append costs one system call, and is committed at once. A crash of the process l
 of the machine what was not flushed. With the transient store pool an append costs a copy and is committed later.
 Owner thread only, except `commit` and the facts that flush threads read.
 
-Not handled here: queue offsets and checks of a message (`message_store`), flush (`flush`), the cut after a crash
+`LogStart` notes where the log begins in ``logstart``, beside ``checkpoint``, which Apache's broker does not know, so
+that a missing first file is not taken for retention. Its one field is ``start``, the physical offset of the first byte.
+Unlike the note of queue ends it is there while a broker runs and after a kill:
+
+=====================================  ================================================================================
+when                                   the note
+=====================================  ================================================================================
+a store was opened                     says where the log begins; an empty log begins at 0, a slave's empty log has none
+retention is about to delete files     says where the log begins without them
+a slave's empty log gets a first file  says where that begins
+=====================================  ================================================================================
+
+A log that begins behind the noted offset lost its first files: another broker's retention deleted them, or they are
+lost. Nobody can tell which, so the next start says so in a WARNING, once, and ``rmq store verify`` until then.
+A disk that refuses the note costs only the comparison, or makes a start tell of files that retention deleted.
+
+Not handled here: queue offsets and checks of a message (`put`), flush (`flush`), the cut after a crash
 (`recovery`). Source: store.md §3.
 """
 
@@ -22,14 +38,16 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from msgspec import Struct
+
 from rmqkit.protocol.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, pack_blank
+from rmqkit.store.files import read_note, remove_note, sync_file, write_note
 from rmqkit.store.log.file_queue import FileQueue, sync_names
-from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.log.mapped_file import MappedFile, file_name
 from rmqkit.store.log.transient_pool import TransientPool
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-from rmqkit.store.system_calls import sync_file
 
-__all__ = ["CommitLog", "log_directories"]
+__all__ = ["CommitLog", "LogStart", "gone_files", "log_directories", "noted_start"]
 
 _log = logging.getLogger(__name__)
 _CREATE_TIMEOUT_SECONDS = 5.0
@@ -303,3 +321,74 @@ def _discard(made: Future[MappedFile] | None) -> None:
             file.delete()
         except OSError as error:
             _log.warning("%s is not needed and cannot be deleted: %s", file.path, error)
+
+
+_START_NOTE = "logstart"
+
+
+class _Note(Struct):
+    start: int
+
+
+def noted_start(root: Path) -> int | None:
+    """Where the log of a store began, None when that is not known. Raises OSError: the disk refused."""
+    note = read_note(root / _START_NOTE, _Note, "where the log began is not compared with it")
+    return None if note is None else note.start
+
+
+def gone_files(noted: int, start: int) -> str:
+    """What is gone of a log that began at an offset and begins at a later one now."""
+    return (
+        f"{start - noted} bytes from {file_name(noted)} to before {file_name(start)} are gone: deleted by the "
+        "retention of another broker, or lost"
+    )
+
+
+class LogStart:
+    """The note of a store. Owner thread only.
+
+    Args:
+        is_replica: whether the store is a slave's, whose log begins where its master says.
+    """
+
+    def __init__(self, root: Path, log: CommitLog, *, is_replica: bool = False) -> None:
+        self._root = root
+        self._commit_log = log
+        self._is_replica = is_replica
+        self._noted: int | None = None
+
+    def compare(self) -> None:
+        """Read the note when the files were loaded, and tell of first files that are gone."""
+        self._noted = noted_start(self._root)
+        start = self._commit_log.min_offset
+        if self._noted is not None and start > self._noted:
+            said = "store %s: the log began at %d and begins at %d: %s"
+            _log.warning(said, self._root, self._noted, start, gone_files(self._noted, start))
+
+    def renew(self) -> None:
+        """Note where the log begins, when a start recovered it."""
+        start = self._commit_log.min_offset
+        if start >= 0 or not self._is_replica:
+            self.note(max(0, start))
+            return
+        self._noted = None
+        try:
+            remove_note(self._root / _START_NOTE)
+        except OSError as error:
+            self._tell_refusal(error)
+
+    def note(self, start: int) -> bool:
+        """Note where the log is about to begin; whether that is on the disk."""
+        if start == self._noted:
+            return True
+        try:
+            write_note(self._root / _START_NOTE, _Note(start))
+        except OSError as error:
+            self._tell_refusal(error)
+            return False
+        self._noted = start
+        return True
+
+    def _tell_refusal(self, error: OSError) -> None:
+        said = "%s cannot be written, the next start may tell of log files that retention deleted: %s"
+        _log.warning(said, self._root / _START_NOTE, error)

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from rmqkit.store.system_calls import reserve, sync_data
+from rmqkit.store.files import reserve, sync_data
 
 __all__ = ["SECTOR_BYTES", "MappedFile", "file_name"]
 

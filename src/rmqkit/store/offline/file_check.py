@@ -1,7 +1,21 @@
-"""The small files of a store, looked at offline: ``checkpoint`` and the JSON files under ``config`` with their backups.
+"""Files that hold no messages, looked at offline: the checkpoint, JSON under ``config``, notes, and those of the timer.
 
-What can be told: a checkpoint's length, and times or offsets that cannot be; JSON that is none. What cannot: times that
-are off by less than a day. ``abort`` says something by being there, whatever it holds. Source: store.md §8, §9.
+`check_small_files` tells a checkpoint's length, and times or offsets that cannot be; JSON that is none. It cannot tell
+times that are off by less than a day. ``abort`` says something by being there, whatever it holds.
+
+`check_timer_files` tells whether the files of timed messages are whole, `mend_timer_files` makes them so:
+
+=======================  ============================================  ==============================================
+file                     what has to hold                              mended by
+=======================  ============================================  ==============================================
+``timerlog/``            names, lengths; units as `timer_check` wants  emptied, see below
+``timerwheel``           its length; the slots that the units make     made anew from the log
+``config/timercheck``    its length, numbers that can be               made anew, and the log emptied
+``config/timermetrics``  JSON                                          its backup, or removed: a start counts anew
+=======================  ============================================  ==============================================
+
+When the log was emptied the next start puts the messages of the timer topic on the wheel again, without those that were
+delivered. Source: store.md §8, §9, §18.3 to §18.6.
 """
 
 from __future__ import annotations
@@ -10,18 +24,25 @@ import re
 import struct
 from pathlib import Path
 
-from rmqkit.errors import BodyError
-from rmqkit.protocol.schemas.brokers import DelayOffsets, TimerMetrics
+from rmqkit.errors import BodyError, RecordCorrupt, StoreMismatch
+from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import REAL_TOPIC, find_property
+from rmqkit.protocol.schemas.brokers import TIMER_CHECKPOINT_BYTES, DelayOffsets, TimerMetrics, decode_timer_checkpoint
 from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
 from rmqkit.protocol.schemas.pop import MessageRequestModes
 from rmqkit.protocol.schemas.topics import TopicConfigTable
-from rmqkit.store.files import decode_file
+from rmqkit.store.files import decode_file, is_note
 from rmqkit.store.log.checkpoint import CHECKPOINT_BYTES
-from rmqkit.store.note_files import is_note
-from rmqkit.store.offline.findings import Kind, Report, entries_of
+from rmqkit.store.log.view import LogView
+from rmqkit.store.offline.findings import Kind, Report, common_length, entries_of, files_in_order
+from rmqkit.store.settings import StoreSettings
+from rmqkit.store.timer.check import Damage
+from rmqkit.store.timer.files import TimerFiles, checkpoint_fault, load_timer_checkpoint
+from rmqkit.store.timer.wheel import WHEEL_BYTES
 
-__all__ = ["NOTES", "check_small_files", "is_json"]
+__all__ = ["NOTES", "check_small_files", "check_timer_files", "is_json", "is_timer_file", "mend_timer_files"]
 
 _DAY_MS = 86_400_000
 _TIMES = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
@@ -92,3 +113,129 @@ def _check_checkpoint(path: Path, report: Report, newest_ms: int, log_end: int) 
         (value,) = _I64.unpack_from(content, i * _I64.size)
         if not 0 <= value <= high:
             report.add(Kind.CHECKPOINT, path, i * _I64.size, f"{name} from 0 to {high}", value)
+
+
+def check_timer_files(root: Path, log: LogView, report: Report, settings: StoreSettings | None) -> None:
+    """Note what is wrong with them. ``log``: the commit log, which units of messages that wait are held against.
+    ``settings``: what the store was written with; without them a file's length is compared with those of its kind."""
+    _check_timer_checkpoint(root / "config" / "timercheck", report)
+    for name in ("timermetrics", "timermetrics.bak"):
+        path = root / "config" / name
+        if path.is_file():
+            report.checked["files"] += 1
+            if (reason := is_json(path)) is not None:
+                report.add(Kind.CONFIG, path, 0, "JSON", reason)
+    wheel, log_bytes = root / "timerwheel", _log_bytes(root, settings)
+    known = report.counts.total()
+    if wheel.is_file():
+        report.checked["files"] += 1
+        if (length := wheel.stat().st_size) != WHEEL_BYTES:
+            found = f"{length} bytes"
+            report.add(Kind.FILE_SIZE, wheel, min(length, WHEEL_BYTES), f"{WHEEL_BYTES} bytes", found)
+    list(files_in_order([root / "timerlog"], log_bytes, report))
+    if report.counts.total() == known and not report.is_live:
+        _check_content(root, log, report, settings, log_bytes)
+
+
+def _check_timer_checkpoint(path: Path, report: Report) -> None:
+    if not path.is_file():
+        return
+    report.checked["files"] += 1
+    content = path.read_bytes()
+    try:
+        fault = checkpoint_fault(decode_timer_checkpoint(content[:TIMER_CHECKPOINT_BYTES]))
+    except BodyError:
+        found = f"{len(content)} bytes"
+        report.add(Kind.FILE_SIZE, path, len(content), f"at least {TIMER_CHECKPOINT_BYTES} bytes", found)
+        return
+    if fault:
+        report.add(Kind.CHECKPOINT, path, 0, "a time and offsets that can be", fault)
+
+
+def _check_content(root: Path, log: LogView, report: Report, settings: StoreSettings | None, log_bytes: int) -> None:
+    files = _opened(root, settings, log_bytes)
+    try:
+        damage, fault = files.check(None)
+        if damage is Damage.NONE:
+            _check_units(files, log, report)
+    finally:
+        files.close()
+    if damage is Damage.WHEEL:
+        report.add(Kind.TIMER, root / "timerwheel", 0, "the slots that the units of the timer log make", fault)
+    elif damage is Damage.LOG:
+        report.add(Kind.TIMER, root / "timerlog", 0, "units that go on as far as config/timercheck says", fault)
+
+
+def _check_units(files: TimerFiles, log: LogView, report: Report) -> None:
+    """Note units of messages that wait whose record is for another topic, or none of the timer topic.
+    Left out are those of records that were deleted in time."""
+    begin, end = max(files.log.queue.min_offset, 0), files.checkpoint.last_timer_log_flush_position
+    for position, unit in files.log.scan(begin):
+        if position >= end:
+            break
+        if unit.time_ms < files.checkpoint.last_read_time_ms or unit.physical_offset < log.min_offset:
+            continue
+        try:
+            record = log.record_at(unit.physical_offset)
+        except RecordCorrupt as error:
+            topic, found = None, f"none there: {error.reason}"
+        else:
+            topic = find_property(record.properties, REAL_TOPIC.encode()) if record.topic == TIMER_TOPIC else None
+            found = f"one of {record.topic} for {topic!r}"
+        if topic is None or java_hash(topic.decode("utf-8", "replace")) != unit.topic_hash:
+            file = files.log.queue.find(position)
+            assert file is not None, "the unit was read from it"
+            expected = f"a record at {unit.physical_offset} for a topic with the hash {unit.topic_hash}"
+            report.add(Kind.TIMER_UNIT, file.path, position - file.start, expected, found)
+
+
+def is_timer_file(root: Path, path: Path) -> bool:
+    """Whether `mend_timer_files` makes a file whole."""
+    alone = (root / "timerlog", root / "timerwheel", root / "config" / "timercheck")
+    return path in alone or path.parent == root / "timerlog"
+
+
+def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_anew: bool = False) -> None:
+    """Make the wheel anew, or have the next start make all of it anew, with ``is_anew`` in any case.
+    Raises OSError: the disk refused."""
+    wheel, folder = root / "timerwheel", root / "timerlog"
+    if wheel.is_file() and wheel.stat().st_size != WHEEL_BYTES:
+        wheel.unlink()
+    files = _new(root, settings, _log_bytes(root, settings))
+    try:
+        files.log.queue.check()
+    except StoreMismatch:
+        files.begin_anew(load_timer_checkpoint(root / "config" / "timercheck"))
+        for path in entries_of(folder):
+            path.unlink()
+        return
+    try:
+        files.load()
+        damage, _ = files.check(None)
+        if damage is Damage.WHEEL:
+            files.make_wheel()
+            files.wheel.take()
+            files.wheel.write()
+        elif damage is Damage.LOG or is_anew:
+            files.begin_anew(files.checkpoint)
+            files.log.sync()
+    finally:
+        files.close()
+
+
+def _log_bytes(root: Path, settings: StoreSettings | None) -> int:
+    if settings is not None:
+        return settings.timer_log_file_bytes
+    return common_length([root / "timerlog"]) or StoreSettings().timer_log_file_bytes
+
+
+def _new(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFiles:
+    return TimerFiles(root, log_file_bytes=log_bytes, precision_ms=(settings or StoreSettings()).timer_precision_ms)
+
+
+def _opened(root: Path, settings: StoreSettings | None, log_bytes: int) -> TimerFiles:
+    files = _new(root, settings, log_bytes)
+    queue = files.log.queue
+    queue.found = [one for one in queue.check() if one[2]]  # a start would delete an empty one
+    files.load(is_read_only=True)
+    return files

@@ -44,9 +44,8 @@ from rmqkit.store.queue_recovery import configured_topics
 from rmqkit.store.queues.base import BLANK_SIZE
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY
-from rmqkit.store.queues.light_queues import light_numbers
 from rmqkit.store.queues.queue_ext import ADDRESS_BASE, FILE_FULL, FREE_BYTES, UNIT, is_address
-from rmqkit.store.queues.table import topic_fault, whole
+from rmqkit.store.queues.table import light_numbers, topic_fault, whole
 from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:

@@ -26,10 +26,9 @@ from rmqkit.store.bulk.columns import Arrivals
 from rmqkit.store.bulk.dispatch import CatchUp
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, queue_tags_code
-from rmqkit.store.files import sync_directory
+from rmqkit.store.files import remove_note, sync_directory
 from rmqkit.store.index.index import INDEX_NOTE, MessageIndex
 from rmqkit.store.log.scan import RECORD_BYTES_MIN
-from rmqkit.store.note_files import remove_note
 from rmqkit.store.offline.check import open_log
 from rmqkit.store.offline.file_check import is_json
 from rmqkit.store.offline.findings import Progress, Report, common_length, entries_of

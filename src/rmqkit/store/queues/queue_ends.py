@@ -1,6 +1,6 @@
 """The note of queue ends: what every queue held at a clean stop, for the next start to compare.
 
-``queueends``, one of the `note_files`:
+``queueends``, a note (`rmqkit.store.files`):
 
 ==========  ======================================================================================================
 field       value
@@ -35,10 +35,10 @@ from msgspec import Struct, field
 
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.record import decode_record, is_blank
+from rmqkit.store.files import read_note, remove_note, write_note
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.file_queue import FileQueue
 from rmqkit.store.log.mapped_file import MappedFile
-from rmqkit.store.note_files import read_note, remove_note, write_note
 from rmqkit.store.queues.base import LogicQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues

@@ -13,7 +13,30 @@ for each it opens.
 Recovery makes everything durable in the end, and may have written to every queue: it waits for the files of `_SYNCING`
 queues at a time, and where too many are open for half of them at once; it waits for each directory once. A wait is
 mostly one for the journal of the file system, so that many together take little longer than one.
-Owner thread only, except ``dirty`` and `sync`. Source: store.md §1, §4, §6, §12.2, §12.4.
+
+**Light queues** are further queues that one stored message is in, too (``LmqDispatch``, ``MultiDispatchUtils``):
+
+===========================  =========================================================================================
+property                     holds
+===========================  =========================================================================================
+``INNER_MULTI_DISPATCH``     names ``%LMQ%…``, separated by commas: the producer asks for these queues
+``INNER_MULTI_QUEUE_OFFSET`` the message's number in each; the broker gives them when it stores the message
+===========================  =========================================================================================
+
+A light queue is the consume queue of id 0 of its name; its entries point at records of other topics. Retry topics, the
+delay topic and the broker's own are in none: their messages are when they are put to their real topic. Members of a
+batch get no numbers. A name that stands twice is numbered once, and counts twice, as with Apache's brokers.
+5.4.0 stops its dispatch for good at a name that is none of a light queue, as it gets an empty number; such messages
+are refused here.
+
+**Deleted topics**: ``config/deletedTopics.json`` has the newest record of each,
+``{topic: [physicalOffset, size, storeTimestamp]}``; it is on the disk before the topic's queues go. Recovery dispatches
+again what the log holds: without the file a topic made again would begin with messages of the old one, as it does at
+Apache's brokers, which do not know it. An entry counts while the log holds that very record: when it expired so did all
+before it, and a log that was cut and went on in another way holds new messages there. A power cut that takes the record
+takes the entry, too.
+
+Owner thread only, except ``dirty`` and `sync`. Source: store.md §1, §4, §6, §11, §12; behaviour.md §9.6.
 """
 
 from __future__ import annotations
@@ -27,7 +50,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rmqkit.errors import StoreMismatch
+from rmqkit.errors import RecordCorrupt, StoreMismatch
+from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_TOPIC_PREFIX, is_light
+from rmqkit.protocol.properties import find_property, in_stored_order
+from rmqkit.protocol.record import decode_record
+from rmqkit.store.files import JsonFile
+from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.file_queue import split, sync_names_of
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.queues.base import NO_RECORD, LogicQueue
@@ -36,7 +64,20 @@ from rmqkit.store.queues.consume_queue import ENTRY_BYTES, ConsumeQueue
 from rmqkit.store.queues.queue_ext import QueueExt
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["ConsumeQueues", "queue_counts", "topic_fault", "whole"]
+__all__ = [
+    "MULTI_DISPATCH",
+    "ConsumeQueues",
+    "DeletedTopics",
+    "deleted_topics_path",
+    "light_fault",
+    "light_names",
+    "light_numbers",
+    "numbered",
+    "queue_counts",
+    "too_many",
+    "topic_fault",
+    "whole",
+]
 
 _log = logging.getLogger(__name__)
 _OPEN_LIMIT_MAX = 1 << 20
@@ -343,3 +384,92 @@ class ConsumeQueues:
 def whole(file_bytes: int, entry_bytes: int) -> int:
     """A file size rounded up to whole entries."""
     return -(-file_bytes // entry_bytes) * entry_bytes
+
+
+_Newest = tuple[int, int, int]
+
+
+def deleted_topics_path(root: Path) -> Path:
+    return root / "config" / "deletedTopics.json"
+
+
+class DeletedTopics:
+    """``ends``: physical offset, by topic, before which its records are those of a deleted one."""
+
+    def __init__(self, root: Path, log: CommitLog) -> None:
+        self.ends: dict[str, int] = {}
+        self._file = JsonFile(deleted_topics_path(root))
+        self._log = log
+        self._newest: dict[str, _Newest] = {}
+
+    def load(self) -> None:
+        """Read the file, when the log was loaded. Raises StoreMismatch: it cannot be read, nor its backup."""
+        stored = self._file.load(dict[str, _Newest]) or {}
+        self._note_ends({topic: newest for topic, newest in stored.items() if self._is_there(*newest)})
+
+    def add(self, newest: dict[str, _Newest]) -> None:
+        """Note what topics end with that are about to be deleted; on the disk when this returns.
+        Raises StoreUnavailable: the disk refused; nothing is noted."""
+        if newest:
+            kept = {topic: one for topic, one in self._newest.items() if one[0] >= self._log.min_offset}
+            self._file.save(kept | newest)
+            self._note_ends(kept | newest)
+
+    def cut(self, end: int) -> None:
+        """Forget what lies at or behind a physical offset, where the log ends now: other messages come there."""
+        self._note_ends({topic: one for topic, one in self._newest.items() if sum(one[:2]) <= end})
+
+    def _note_ends(self, newest: dict[str, _Newest]) -> None:
+        self._newest = newest
+        self.ends.clear()
+        self.ends.update((topic, at + size) for topic, (at, size, _) in newest.items())
+
+    def _is_there(self, physical_offset: int, size: int, store_timestamp: int) -> bool:
+        try:
+            record = decode_record(self._log.slice(physical_offset, size) or b"")
+        except RecordCorrupt:
+            return False
+        return (record.physical_offset, record.size, record.store_timestamp) == (physical_offset, size, store_timestamp)
+
+
+MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\x01"
+_NOT_IN_ANY = (RETRY_PREFIX, SYSTEM_TOPIC_PREFIX)
+
+
+def light_names(topic: str, properties: bytes) -> list[str]:
+    """The queues that a message of a topic asks for."""
+    if MULTI_DISPATCH not in properties or topic.startswith(_NOT_IN_ANY) or topic in (SCHEDULE_TOPIC, HALF_TOPIC):
+        return []
+    listed = (find_property(properties, MULTI_DISPATCH[:-1]) or b"").decode("utf-8", "replace")
+    return listed.rstrip(",").split(",") if listed.strip() else []
+
+
+def light_fault(names: list[str]) -> str:
+    """Why a message cannot be in the queues it asks for, or an empty text."""
+    wrong = next((name for name in names if not is_light(name) or topic_fault(name, 0)), None)
+    return "" if wrong is None else f"INNER_MULTI_DISPATCH names {wrong!r}: a light queue's name begins with %LMQ%"
+
+
+def numbered(properties: bytes, light: list[LogicQueue]) -> bytes:
+    """The properties of a message, as they are stored, with its number in each of its light queues."""
+    numbers = b",".join([b"%d" % queue.next_offset for queue in light])
+    if not properties.endswith(b"\x02"):
+        properties += b"\x02"
+    return in_stored_order(properties + b"INNER_MULTI_QUEUE_OFFSET\x01%b\x02" % numbers)
+
+
+def light_numbers(topic: str, properties: bytes) -> dict[str, int]:
+    """The light queues that a stored message is in, with its number in each."""
+    names = light_names(topic, properties)
+    numbers = (find_property(properties, b"INNER_MULTI_QUEUE_OFFSET") or b"").split(b",") if names else []
+    if len(numbers) != len(names):
+        return {}
+    found = zip(names, numbers, strict=True)
+    return {name: int(number) for name, number in found if number.isdigit() and not light_fault([name])}
+
+
+def too_many(queues: ConsumeQueues, names: list[str], count_max: int) -> bool:
+    """Whether a store that has more light queues than it may would get another one for these names."""
+    if len(queues) <= count_max or all((name, 0) in queues.table for name in names):
+        return False
+    return sum(map(is_light, (topic for topic, _ in queues.table))) >= count_max

@@ -40,8 +40,7 @@ from rmqkit.protocol.schemas.brokers import (
     decode_timer_checkpoint,
     encode_timer_checkpoint,
 )
-from rmqkit.store.files import make_directory, sync_directory
-from rmqkit.store.system_calls import sync_data
+from rmqkit.store.files import make_directory, sync_data, sync_directory
 from rmqkit.store.timer.check import Damage, Waiting, check_wheel, is_long, looks_sound, unit_weight, waiting_of
 from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit
 from rmqkit.store.timer.wheel import Slot, TimerWheel

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.store.files import sync_directory
-from rmqkit.store.system_calls import sync_data
+from rmqkit.store.files import sync_data, sync_directory
 
 __all__ = ["SLOT_COUNT", "WHEEL_BYTES", "Slot", "TimerWheel"]
 
