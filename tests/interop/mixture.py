@@ -16,6 +16,7 @@ from pathlib import Path
 from rmqkit import Message, Producer, PullConsumer
 from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.runtime.settings import StartFrom
+from rmqkit.store.bulk import Arrivals
 from rmqkit.store.log.scan import Damage
 from rmqkit.store.log.view import LogView
 from tests.interop.kit import ApacheKit
@@ -85,10 +86,11 @@ def stored_in(store: Path, end: int) -> Stored:
     """What lies before an offset of a log."""
     stored = Stored()
     paths = [path for path in sorted((store / "commitlog").iterdir()) if int(path.name) < end]
-    for segment, run in LogView([(path, int(path.name)) for path in paths]).runs():
-        if isinstance(run, Damage):
-            assert segment.start + run.position >= end, f"{segment.path}: {run}"
+    for segment, part in LogView([(path, int(path.name)) for path in paths]).runs():
+        if isinstance(part, Damage):
+            assert segment.start + part.position >= end, f"{segment.path}: {part}"
             break
+        run = Arrivals(part)
         flags = run.sys_flags.tolist()
         for topic, queue_id, rows in run.groups():
             stored.kinds.update((topic, flags[row]) for row in rows.tolist())

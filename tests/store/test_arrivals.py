@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from rmqkit.store.bulk.columns import Arrivals
+from rmqkit.store.bulk import Arrivals
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import arrival_of
 from rmqkit.store.index.file import key_hashes
@@ -123,9 +123,9 @@ def test_facts_of_what_real_brokers_wrote(name, tmp_path):
 def test_a_run_is_cut_before_a_topic_that_is_no_text():
     topics = [b"a", b"b", b"\xff", b"a"]
     segment = segment_of([lambda at, topic=topic: record_at(at, topic=topic) for topic in topics])
-    assert [len(run_of(segment, 0).text_only()), len(run_of(segment[: len(segment) // 4 * 2], 0).text_only())] == [2, 2]
+    assert [len(run_of(one, 0).records.text_only()) for one in (segment, segment[: len(segment) // 4 * 2])] == [2, 2]
     first = segment_of([lambda at: record_at(at, topic=b"\xff")])
-    assert len(run_of(first, 0).text_only()) == 0
+    assert len(run_of(first, 0).records.text_only()) == 0
 
 
 def test_suspects_are_looked_at():

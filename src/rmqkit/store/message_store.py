@@ -37,7 +37,7 @@ from rmqkit.store.log.commit_log import CommitLog, LogStart
 from rmqkit.store.log.filler import is_filler
 from rmqkit.store.log.recovery import LogEnd, find_log_end
 from rmqkit.store.log.remains import check_heads, keep_remains, tell_lost_end
-from rmqkit.store.log.scan import RECORD_BYTES_MIN
+from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records
 from rmqkit.store.log.transient_pool import TransientPool
 from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.put import Appender
@@ -54,7 +54,7 @@ from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
 
 if TYPE_CHECKING:
-    from rmqkit.store.bulk.columns import Arrivals
+    from rmqkit.store.bulk import Arrivals
 
 __all__ = [
     "Arrival",
@@ -294,7 +294,7 @@ class MessageStore:
             log,
             self._settings,
             self._dispatch_again,
-            self._dispatch_run,
+            self._enter_run,
             on_replay=lambda offset: queues.truncate_for_replay(offset, log.min_offset, self._is_record),
             clean=is_clean,
             newest=newest,
@@ -353,17 +353,24 @@ class MessageStore:
                 queue.fill_gap(record.queue_offset, self._gap_max)
         self._dispatcher.apply(arrival_of(record, self._delays_ms))
 
-    def _dispatch_run(self, arrivals: Arrivals) -> list[Arrival]:
-        from rmqkit.store.bulk.dispatch import CatchUp
+    def _dispatch_run(self, run: Records) -> list[Arrival]:
+        """Enter a run of records for a slave; returns the newest one of each queue and tag code."""
+        arrivals, newest_light = self._enter_run(run)
+        return arrivals.newest(self._delays_ms) + newest_light
+
+    def _enter_run(self, run: Records) -> tuple[Arrivals, list[Arrival]]:
+        """Enter a run of records; returns its columns, and the newest one of each light queue."""
+        from rmqkit.store.bulk import Arrivals, CatchUp
 
         queues_only = self._dispatcher.without_index()
         has_light = self._dispatcher.has_light
         catch_up = CatchUp(self._queues, self._index, queues_only, self._delays_ms, has_light=has_light)
         catch_up.gap_max = self._gap_max
+        arrivals = Arrivals(run)
         newest_light = catch_up.enter(arrivals)
         self._gap_max = catch_up.gap_max
         self._dispatcher.dispatched_timestamp = int(arrivals.store_timestamps[-1])
-        return newest_light
+        return arrivals, newest_light
 
     def close(self) -> None:
         """Flush everything and leave the directory as after a clean stop; without effect on a closed store.

@@ -243,12 +243,12 @@ def _walk(
     wanted = {(one.queue.topic, one.queue.queue_id) for one in broken}
     view = LogView([(file.path, file.start) for file in log.queue.files if file.end > start])
     if has_numpy():
-        from rmqkit.store.bulk.dispatch import CatchUp
+        from rmqkit.store.bulk import Arrivals, CatchUp
 
         enter = CatchUp(queues, None, dispatcher, delays_ms, has_light=True, only=wanted).enter
         for _, run in view.runs():
             if not isinstance(run, Damage):
-                enter(run)
+                enter(Arrivals(run))
     else:
         for _, record in view.walk():
             if not isinstance(record, Damage):

@@ -30,7 +30,6 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreUnavailable
 from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, BORN_HOST_V6, MAGIC_V1, MAGIC_V2, decode_record
@@ -41,11 +40,8 @@ from rmqkit.store.flush import Flusher
 from rmqkit.store.log import scan
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import MappedFile
-from rmqkit.store.log.scan import RECORD_BYTES_MIN, has_numpy
+from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records, has_numpy
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-
-if TYPE_CHECKING:
-    from rmqkit.store.bulk.columns import Arrivals
 
 __all__ = ["IS_REPLICA", "Replica", "log_part"]
 
@@ -106,7 +102,7 @@ class Replica:
     """What makes a store a slave's.
 
     Args:
-        enter_run: enters a run of records into queues and index, and says which are the newest in light queues; raises
+        enter_run: enters a run of records into queues and index, and says which are the newest of each queue; raises
             OSError.
         note_start: told where the first file of an empty log is about to begin.
 
@@ -121,7 +117,7 @@ class Replica:
         dispatcher: Dispatcher,
         flusher: Flusher,
         settings: StoreSettings,
-        enter_run: Callable[[Arrivals], list[Arrival]],
+        enter_run: Callable[[Records], list[Arrival]],
         note_start: Callable[[int], object],
     ) -> None:
         self._log = log
@@ -289,20 +285,14 @@ class Replica:
 
     def _dispatch_run(self, file: MappedFile, position: int, end: int) -> bool:
         """Router a run of records of one file; whether there was one at all."""
-        from rmqkit.store.bulk.columns import Arrivals
-
         buffer = _release(file.view)
         records = next(scan.runs(buffer, file.start, position - file.start, end - file.start), None)
-        run = None if records is None else Arrivals(records).text_only()
+        run = None if records is None else records.text_only()
         if run is None or not len(run):
             return False
 
-        def enter() -> list[Arrival]:
-            newest_light = self._enter_run(run)
-            return run.newest(self._delays_ms) + newest_light
-
-        run_end = file.start + run.records.end
-        self._dispatcher.submit_run(enter, run_end)
+        run_end = file.start + run.end
+        self._dispatcher.submit_run(lambda: self._enter_run(run), run_end)
         if end - position >= _FAR_BEHIND_BYTES:
             self._drop_cached(*(at // _RELEASED_BYTES * _RELEASED_BYTES - _CACHED_BYTES for at in (position, run_end)))
         return True

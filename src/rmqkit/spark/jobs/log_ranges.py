@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from rmqkit.errors import StoreError
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk.columns import Arrivals
+from rmqkit.store.bulk import Arrivals
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Damage, Records
 from rmqkit.store.log.view import LogView, Segment
@@ -126,8 +126,8 @@ def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple
             work = begin(segment.start + part.end)
             continue
         log_range.records += len(part)
-        log_range.high, log_range.stored_ms = part.records.end, int(part.store_timestamps[-1])
-        work.add(segment, part)
+        log_range.high, log_range.stored_ms = part.end, int(part.store_timestamps[-1])
+        work.add(segment, Arrivals(part))
     if log_range.high < split.high:
         log_range.blank_bytes = len(segment.buffer) - log_range.high
     yield log_range, work.result()

@@ -38,15 +38,13 @@ from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk.columns import Arrivals
-from rmqkit.store.bulk.dispatch import append_entries
+from rmqkit.store.bulk import QUEUE_ENTRY, Arrivals, append_entries, queue_entries
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.index.file import IndexFile
 from rmqkit.store.index.index import file_name
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Damage
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline import rebuild as store_rebuild
-from rmqkit.store.offline.bulk_compare import QUEUE_ENTRY, queue_entries
 from rmqkit.store.offline.check import open_log
 from rmqkit.store.offline.findings import Report
 from rmqkit.store.offline.queue_check import index_bytes

@@ -31,7 +31,7 @@ from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk.columns import Arrivals
+from rmqkit.store.bulk import Arrivals
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.bulk_compare import Ranges
 from rmqkit.store.offline.check import LogDamage, QueueStat, check_records, is_held, open_log, queue_ends, tally

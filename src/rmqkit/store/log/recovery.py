@@ -45,14 +45,12 @@ from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES, MappedFile
 from rmqkit.store.log.property_crc import has_sound_crc
 from rmqkit.store.log.remains import Remains, look_behind
-from rmqkit.store.log.scan import Buffer, has_numpy
+from rmqkit.store.log.scan import Buffer, Records, has_numpy
 from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from rmqkit.store.bulk.columns import Arrivals
 
 __all__ = ["BULK_FROM_BYTES", "LogEnd", "find_log_end"]
 
@@ -85,7 +83,7 @@ def find_log_end(
     log: CommitLog,
     settings: StoreSettings,
     dispatch: Callable[[Record], None],
-    dispatch_run: Callable[[Arrivals], object],
+    dispatch_run: Callable[[Records], object],
     *,
     on_replay: Callable[[int], None],
     clean: bool,
@@ -136,7 +134,7 @@ class _Walk:
         self,
         check: _Check,
         dispatch: Callable[[Record], None],
-        dispatch_run: Callable[[Arrivals], object],
+        dispatch_run: Callable[[Records], object],
         dispatch_from: int,
         end: LogEnd,
     ) -> None:
@@ -171,21 +169,20 @@ class _Walk:
 
     def _runs(self, file: MappedFile) -> None:
         """Walk over the sound records of a file many at a time, and stop before the first that may be none."""
-        from rmqkit.store.bulk.columns import Arrivals
-
         end, buffer = self.end, file.view.obj
         assert isinstance(buffer, mmap.mmap), "views are of mappings"
         for records in scan.runs(buffer, file.start, end.offset - file.start, file.size):
-            run = Arrivals(records).text_only()
+            run = records.text_only()
             run = run.head(self._check.sound_count(run))
             if len(run):
-                new = bisect_left(run.offsets, self._dispatch_from)
+                offsets, times = run.offsets, run.store_timestamps
+                new = bisect_left(offsets, self._dispatch_from)
                 if new < len(run):
-                    self._dispatch_run(Arrivals(run.records.take(slice(new, None))) if new else run)
-                end.offset = file.start + run.records.end
-                end.last_record = int(run.offsets[-1])
-                end.last_store_timestamp = int(run.store_timestamps[-1])
-                end.newest_store_timestamp = max(int(run.store_timestamps.max()), end.newest_store_timestamp)
+                    self._dispatch_run(run.take(slice(new, None)) if new else run)
+                end.offset = file.start + run.end
+                end.last_record = int(offsets[-1])
+                end.last_store_timestamp = int(times[-1])
+                end.newest_store_timestamp = max(int(times.max()), end.newest_store_timestamp)
                 end.record_count += len(run)
             buffer.madvise(mmap.MADV_DONTNEED)  # pages that are not needed again count as memory of the broker
             if len(run) < len(records):
@@ -253,29 +250,28 @@ class _Check:
                 raise RecordCorrupt(position, "its topic or properties are not all there", size=record.size)
         return record
 
-    def sound_count(self, run: Arrivals) -> int:
+    def sound_count(self, run: Records) -> int:
         """How many records at the start of a run have the right checksums."""
         if self._whole_record:
-            view = memoryview(run.records.buffer)
-            places = zip(run.records.positions.tolist(), run.records.sizes.tolist(), strict=True)
+            view = memoryview(run.buffer)
+            places = zip(run.positions.tolist(), run.sizes.tolist(), strict=True)
             is_sound = (has_sound_crc(view[at : at + size]) for at, size in places)
             return next((row for row, sound in enumerate(is_sound) if not sound), len(run))
         count = len(run)
         if self._body:
-            matches = scan.crc_matches(run.records)
+            matches = scan.crc_matches(run)
             count = count if matches.all() else int(matches.argmin())
         return count if self._doubted_from is None else self._whole_count(run, count, self._doubted_from)
 
-    def _whole_count(self, run: Arrivals, count: int, doubted_from: int) -> int:
+    def _whole_count(self, run: Records, count: int, doubted_from: int) -> int:
         """How many of the first records have reached the disk with all their sectors."""
-        records, view = run.records, memoryview(run.records.buffer)
-        ends = records.positions + records.sizes
-        reaches_on = -(-records.topic_at // SECTOR_BYTES) * SECTOR_BYTES < ends
-        is_odd = reaches_on | (_octets(records.buffer)[ends - 1] == 0)
+        view, ends = memoryview(run.buffer), run.positions + run.sizes
+        reaches_on = -(-run.topic_at // SECTOR_BYTES) * SECTOR_BYTES < ends
+        is_odd = reaches_on | (_octets(run.buffer)[ends - 1] == 0)
         rows = (is_odd & (run.store_timestamps >= doubted_from)).nonzero()[0].tolist()
         for row in rows:
             if row < count and _is_torn(
-                view, int(ends[row]), int(records.topic_bytes[row]), int(records.properties_bytes[row])
+                view, int(ends[row]), int(run.topic_bytes[row]), int(run.properties_bytes[row])
             ):
                 return int(row)
         return count

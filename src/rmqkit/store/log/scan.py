@@ -6,8 +6,8 @@ A segment is a run of records (`rmqkit.protocol.record`), closed by a *blank* wh
 
 `walk` follows the chain of sizes in plain Python (0.2 µs a record) and checks a whole run of records at once. A record
 is *sound* when its magic is known, its physicalOffset is the segment's base offset plus its position, and its parts
-add up to its size: what `decode_record` checks, plus the place, minus "the topic is UTF-8" (whoever decodes the topic
-sees that). Bodies are read by `crc_matches` only.
+add up to its size: what `decode_record` checks, plus the place, minus "the topic is UTF-8" (`Records.text_only` sees
+that). Bodies are read by `crc_matches` only.
 
 Where the chain stops:
 
@@ -35,7 +35,7 @@ import mmap
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from rmqkit.errors import BodyError, RecordCorrupt, StoreError
@@ -97,6 +97,7 @@ RECORD_BYTES_MIN = _HEAD_V4_BYTES + 1 + 2  # no body, no topic, no properties
 _PHYSICAL_OFFSET_AT = layout_of(0).positions["physical_offset"]
 _V1_TOPIC_BYTES_MAX = 127
 _I16_MAX = 0x7FFF
+_TOPICS_COMPARED = 32
 _CRC_MASK = 0x7FFFFFFF
 
 assert MAGIC_V2.to_bytes(4, "big", signed=True)[:3] == _MAGIC
@@ -162,6 +163,7 @@ class Records:
     topic_bytes: Ints
     properties_at: Ints
     properties_bytes: Ints
+    _topics: tuple[list[str | None], Ints] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -170,6 +172,31 @@ class Records:
     def end(self) -> int:
         """Position after the last record; there must be one."""
         return int(self.positions[-1] + self.sizes[-1])
+
+    @property
+    def offsets(self) -> Ints:
+        """The physical offset of each record."""
+        return self.base_offset + self.positions
+
+    @property
+    def store_timestamps(self) -> Ints:
+        return self.field("store_timestamp")
+
+    def topics(self) -> tuple[list[str | None], Ints]:
+        """The distinct topics, None for one that is not UTF-8, and which of them is each record's."""
+        if self._topics is None:
+            found, topic = _distinct_topics(self)
+            self._topics = [_text_or_none(one) for one in found], topic
+        return self._topics
+
+    def text_only(self) -> Records:
+        """The records before the first one whose topic is not UTF-8: that is no record (`decode_record`)."""
+        topics, topic = self.topics()
+        return self.head(int((topic == topics.index(None)).argmax())) if None in topics else self
+
+    def head(self, count: int) -> Records:
+        """The first records only."""
+        return self if count >= len(self) else self.take(slice(count))
 
     def record(self, row: int) -> Record:
         """One of the records, decoded.
@@ -187,7 +214,7 @@ class Records:
 
     def take(self, rows: slice | NDArray[Any]) -> Records:
         """Some of the records: a slice, a mask or ascending indexes."""
-        arrays = (getattr(self, field.name)[rows] for field in fields(self)[2:])
+        arrays = (getattr(self, one.name)[rows] for one in fields(self)[2:-1])
         return Records(self.buffer, self.base_offset, *arrays)
 
     def field(self, name: str) -> Ints:
@@ -446,6 +473,38 @@ def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
         body_at, body_bytes, topic_at, topic_bytes, properties_at, properties_bytes,
     )  # fmt: skip
     return records if sound.all() else records.take(slice(int(np.argmin(sound))))
+
+
+def _distinct_topics(records: Records) -> tuple[list[bytes], Ints]:
+    """The topics of a run, and which of them is each record's. Few topics are told apart eight octets at a time, which
+    is several times as fast as looking every record's up."""
+    import numpy as np
+
+    octets = np.frombuffer(records.buffer, "u1")
+    words = np.lib.stride_tricks.as_strided(octets, (len(octets) - 7, 8), (1, 1), writeable=False)
+    ends, topic = records.topic_at + records.topic_bytes, np.empty(len(records), "i8")
+    numbers: dict[bytes, int] = {}
+    for length in np.flatnonzero(np.bincount(records.topic_bytes)).tolist():
+        rows = np.flatnonzero(records.topic_bytes == length)
+        places = [*range(-length, -8, 8), -8]  # the last word begins before a short topic
+        columns = [words[ends[rows] + place].view(">u8")[:, 0] for place in places]
+        if length < 8:
+            columns[-1] = columns[-1] & np.uint64((1 << 8 * length) - 1)
+        while len(rows) and len(numbers) < _TOPICS_COMPARED:
+            is_same = np.logical_and.reduce([column == column[0] for column in columns])
+            end = int(ends[rows[0]])
+            topic[rows[is_same]] = numbers.setdefault(octets[end - length : end].tobytes(), len(numbers))
+            rows, columns = rows[~is_same], [column[~is_same] for column in columns]
+        for row, end in zip(rows.tolist(), ends[rows].tolist(), strict=True):
+            topic[row] = numbers.setdefault(octets[end - length : end].tobytes(), len(numbers))
+    return list(numbers), topic
+
+
+def _text_or_none(topic: bytes) -> str | None:
+    try:
+        return topic.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _unsound(buffer: Buffer, base_offset: int, position: int, high: int) -> str | None:

@@ -27,17 +27,13 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.record import BLANK_BYTES, Record, decode_record, is_blank
 from rmqkit.store.log import scan
-from rmqkit.store.log.scan import Buffer, Damage
-
-if TYPE_CHECKING:
-    from rmqkit.store.bulk.columns import Arrivals
+from rmqkit.store.log.scan import Buffer, Damage, Records
 
 __all__ = ["LogView", "Segment", "data_end", "mapped"]
 
@@ -81,23 +77,21 @@ class Segment(Struct):
         """Where the next sound record begins at or behind a position; ``high`` if none ends by it."""
         return scan.find_record(self.buffer, self.start, position, high, min(high, self.data_end))
 
-    def runs(self, low: int, high: int) -> Iterator[Arrivals | Damage]:
+    def runs(self, low: int, high: int) -> Iterator[Records | Damage]:
         """The records of a part, many at a time, and what is none, up to a blank; needs numpy.
 
         Args:
             low, high: positions; at each a record begins, or the segment ends.
         """
-        from rmqkit.store.bulk.columns import Arrivals
-
         position = low
         while position < high and not is_blank(self.view, position):
             for records in scan.runs(self.buffer, self.start, position, high):
-                arrivals = Arrivals(records).text_only()
-                if len(arrivals):
-                    position = arrivals.records.end
-                    yield arrivals
+                run = records.text_only()
+                if len(run):
+                    position = run.end
+                    yield run
                     self.release(position)
-                if len(arrivals) < len(records):
+                if len(run) < len(records):
                     break
             if position == high or is_blank(self.view, position):
                 break
@@ -180,14 +174,14 @@ class LogView:
                 segment.release(position)
                 yield segment, record
 
-    def runs(self) -> Iterator[tuple[Segment, Arrivals | Damage]]:
+    def runs(self) -> Iterator[tuple[Segment, Records | Damage]]:
         """`walk`, many records at a time; needs numpy."""
         stored_ms = 0
         for i, segment in enumerate(self.segments):
             for part in segment.runs(0, len(segment.buffer)):
                 if not isinstance(part, Damage):
                     stored_ms = int(part.store_timestamps[-1])
-                    self.end = segment.start + part.records.end
+                    self.end = segment.start + part.end
                 elif self.is_end(i, part, stored_ms):
                     return
                 yield segment, part

@@ -17,18 +17,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rmqkit.store.bulk.columns import Arrivals, Ints
+from rmqkit.store.bulk import Arrivals, Ints, queue_entries
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT
 from rmqkit.store.log.mapped_file import file_name
 from rmqkit.store.log.scan import Buffer
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES
 
-__all__ = ["QUEUE_ENTRY", "IndexComparison", "QueueComparison", "Ranges", "queue_entries"]
+__all__ = ["IndexComparison", "QueueComparison", "Ranges"]
 
-QUEUE_ENTRY = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _INDEX_ENTRY = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _CHUNK_ENTRIES = 1 << 18
-assert (QUEUE_ENTRY.itemsize, _INDEX_ENTRY.itemsize) == (ENTRY_BYTES, ENTRY.size)
+assert _INDEX_ENTRY.itemsize == ENTRY.size
 
 
 class Ranges:
@@ -70,15 +69,6 @@ class Ranges:
         for low, high in zip(self._starts, self._ends, strict=True):
             held[max(0, low - start) : max(0, high - start)] = True
         return np.flatnonzero(~held) + start
-
-
-def queue_entries(arrivals: Arrivals, rows: Ints, tags_codes: Ints) -> NDArray[np.void]:
-    """The consume-queue entries of some records."""
-    entries = np.empty(len(rows), QUEUE_ENTRY)
-    entries["physical_offset"] = arrivals.offsets[rows]
-    entries["size"] = arrivals.records.sizes[rows]
-    entries["tags_code"] = tags_codes[rows]
-    return entries
 
 
 class QueueComparison:

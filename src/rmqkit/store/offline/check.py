@@ -40,7 +40,7 @@ from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
 
 if TYPE_CHECKING:
-    from rmqkit.store.bulk.columns import Arrivals, Ints
+    from rmqkit.store.bulk import Arrivals, Ints
     from rmqkit.store.offline.queue_check import LogSpan
 
 __all__ = [
@@ -318,14 +318,17 @@ def _walk(
     log: LogView, damages: LogDamage, advance: Callable[[int], None], *, look: Callable[[Segment, Arrivals], None]
 ) -> dict[tuple[str, int], QueueStat]:
     """Walk the log and note its damage; returns what it holds of each queue."""
+    from rmqkit.store.bulk import Arrivals
+
     tallies: dict[tuple[str, int], QueueStat] = {}
     walked = 0
     for segment, part in damages.passed(log.runs()):
         advance(log.end - log.min_offset - walked)
         walked = log.end - log.min_offset
         damages.report.checked["records"] += len(part)
-        tally(part, tallies)
-        look(segment, part)
+        arrivals = Arrivals(part)
+        tally(arrivals, tallies)
+        look(segment, arrivals)
     advance(log.file_bytes - walked)
     return tallies
 

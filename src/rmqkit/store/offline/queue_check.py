@@ -49,7 +49,7 @@ from rmqkit.store.queues.table import light_numbers, topic_fault, whole
 from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from rmqkit.store.bulk.columns import Arrivals
+    from rmqkit.store.bulk import Arrivals
 
 __all__ = ["DerivedFiles", "Equal", "FileSizes", "LogSpan", "QueueEnd", "index_bytes", "light_queues"]
 

@@ -22,13 +22,12 @@ import numpy as np
 
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.record import INNER_BATCH
-from rmqkit.store.bulk.columns import Arrivals
-from rmqkit.store.bulk.dispatch import CatchUp
+from rmqkit.store.bulk import Arrivals, CatchUp
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, queue_tags_code
 from rmqkit.store.files import remove_note, sync_directory
 from rmqkit.store.index.index import INDEX_NOTE, MessageIndex
-from rmqkit.store.log.scan import RECORD_BYTES_MIN
+from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records
 from rmqkit.store.offline.check import open_log
 from rmqkit.store.offline.file_check import is_json
 from rmqkit.store.offline.findings import Progress, Report, common_length, entries_of
@@ -99,12 +98,13 @@ def rebuild(
         enter: Callable[[Arrivals], object] = catch_up.enter if queues else catch_up.enter_keys
         records = record_bytes = 0
         for _, part in log.runs():
-            if isinstance(part, Arrivals):
-                batch_topics |= inner_batch_topics(part)
+            if isinstance(part, Records):
+                arrivals = Arrivals(part)
+                batch_topics |= inner_batch_topics(arrivals)
                 lost_bytes = int(part.offsets[0]) - log.min_offset - record_bytes
                 catch_up.gap_max = lost_bytes // RECORD_BYTES_MIN
-                enter(part)
-                record_bytes += int(part.records.sizes.sum()) - part.lost_bytes()
+                enter(arrivals)
+                record_bytes += int(part.sizes.sum()) - arrivals.lost_bytes()
                 records += len(part)
             progress(log.end - log.min_offset, log.file_bytes)
         rebuilt = Rebuilt(records, 0, 0)

@@ -1,1 +1,0 @@
-"""Work on whole stretches of the log at once, with numpy."""
