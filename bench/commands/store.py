@@ -23,7 +23,7 @@ from typing import Any
 from bench.commands.naive_store import NaiveStore, naive_walk
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import pack_host
-from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
+from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.log.scan import Records, crc_matches, walk
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
@@ -151,7 +151,7 @@ class _Bench:
             for message in self._messages:
                 topic, queue_id, properties = message.topic, message.queue_id, message.properties
                 code = queue_tags_code(topic, properties, 1, ())
-                arrival = Arrival(topic, queue_id, offsets[queue_id], code, 1, end, size, 0, properties)
+                arrival = DispatchRequest(topic, queue_id, offsets[queue_id], code, 1, end, size, 0, properties)
                 offsets[queue_id] += 1
                 end += size
                 dispatcher.submit([arrival], end, end)

@@ -14,7 +14,7 @@ from rmqkit.filter.bloom import BloomFilter
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import decode_record, encode_record, record_properties
 from rmqkit.protocol.schemas.clients import SubscriptionData
-from rmqkit.store.message_store import Arrival
+from rmqkit.store.message_store import DispatchRequest
 from rmqkit.store.queues.queue_ext import ExtUnit, QueueExt
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import unpack_golden
@@ -28,7 +28,7 @@ def sql(expression, version=1, topic="T"):
 
 
 def message(topic="T", **properties):
-    return Arrival(topic, 0, 0, 0, NOW_MS, 0, 100, 0, encode_properties(properties))
+    return DispatchRequest(topic, 0, 0, 0, NOW_MS, 0, 100, 0, encode_properties(properties))
 
 
 @pytest.fixture
@@ -240,6 +240,6 @@ def test_a_real_brokers_file_and_bitmaps_are_ours_byte_for_byte(tmp_path, versio
         assert unit is not None
         if unit.bitmap and unit.store_timestamp > born_ms:
             bitmaps += 1
-            arrival = Arrival("GoldSql", 0, 0, 0, 0, 0, 0, 0, record.properties)
+            arrival = DispatchRequest("GoldSql", 0, 0, 0, 0, 0, 0, 0, record.properties)
             assert table.bitmap_of(arrival) == unit.bitmap
     assert bitmaps > 10

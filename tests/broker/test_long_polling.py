@@ -10,13 +10,13 @@ import pytest
 from rmqkit.broker.pull import long_polling
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import SYSTEM_CLOCK
-from rmqkit.store.message_store import Arrival
+from rmqkit.store.message_store import DispatchRequest
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
 
 def arrival(queue_offset=0, *, topic="T", queue_id=0, tags_code=0, count=1, properties=b""):
-    return Arrival(topic, queue_id, queue_offset, tags_code, 0, 0, 100, 0, properties, count)
+    return DispatchRequest(topic, queue_id, queue_offset, tags_code, 0, 0, 100, 0, properties, count)
 
 
 class Waiting:

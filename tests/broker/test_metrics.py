@@ -29,7 +29,7 @@ from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Reques
 from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.server import ListenFailed
 from rmqkit.standalone import Standalone
-from rmqkit.store.message_store import Arrival, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import DispatchRequest, PutMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
 from tests.virtual_time import run as run_virtual
 
@@ -222,7 +222,7 @@ def test_a_run_counts_as_its_messages_do_one_by_one(sent):
     for place, size in sent:
         message = PutMessage("T", 0, b"", shapes[place].properties % ((b"k",) * (place // 2 + 1)), 0, 0, 0, b"", b"")
         run.append((message, b"0", b"", b"1", shapes[place]))
-        stored.append(Arrival("T", 0, len(stored), 0, 0, at, size, 0, message.properties))
+        stored.append(DispatchRequest("T", 0, len(stored), 0, 0, at, size, 0, message.properties))
         alone.put(message, PutResult(PutStatus.OK, at, at + size))
         at += size
     together.run(run, stored, 1.0)

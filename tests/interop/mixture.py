@@ -16,7 +16,7 @@ from pathlib import Path
 from rmqkit import Message, Producer, PullConsumer
 from rmqkit.client.observe.hooks import SendStatus
 from rmqkit.client.runtime.settings import StartFrom
-from rmqkit.store.bulk import Arrivals
+from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log.scan import Damage
 from rmqkit.store.log.view import LogView
 from tests.interop.kit import ApacheKit
@@ -90,7 +90,7 @@ def stored_in(store: Path, end: int) -> Stored:
         if isinstance(part, Damage):
             assert segment.start + part.position >= end, f"{segment.path}: {part}"
             break
-        run = Arrivals(part)
+        run = DispatchColumns(part)
         flags = run.sys_flags.tolist()
         for topic, queue_id, rows in run.groups():
             stored.kinds.update((topic, flags[row]) for row in rows.tolist())

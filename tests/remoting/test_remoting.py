@@ -493,7 +493,7 @@ def test_requests_of_one_read_are_handled_together():
     seen = []
 
     @contextlib.contextmanager
-    def together():
+    def batch():
         seen.append("begin")
         yield
         seen.append("end")
@@ -517,7 +517,7 @@ def test_requests_of_one_read_are_handled_together():
 
     async def main():
         dispatch = Router()
-        dispatch.together = together
+        dispatch.batch = batch
         dispatch.register(7, handler)
         connection = Connection(dispatch)
         connection.connection_made(Transport())

@@ -27,7 +27,7 @@ from rmqkit.protocol.record import (
     encode_record,
 )
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.dispatcher import Arrival, queue_tags_code
+from rmqkit.store.dispatcher import DispatchRequest, queue_tags_code
 from rmqkit.store.index.index import KeyQuery
 from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
@@ -53,7 +53,7 @@ class MemoryStore:
         settings: StoreSettings,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        on_arrival: Callable[[list[Arrival]], None] | None = None,
+        on_arrival: Callable[[list[DispatchRequest]], None] | None = None,
     ) -> None:
         self.min_physical_offset, self.max_physical_offset = -1, 0
         self.is_writable = False
@@ -62,8 +62,8 @@ class MemoryStore:
         self._on_arrival = on_arrival
         self._delays_ms = parse_delay_levels(settings.message_delay_level)
         self._trailer_bytes = TRAILER_BYTES + 1 if settings.append_property_crc else 0
-        self._log: dict[int, tuple[Arrival, bytes]] = {}
-        self._queues: dict[tuple[str, int], list[Arrival]] = {}
+        self._log: dict[int, tuple[DispatchRequest, bytes]] = {}
+        self._queues: dict[tuple[str, int], list[DispatchRequest]] = {}
         self._min_offsets: dict[tuple[str, int], int] = {}
 
     @property
@@ -84,7 +84,7 @@ class MemoryStore:
         """Take no more messages; what there is stays readable."""
         self.is_writable = False
 
-    def together(self) -> AbstractContextManager[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """What is put inside is readable at once, as always."""
         return nullcontext()
 
@@ -131,13 +131,13 @@ class MemoryStore:
             self._on_arrival(arrivals)
         return PutResult(PutStatus.OK, start, self.max_physical_offset, first, now)
 
-    def _append(self, message: PutMessage, entry: BatchEntry, queue_offset: int, now_ms: int) -> Arrival:
+    def _append(self, message: PutMessage, entry: BatchEntry, queue_offset: int, now_ms: int) -> DispatchRequest:
         place, at = (message.topic, message.queue_id), self.max_physical_offset
         record = _record(message, entry, queue_offset, at, now_ms)
         record = seal(record) if self._trailer_bytes else record
         properties = record[len(record) - len(entry.properties) :]
         code = queue_tags_code(message.topic, properties, now_ms, self._delays_ms)
-        arrival = Arrival(*place, queue_offset, code, now_ms, at, len(record), message.sys_flag, properties)
+        arrival = DispatchRequest(*place, queue_offset, code, now_ms, at, len(record), message.sys_flag, properties)
         self._log[at] = arrival, record
         self.max_physical_offset += len(record)
         return arrival
@@ -305,7 +305,7 @@ def _record(message: PutMessage, entry: BatchEntry, queue_offset: int, physical_
     )
 
 
-def _keys(arrival: Arrival) -> set[str]:
+def _keys(arrival: DispatchRequest) -> set[str]:
     """What a record is indexed under; nothing for a message that was rolled back. Source: store.md §7.2."""
     if arrival.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
         return set()

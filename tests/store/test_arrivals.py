@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from rmqkit.store.bulk import Arrivals
+from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.dispatcher import arrival_of
+from rmqkit.store.dispatcher import request_of
 from rmqkit.store.index.file import key_hashes
 from rmqkit.store.log import scan
 from tests.golden_stores import unpack_golden
@@ -69,14 +69,14 @@ DELAYED_BATCH = {
 }
 
 
-def run_of(segment: bytes, base_offset: int) -> Arrivals:
+def run_of(segment: bytes, base_offset: int) -> DispatchColumns:
     (records,) = scan.runs(segment, base_offset, 0, len(segment))
-    return Arrivals(records)
+    return DispatchColumns(records)
 
 
-def assert_as_one_by_one(run: Arrivals) -> None:
+def assert_as_one_by_one(run: DispatchColumns) -> None:
     records = [run.records.record(row) for row in range(len(run))]
-    expected = [arrival_of(record, DELAYS_MS) for record in records]
+    expected = [request_of(record, DELAYS_MS) for record in records]
     assert run.offsets.tolist() == [one.physical_offset for one in expected]
     assert run.queue_offsets.tolist() == [one.queue_offset for one in expected]
     assert run.tags_codes(DELAYS_MS).tolist() == [one.tags_code for one in expected]
@@ -117,7 +117,7 @@ def test_facts_of_what_real_brokers_wrote(name, tmp_path):
         with open(path, "rb") as file:
             segment = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         for records in scan.runs(segment, int(path.name), 0, len(segment)):
-            assert_as_one_by_one(Arrivals(records))
+            assert_as_one_by_one(DispatchColumns(records))
 
 
 def test_a_run_is_cut_before_a_topic_that_is_no_text():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit.store.log.mapped_file import file_name
-from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY, ConsumeQueue
 from tests.open_files import open_files
@@ -238,7 +238,7 @@ def test_descriptors_are_given_back(queue: ConsumeQueue, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", [ConsumeQueue, BatchQueue])
-def test_valid_entries_are_counted_as_one_by_one(kind: type[LogicQueue]) -> None:
+def test_valid_entries_are_counted_as_one_by_one(kind: type[ConsumeQueueBase]) -> None:
     chance = random.Random(7)
     layout = kind.layout
     for _ in range(300):

@@ -15,7 +15,7 @@ from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of, queue_tags_code
+from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code, request_of
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.queues.consume_queue import ENTRY
 from rmqkit.store.queues.queue_ext import QueueExt, is_address
@@ -61,7 +61,7 @@ def test_tag_code_is_the_hash_of_the_decoded_property(parts: list[bytes]) -> Non
 def test_what_put_knows_is_what_the_record_says(
     tmp_path_factory: pytest.TempPathFactory, topic: str, properties: dict[str, str], sys_flag: int
 ) -> None:
-    seen: list[Arrival] = []
+    seen: list[DispatchRequest] = []
     with opened(tmp_path_factory.mktemp("s"), on_arrival=seen.extend) as store:
         for name in (topic, "SCHEDULE_TOPIC_XXXX"):
             result = store.put(message(name, body=b"b", sys_flag=sys_flag, **properties))
@@ -70,11 +70,11 @@ def test_what_put_knows_is_what_the_record_says(
                 continue
             record = store.record_at(result.physical_offset)
             assert record is not None
-            assert seen.pop() == arrival_of(decode_record(record), DELAYS)
+            assert seen.pop() == request_of(decode_record(record), DELAYS)
 
 
-def arrival(queue_offset: int, *, topic: str = "T", sys_flag: int = 0) -> Arrival:
-    return Arrival(topic, 0, queue_offset, 0, 1000 + queue_offset, queue_offset * 100, 100, sys_flag, b"")
+def arrival(queue_offset: int, *, topic: str = "T", sys_flag: int = 0) -> DispatchRequest:
+    return DispatchRequest(topic, 0, queue_offset, 0, 1000 + queue_offset, queue_offset * 100, 100, sys_flag, b"")
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def max_offset(queues: ConsumeQueues, topic: str = "T") -> int:
 
 
 def test_records_are_dispatched_up_to_the_limit_in_order(queues: ConsumeQueues) -> None:
-    seen: list[list[Arrival]] = []
+    seen: list[list[DispatchRequest]] = []
     dispatcher = Dispatcher(queues, seen.append)
     dispatcher.submit([arrival(0)], 100, 0)
     dispatcher.submit([arrival(1), arrival(2)], 300, 100)
@@ -132,7 +132,7 @@ def test_waiting_records_come_to_the_queues_as_single_ones_do(
         numbers = {"A": 0, "B": 5}
         for i, (topic, sys_flag) in enumerate(records):
             numbers[topic] += sys_flag not in (0x4, 0xC)
-            one = Arrival(topic, 0, max(0, numbers[topic] - 1), i, 1000 + i, i * 100, 100, sys_flag, b"")
+            one = DispatchRequest(topic, 0, max(0, numbers[topic] - 1), i, 1000 + i, i * 100, 100, sys_flag, b"")
             if limit == 0 and i < repeated:
                 dispatcher.apply(one)  # as an earlier try did that was cut short
             dispatcher.submit([one], i * 100 + 100, limit)
@@ -242,7 +242,7 @@ def test_dispatching_the_same_log_twice_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_every_put_is_told_once_and_a_batch_together(tmp_path: Path) -> None:
-    seen: list[list[Arrival]] = []
+    seen: list[list[DispatchRequest]] = []
     with opened(tmp_path / "s", on_arrival=seen.append) as store:
         put_all(store, message(TAGS="TagA"), message())
     assert [[one.queue_offset for one in arrivals] for arrivals in seen] == [[0], [1]]
@@ -262,7 +262,7 @@ def test_what_is_put_together_costs_one_write_per_queue(tmp_path: Path, monkeypa
             "rmqkit.store.queues.consume_queue._pwrite",
             lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1],
         )
-        with store.together():
+        with store.batch():
             put_all(store, *(message(queue_id=i % 2) for i in range(6)))
             assert writes == [] and arrived == [1, 1]
         assert writes == [60, 60] and arrived == [1, 1, 6]
@@ -270,7 +270,7 @@ def test_what_is_put_together_costs_one_write_per_queue(tmp_path: Path, monkeypa
 
 
 def test_a_read_among_what_is_put_together_sees_it(tmp_path: Path) -> None:
-    with opened(tmp_path / "s") as store, store.together():
+    with opened(tmp_path / "s") as store, store.batch():
         put_all(store, message(), message())
         assert store.max_offset("TopicTest", 0) == 2
         put_all(store, message())
@@ -286,7 +286,7 @@ def test_together_leaves_the_files_that_one_by_one_leaves(tmp_path_factory, puts
         put_all(store, *messages)
     with opened(folder / "together", clock=StandingClock()) as store:
         for part in (messages[:cut], messages[cut:]):
-            with store.together():
+            with store.batch():
                 put_all(store, *part)
     single, together = (
         {

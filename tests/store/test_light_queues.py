@@ -51,7 +51,7 @@ def test_messages_are_numbered_read_and_told_of_in_every_queue(tmp_path):
     told = []
     with opened(tmp_path, LIGHT, on_arrival=told.extend) as store:
         messages = light(A, B), light(B), message(), light(A, topic="Other"), light(A, INNER_MULTI_QUEUE_OFFSET="77")
-        with store.together():
+        with store.batch():
             put_all(store, *messages)
         assert store.put_run([light(B), light(B)]) is None
         assert numbers(store, "TopicTest") == [b"0,0", b"1", None, b"2"]

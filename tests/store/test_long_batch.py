@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmqkit.protocol.batch import BatchEntry, encode_batch, is_long_batch
 from rmqkit.store import long_batch
-from rmqkit.store.dispatcher import Arrival
+from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
@@ -62,7 +62,7 @@ def test_it_leaves_the_files_that_a_batch_leaves(tmp_path_factory, entries, sett
     folder = tmp_path_factory.mktemp("long")
     one = message(body=encode_batch(entries), sys_flag=sys_flag, reconsume_times=2)
     one.born_host = HOST_V6 if v6 else one.born_host
-    told: dict[str, list[Arrival]] = {"plain": [], "long": []}
+    told: dict[str, list[DispatchRequest]] = {"plain": [], "long": []}
     results: list[PutResult] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(long_batch, "_AT_ONCE", 3)

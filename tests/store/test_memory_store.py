@@ -11,7 +11,7 @@ import pytest
 
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import decode_record
-from rmqkit.store.message_store import Arrival, GetStatus, MessageStore, PutStatus
+from rmqkit.store.message_store import DispatchRequest, GetStatus, MessageStore, PutStatus
 from rmqkit.testing.clock import StandingClock
 from tests.store.memory_store import MemoryStore
 from tests.store.stores import message, opened, small_settings
@@ -138,7 +138,7 @@ def test_log_that_begins_later_raises_min_offsets(store: MemoryStore) -> None:
 
 
 def test_arrivals_are_told_once_per_put(clock: StandingClock) -> None:
-    told: list[list[Arrival]] = []
+    told: list[list[DispatchRequest]] = []
     store = MemoryStore(small_settings(), clock=clock, on_arrival=told.append)
     store.open()
     store.put(message())

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.hashing import tags_code
-from rmqkit.store.dispatcher import Arrival
+from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.examples import examples
@@ -54,7 +54,7 @@ def test_a_run_leaves_the_files_that_one_by_one_leaves(tmp_path_factory, message
     for one in messages:
         one.born_host = HOST_V6 if v6 else one.born_host
     openers = [plain(one.topic, one.queue_id) for one in messages]
-    told: dict[str, list[Arrival]] = {"single": [], "run": []}
+    told: dict[str, list[DispatchRequest]] = {"single": [], "run": []}
     for name in told:
         with opened(folder / name, settings, clock=StandingClock(), on_arrival=told[name].extend) as store:
             put_all(store, *openers)
@@ -173,7 +173,7 @@ def test_what_is_put_together_with_runs_is_told_at_the_end(tmp_path):
     arrived = lambda arrivals: told.append([one.queue_offset for one in arrivals])  # noqa: E731
     with opened(tmp_path / "s", LARGE, on_arrival=arrived) as store:
         put_all(store, plain())
-        with store.together():
+        with store.batch():
             store.put_run([plain(), plain()])
             put_all(store, plain())
             store.put_run([plain()])

@@ -11,7 +11,7 @@ import pytest
 
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, decode_record
-from rmqkit.store.dispatcher import Arrival
+from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.log.mapped_file import file_name
 from rmqkit.store.message_store import GetStatus, MessageStore
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
@@ -165,7 +165,7 @@ class Recorder(Generic[Answer]):
         return self.answer
 
 
-def by_body(arrival: Arrival) -> bytes:
+def by_body(arrival: DispatchRequest) -> bytes:
     """The bitmap a message asks for, so that a test can say what is stored."""
     return find_property(arrival.properties, b"bits") or b""
 

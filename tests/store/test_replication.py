@@ -24,7 +24,7 @@ from rmqkit.errors import LogDiverged, StoreError, StoreUnavailable
 from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, decode_record
 from rmqkit.store import replica as replication
-from rmqkit.store.message_store import Arrival, MessageStore, PutStatus
+from rmqkit.store.message_store import DispatchRequest, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.examples import examples
@@ -684,7 +684,7 @@ def test_far_behind_the_page_cache_drops_what_is_durable_and_dispatched(
 
 @both_paths
 def test_dispatched_records_are_told(is_bulk: bool, origin: list[Part], tmp_path: Path) -> None:
-    told: list[Arrival] = []
+    told: list[DispatchRequest] = []
     with opened(tmp_path, is_replica=True, on_arrival=told.extend) as slave:
         append_all(slave, origin)
         assert slave.dispatch_behind_bytes == slave.max_physical_offset
@@ -705,7 +705,7 @@ def test_a_run_tells_of_the_newest_record_of_every_tag(tmp_path: Path, monkeypat
         put_all(master, *(message(queue_id=i % 2, TAGS=f"t{i % 3}") for i in range(30)))
         put_all(master, *(message("Many", TAGS=f"t{i}") for i in range(100)))
         parts = parts_of(master)
-    told: list[Arrival] = []
+    told: list[DispatchRequest] = []
     with opened(
         tmp_path / "slave", small_settings(commit_log_file_bytes=1 << 20), is_replica=True, on_arrival=told.extend
     ) as slave:

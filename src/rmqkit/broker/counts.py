@@ -26,7 +26,7 @@ from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.exporter import Meter, MeteredConnection
-from rmqkit.store.message_store import Arrival, PutMessage, PutResult, PutStatus
+from rmqkit.store.message_store import DispatchRequest, PutMessage, PutResult, PutStatus
 
 __all__ = ["NOT_COUNTED", "Counts", "Noted", "PlainSend", "text"]
 
@@ -82,7 +82,7 @@ class Noted:
     def __init__(self, came: _Came, latency: Histogram) -> None:
         self._came = came
         self._latency = latency
-        self.stored: list[Arrival] = []
+        self.stored: list[DispatchRequest] = []
         self.alone_ms: list[float] = []
         self.runs_ms: list[float] = []
         self.counts: list[int] = []
@@ -129,7 +129,7 @@ class Counts:
 
     # ---- messages that come
 
-    def run(self, run: list[PlainSend], stored: list[Arrival], ms: float | None) -> None:
+    def run(self, run: list[PlainSend], stored: list[DispatchRequest], ms: float | None) -> None:
         """Count plain sends of any shapes that were stored with one write, and the ms until they were answered, if
         they are. What comes all day, runs of one shape, is noted in `by_shape` without a call."""
         for plain, one in zip(run, stored, strict=True):
@@ -198,7 +198,7 @@ class Counts:
 
     # ---- what becomes of them
 
-    def dispatched(self, arrivals: list[Arrival]) -> None:
+    def dispatched(self, arrivals: list[DispatchRequest]) -> None:
         """Count messages that became readable, by the first's time."""
         if arrivals:
             self.dispatch_ms.observe(max(0, self._clock.now_ms() - arrivals[0].store_timestamp), len(arrivals))

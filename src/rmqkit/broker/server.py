@@ -79,7 +79,7 @@ from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ClientTls, ServerTls
 from rmqkit.settings import Configuration
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.message_store import Arrival, MessageStore, PutMessage, PutResult
+from rmqkit.store.message_store import DispatchRequest, MessageStore, PutMessage, PutResult
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Broker:
         ha_address = await self._listen_for_slaves(port)
         registration = self._registration = self._registration_of(context, client, ha_address)
         self._add_handlers(context, ha_address, dispatch, vip_dispatch)
-        dispatch.together = vip_dispatch.together = context.store.together
+        dispatch.batch = vip_dispatch.batch = context.store.batch
         self._configuration.listeners.append(self._settings_changed)
         if authentication is not None:
             context.access.add(authentication.initial)
@@ -450,7 +450,7 @@ class Broker:
         assert self._durability is not None, "slaves come when all is assembled"
         self._durability.replicated()
 
-    def _log_advanced(self, arrivals: list[Arrival]) -> None:
+    def _log_advanced(self, arrivals: list[DispatchRequest]) -> None:
         """The log has more for slaves."""
         assert self._master is not None, "only a master is told"
         self._master.advanced()
@@ -584,16 +584,16 @@ class _Arrivals:
     """
 
     def __init__(self, counts: Counts | None, sample_every: int) -> None:
-        self.listeners: list[Callable[[list[Arrival]], object]] = []
+        self.listeners: list[Callable[[list[DispatchRequest]], object]] = []
         self._counts = counts
         self._sample_every = sample_every
         self._runs_to_sample = 1
 
-    def tell(self, arrivals: list[Arrival]) -> None:
+    def tell(self, arrivals: list[DispatchRequest]) -> None:
         for listener in self.listeners:
             listener(arrivals)
 
-    def tell_and_sample(self, arrivals: list[Arrival]) -> None:
+    def tell_and_sample(self, arrivals: list[DispatchRequest]) -> None:
         self._runs_to_sample -= 1
         if not self._runs_to_sample and self._counts is not None:
             self._runs_to_sample = self._sample_every

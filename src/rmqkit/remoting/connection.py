@@ -45,7 +45,7 @@ _LOOKS_MAX = 64
 class RequestHandling(Protocol):
     """What a connection asks of the `Router` that answers its peer's requests."""
 
-    together: Callable[[], AbstractContextManager[None]] | None
+    batch: Callable[[], AbstractContextManager[None]] | None
 
     def remaining(self, connection: Connection, frames: list[Frame]) -> Iterable[Frame]: ...
     def handle(self, connection: Connection, command: Command) -> None: ...
@@ -324,10 +324,10 @@ class Connection(asyncio.Protocol):
     def _handle_all(self, frames: list[Frame]) -> None:
         """Handle what was read in its order, up to a request that holds the connection."""
         left = iter(self._router.remaining(self, frames))
-        if len(frames) == 1 or self._router.together is None:
+        if len(frames) == 1 or self._router.batch is None:
             self._handle_left(left)
         elif (first := next(left, None)) is not None:
-            with self._router.together():
+            with self._router.batch():
                 self._handle(first)
                 self._handle_left(left)
 

@@ -81,13 +81,13 @@ class Lane:
 class Router:
     """The handlers of one listening port or one client; loop only.
     ``refusal``: looks at every request first.
-    ``together``: wraps the handling of several requests that one read brought.
+    ``batch``: wraps the handling of several requests that one read brought.
     ``fast_path(connection, frames)`` stores and answers runs of plain sends and yields every other frame. Handle each
     yielded frame before asking for the next: order within a connection depends on it. It is not asked about a single
     frame without a body, which is no send."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
-        self.together: Callable[[], AbstractContextManager[None]] | None = None
+        self.batch: Callable[[], AbstractContextManager[None]] | None = None
         self.fast_path: FastPath | None = None
         self._refusal = refusal
         self._handlers: dict[int, tuple[Handler, Lane | None]] = {}

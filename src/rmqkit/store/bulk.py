@@ -1,13 +1,14 @@
 """Dispatching whole runs of records at once, with numpy: `Dispatcher.apply` for each of them, in bulk.
 
-Recovery after a crash, a rebuild and a slave that catches up dispatch much of a log. `Arrivals` holds what the
-dispatcher needs to know of a run, `Arrival` in columns: the facts of `arrival_of` and `key_hashes` for every record, and
-tested equal to them. `PropertyColumns` reads the property strings; the delay topic and inner batches are left to the
-plain code.
+Recovery after a crash, a rebuild and a slave that catches up dispatch much of a log. `DispatchColumns` holds what the
+dispatcher needs to know of a run, a `DispatchRequest` in columns: the facts of `request_of` and `key_hashes` for every
+record, and tested equal to them. `PropertyColumns` reads the property strings; the delay topic and inner batches are
+left to the plain code.
 
-`CatchUp` skips, per queue, the records that it knows already, and writes the entries of the others with one call per
-file. Where a queue does not take them so (an extension, a batch queue, numbers that do not follow each other) they are
-entered one by one. Keys go to the index in bulk. The files are the same as after one `apply` per record; tests hold it.
+`BulkDispatcher` skips, per queue, the records that it knows already, and writes the entries of the others with one call
+per file. Where a queue does not take them so (an extension, a batch queue, numbers that do not follow each other) they
+are entered one by one. Keys go to the index in bulk. The files are the same as after one `apply` per record; tests hold
+it.
 
 Costs about 1 µs a record for the queues and another 1 µs for its keys. Import needs numpy: see `rmqkit.store.log.scan`.
 Source: store.md §3.4, §4.2, §7.2, §11, §12.3.
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of, batch_count, queue_tags_code
+from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, batch_count, queue_tags_code, request_of
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.index.property_columns import PropertyColumns
 from rmqkit.store.log.filler import FILLER_TOPIC
@@ -32,7 +33,7 @@ from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records, crc_matches
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES, ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues, topic_fault
 
-__all__ = ["QUEUE_ENTRY", "Arrivals", "CatchUp", "append_entries", "queue_entries"]
+__all__ = ["QUEUE_ENTRY", "BulkDispatcher", "DispatchColumns", "append_entries", "queue_entries"]
 
 Ints = NDArray[np.int64]
 _NEWEST_MAX = 16
@@ -40,7 +41,7 @@ QUEUE_ENTRY = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code
 assert QUEUE_ENTRY.itemsize == ENTRY_BYTES
 
 
-class Arrivals:
+class DispatchColumns:
     """A run of records, as the dispatcher sees it.
 
     Attributes:
@@ -109,7 +110,7 @@ class Arrivals:
             groups.append((topic, int(self.records.heads["queue_id"][group[0]]), group))
         return groups
 
-    def newest(self, delays_ms: tuple[int, ...]) -> list[Arrival]:
+    def newest(self, delays_ms: tuple[int, ...]) -> list[DispatchRequest]:
         """The newest record of each queue and tag code, up to `_NEWEST_MAX` of a queue: whoever waits for one of these
         queues hears of it, at once if any tag is good or a common one is wanted, without a cost for each record."""
         codes = self.tags_codes(delays_ms)
@@ -118,7 +119,7 @@ class Arrivals:
             newest_first = group[::-1]
             _, at = np.unique(codes[newest_first], return_index=True)
             rows += newest_first[np.sort(at)[:_NEWEST_MAX]].tolist()
-        return [arrival_of(self.records.record(row), delays_ms) for row in sorted(rows)]
+        return [request_of(self.records.record(row), delays_ms) for row in sorted(rows)]
 
     def tags_codes(self, delays_ms: tuple[int, ...]) -> Ints:
         """What the queue entry of each record says as its tags code; of one store with the same delays every time."""
@@ -173,7 +174,7 @@ class Arrivals:
         return PropertyColumns([buffer[at:end] for at, end in zip(records.properties_at.tolist(), ends, strict=True)])
 
 
-def queue_entries(arrivals: Arrivals, rows: Ints, tags_codes: Ints) -> NDArray[np.void]:
+def queue_entries(arrivals: DispatchColumns, rows: Ints, tags_codes: Ints) -> NDArray[np.void]:
     """The consume-queue entries of some records."""
     entries = np.empty(len(rows), QUEUE_ENTRY)
     entries["physical_offset"] = arrivals.offsets[rows]
@@ -182,7 +183,7 @@ def queue_entries(arrivals: Arrivals, rows: Ints, tags_codes: Ints) -> NDArray[n
     return entries
 
 
-class CatchUp:
+class BulkDispatcher:
     """Enters runs of records, which come in log order.
 
     Args:
@@ -209,7 +210,7 @@ class CatchUp:
         self._queues, self._index, self._dispatcher, self._delays_ms = queues, index, dispatcher, delays_ms
         self.gap_max = 0
 
-    def enter(self, arrivals: Arrivals) -> list[Arrival]:
+    def enter(self, arrivals: DispatchColumns) -> list[DispatchRequest]:
         """Enter a run of records; what was entered before is not changed.
         Returns the newest one of each light queue and tag code.
 
@@ -229,14 +230,14 @@ class CatchUp:
             cuts = np.flatnonzero(np.diff(arrivals.queue_offsets[missing]) != 1) + 1
             for part in np.split(missing, cuts) if len(cuts) else (missing,) if len(missing) else ():
                 self._append(topic, queue_id, arrivals, part, tags_codes)
-        newest: dict[tuple[str, int], Arrival] = {}
+        newest: dict[tuple[str, int], DispatchRequest] = {}
         for row in arrivals.in_light_queues().tolist() if self._has_light else ():
-            light = self._dispatcher.enter_light(arrival_of(arrivals.records.record(row), self._delays_ms), only)
+            light = self._dispatcher.enter_light(request_of(arrivals.records.record(row), self._delays_ms), only)
             newest.update(((one.topic, one.tags_code), one) for one in light)
         self.enter_keys(arrivals)
         return list(newest.values())
 
-    def enter_keys(self, arrivals: Arrivals) -> None:
+    def enter_keys(self, arrivals: DispatchColumns) -> None:
         """Enter a run of records in the index only.
 
         Raises:
@@ -246,12 +247,12 @@ class CatchUp:
             keys = arrivals.keys(with_tags=self._index.tags_as_keys)
             self._index.put_run(arrivals.offsets, arrivals.store_timestamps, *keys)
 
-    def _append(self, topic: str, queue_id: int, arrivals: Arrivals, rows: Ints, tags_codes: Ints) -> None:
+    def _append(self, topic: str, queue_id: int, arrivals: DispatchColumns, rows: Ints, tags_codes: Ints) -> None:
         """Enter records whose queue offsets follow each other."""
         numbered = rows.tolist()
 
         def enter_one(i: int) -> None:
-            self._dispatcher.apply(arrival_of(arrivals.records.record(numbered[i]), self._delays_ms))
+            self._dispatcher.apply(request_of(arrivals.records.record(numbered[i]), self._delays_ms))
 
         queue = None if topic_fault(topic, queue_id) else self._queues.obtain(topic, queue_id)
         if isinstance(queue, ConsumeQueue):
@@ -269,7 +270,7 @@ def append_entries(
 
     Args:
         first: the number of the first one.
-        gap_max: as in `CatchUp`.
+        gap_max: as in `BulkDispatcher`.
         enter_one: appends the i-th entry: it makes files and extension units, or says why not.
 
     Raises:

@@ -1,8 +1,8 @@
 """The dispatcher: what the log says goes to the queues, and then to who waits (``ReputMessageService``).
 
 The log is the only truth; queues are derived from it by this one piece of code, whether a record was appended a moment
-ago or is read again by recovery. After an append the facts of the record are at hand (`Arrival`) and nothing is
-decoded; `arrival_of` gives the same facts for a decoded record.
+ago or is read again by recovery. After an append the facts of the record are at hand (`DispatchRequest`) and nothing is
+decoded; `request_of` gives the same facts for a decoded record.
 
 A record may be dispatched when it counts as stored: at once under ASYNC_FLUSH, when it is on the disk under SYNC_FLUSH.
 Until then it waits in order in ``pending``. A disk that refuses a queue entry blocks the dispatcher at that record:
@@ -33,12 +33,12 @@ from rmqkit.protocol.record import (
 )
 from rmqkit.store.delay_levels import delivery_time
 from rmqkit.store.index.index import MessageIndex
-from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues, light_numbers, topic_fault
 
-__all__ = ["Arrival", "Dispatcher", "arrival_of", "batch_count", "queue_tags_code"]
+__all__ = ["DispatchRequest", "Dispatcher", "batch_count", "queue_tags_code", "request_of"]
 
 _log = logging.getLogger(__name__)
 _pack_entry = ENTRY.pack
@@ -48,7 +48,7 @@ _NOT_PLAIN = TRANSACTION_MASK | INNER_BATCH
 _PLAIN = frozenset((0, TRANSACTION_COMMIT))
 
 
-class Arrival(Struct, gc=False):
+class DispatchRequest(Struct, gc=False):
     """What the dispatcher passes on about one record (``DispatchRequest``).
 
     Attributes:
@@ -103,10 +103,10 @@ def batch_count(properties: bytes) -> int:
         return 1
 
 
-def arrival_of(record: Record, delays_ms: tuple[int, ...]) -> Arrival:
+def request_of(record: Record, delays_ms: tuple[int, ...]) -> DispatchRequest:
     """The facts of a decoded record."""
     code = queue_tags_code(record.topic, record.properties, record.store_timestamp, delays_ms)
-    return Arrival(
+    return DispatchRequest(
         record.topic,
         record.queue_id,
         record.queue_offset,
@@ -130,8 +130,8 @@ class Dispatcher:
         has_light: whether records are entered in light queues, too (``enableMultiDispatch``).
 
     Attributes:
-        gathers: whether records wait for the next `run` although they could be dispatched: while several are about to
-            come, which then cost one write per queue.
+        is_batching: whether records wait for the next `run` although they could be dispatched: while several are
+            about to come, which then cost one write per queue.
         position: physical offset up to which everything was dispatched.
         pending: what waits: a physical end and the records that were put together before it; what is no list is a
             part of a long batch, whose records are made when it is dispatched.
@@ -142,15 +142,15 @@ class Dispatcher:
     def __init__(
         self,
         queues: ConsumeQueues,
-        on_arrival: Callable[[list[Arrival]], None] | None = None,
+        on_arrival: Callable[[list[DispatchRequest]], None] | None = None,
         index: MessageIndex | None = None,
-        bitmap_of: Callable[[Arrival], bytes] | None = None,
+        bitmap_of: Callable[[DispatchRequest], bytes] | None = None,
         *,
         has_light: bool = False,
     ) -> None:
-        self.gathers = False
+        self.is_batching = False
         self.position = 0
-        self.pending: deque[tuple[int, Iterable[Arrival]]] = deque()
+        self.pending: deque[tuple[int, Iterable[DispatchRequest]]] = deque()
         self.failure: OSError | None = None
         self.dispatched_timestamp = 0
         self._queues = queues
@@ -163,13 +163,13 @@ class Dispatcher:
         """One that enters records in the same queues of their own only."""
         return Dispatcher(self._queues, bitmap_of=self._bitmap_of)
 
-    def submit(self, arrivals: list[Arrival], end: int, limit: int) -> None:
+    def submit(self, arrivals: list[DispatchRequest], end: int, limit: int) -> None:
         """Take over what was just appended up to ``end``, one record or several that were put together.
-        It is dispatched at once if it lies before ``limit``, unless the dispatcher gathers."""
-        if not self.pending and end <= limit and not self.gathers and self._dispatch(arrivals, end):
+        It is dispatched at once if it lies before ``limit``, unless ``is_batching``."""
+        if not self.pending and end <= limit and not self.is_batching and self._dispatch(arrivals, end):
             return
         self.pending.append((end, arrivals))
-        if not self.gathers:
+        if not self.is_batching:
             self.run(limit)
 
     @property
@@ -177,7 +177,7 @@ class Dispatcher:
         """Whether what waits begins with a part of a long batch."""
         return bool(self.pending) and not isinstance(self.pending[0][1], list)
 
-    def submit_parts(self, parts: Iterable[tuple[int, Iterable[Arrival]]]) -> None:
+    def submit_parts(self, parts: Iterable[tuple[int, Iterable[DispatchRequest]]]) -> None:
         """Take over a long batch that was just appended, in parts with the physical end of each; `run` dispatches them,
         a part at a time."""
         self.pending += parts
@@ -196,10 +196,10 @@ class Dispatcher:
                 return False
         return False
 
-    def _dispatch(self, arrivals: list[Arrival], end: int, pending_count: int = 0) -> bool:
+    def _dispatch(self, arrivals: list[DispatchRequest], end: int, pending_count: int = 0) -> bool:
         """Enter the records that end at a physical offset, and tell of them; False when the disk refuses.
         ``pending_count``: how many of ``pending`` they were."""
-        light = _light_arrivals(arrivals) if self.has_light else []
+        light = _light_requests(arrivals) if self.has_light else []
         try:
             self._enter(arrivals, light)
         except OSError as error:
@@ -212,11 +212,11 @@ class Dispatcher:
         self._tell(arrivals, light)
         return True
 
-    def _tell(self, arrivals: list[Arrival], light: list[Arrival]) -> None:
+    def _tell(self, arrivals: list[DispatchRequest], light: list[DispatchRequest]) -> None:
         if self._on_arrival is not None:
             self._on_arrival([*arrivals, *light] if light else arrivals)
 
-    def submit_run(self, enter: Callable[[], list[Arrival]], end: int) -> None:
+    def submit_run(self, enter: Callable[[], list[DispatchRequest]], end: int) -> None:
         """Take over many records up to ``end`` at once, while nothing waits.
         ``enter``: enters them and says of which to tell, in light queues, too."""
         assert not self.pending, "records are dispatched in log order"
@@ -234,12 +234,12 @@ class Dispatcher:
             _log.error("consume queue or index cannot be written, no more messages are accepted: %s", error)
         self.failure = error
 
-    def apply(self, arrival: Arrival) -> None:
+    def apply(self, arrival: DispatchRequest) -> None:
         """Enter one record into the queues and the index; repeated calls change nothing.
         Raises OSError: the disk refused."""
-        self._enter([arrival], _light_arrivals([arrival]) if self.has_light else [])
+        self._enter([arrival], _light_requests([arrival]) if self.has_light else [])
 
-    def _enter(self, arrivals: list[Arrival], light: list[Arrival]) -> None:
+    def _enter(self, arrivals: list[DispatchRequest], light: list[DispatchRequest]) -> None:
         """``light``: the same records in their light queues."""
         if len(arrivals) == 1:
             self._append(arrivals[0])
@@ -249,23 +249,25 @@ class Dispatcher:
             self._append(one)
         self._enter_keys(arrivals)
 
-    def enter_light(self, arrival: Arrival, only: Container[tuple[str, int]] | None = None) -> list[Arrival]:
+    def enter_light(
+        self, arrival: DispatchRequest, only: Container[tuple[str, int]] | None = None
+    ) -> list[DispatchRequest]:
         """Enter a record into the light queues it is in, or those of them in ``only``; repeated calls change nothing.
         Returns it as it is in each. Raises OSError: the disk refused."""
-        light = [one for one in _light_arrivals([arrival]) if only is None or (one.topic, one.queue_id) in only]
+        light = [one for one in _light_requests([arrival]) if only is None or (one.topic, one.queue_id) in only]
         for one in light:
             self._append(one)
         return light
 
-    def enter_own(self, arrival: Arrival) -> None:
+    def enter_own(self, arrival: DispatchRequest) -> None:
         """Enter a record into its own queue only; repeated calls change nothing.
         Raises OSError: the disk refused."""
         self._append(arrival)
 
-    def _append_all(self, arrivals: list[Arrival]) -> None:
+    def _append_all(self, arrivals: list[DispatchRequest]) -> None:
         """Enter several records, those of one queue with one write where the queue lets it be done."""
         if not self._append_run(arrivals):
-            groups: dict[tuple[str, int], list[Arrival]] = {}
+            groups: dict[tuple[str, int], list[DispatchRequest]] = {}
             for arrival in arrivals:
                 key = arrival.topic, arrival.queue_id
                 group = groups.get(key)
@@ -278,7 +280,7 @@ class Dispatcher:
                     for arrival in group:
                         self._append(arrival)
 
-    def _append_run(self, arrivals: list[Arrival]) -> bool:
+    def _append_run(self, arrivals: list[DispatchRequest]) -> bool:
         """Index records of one consume queue with one write; False when they are not of one, or go one by one.
         Where the first and the last are of one queue and so many numbers apart as there are records, all are of it."""
         first, last = arrivals[0], arrivals[-1]
@@ -292,7 +294,7 @@ class Dispatcher:
         entries = b"".join([_pack_entry(one.physical_offset, one.size, one.tags_code) for one in arrivals])
         return queue.append_run(first.queue_offset, first.physical_offset, last.physical_offset + last.size, entries)
 
-    def _append(self, arrival: Arrival) -> None:
+    def _append(self, arrival: DispatchRequest) -> None:
         kind = arrival.sys_flag & TRANSACTION_MASK
         if kind in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
             return
@@ -318,12 +320,12 @@ class Dispatcher:
                 b"" if self._bitmap_of is None else self._bitmap_of(arrival),
             )
 
-    def _enter_keys(self, arrivals: list[Arrival]) -> None:
+    def _enter_keys(self, arrivals: list[DispatchRequest]) -> None:
         if self._index is not None:
             self._index.put_all([one for one in arrivals if one.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK])
         self.dispatched_timestamp = arrivals[-1].store_timestamp
 
-    def _new_queue(self, arrival: Arrival) -> LogicQueue | None:
+    def _new_queue(self, arrival: DispatchRequest) -> ConsumeQueueBase | None:
         """The queue of a first record; None when its topic can have none, or was deleted."""
         if arrival.physical_offset < self._queues.deleted_ends.get(arrival.topic, -1):
             return None
@@ -333,12 +335,12 @@ class Dispatcher:
         return self._queues.obtain(arrival.topic, arrival.queue_id)
 
 
-def _is_ready(pending: tuple[int, Iterable[Arrival]], limit: int) -> bool:
+def _is_ready(pending: tuple[int, Iterable[DispatchRequest]], limit: int) -> bool:
     """Whether what waits can be dispatched together with what waits before it."""
     return pending[0] <= limit and isinstance(pending[1], list)
 
 
-def _light_arrivals(arrivals: list[Arrival]) -> list[Arrival]:
+def _light_requests(arrivals: list[DispatchRequest]) -> list[DispatchRequest]:
     """Records once more, for each light queue they are in."""
     return [
         msgspec.structs.replace(one, topic=name, queue_id=0, queue_offset=number)

@@ -32,7 +32,7 @@ from msgspec import Struct
 from rmqkit.protocol.batch import BatchBounds, BatchEntry, batch_bounds, encode_batch, is_long_batch
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX
 from rmqkit.protocol.record import RecordRow, encode_records, layout_of
-from rmqkit.store.dispatcher import Arrival, queue_tags_code
+from rmqkit.store.dispatcher import DispatchRequest, queue_tags_code
 from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 
@@ -63,7 +63,7 @@ class _Part(Struct, gc=False):
     first: int
     end: int
 
-    def __iter__(self) -> Iterator[Arrival]:
+    def __iter__(self) -> Iterator[DispatchRequest]:
         return iter(self.batch.arrivals(self.first, self.end, self.delays_ms))
 
 
@@ -168,24 +168,24 @@ class LongBatch:
         for first in range(0, self.count, _OFFSETS):
             yield list(map(add, self._places[first : first + _OFFSETS], repeat(self._physical_offset - _PLACE_AT)))
 
-    def parts(self, delays_ms: tuple[int, ...]) -> Iterable[tuple[int, Iterable[Arrival]]]:
+    def parts(self, delays_ms: tuple[int, ...]) -> Iterable[tuple[int, Iterable[DispatchRequest]]]:
         """What the dispatcher takes over: the physical end of each part, and its records."""
         ends, base = self._ends, self._physical_offset
         return [(base + ends[end - 1], _Part(self, delays_ms, first, end)) for first, end in pairwise(self._cuts)]
 
-    def arrivals(self, first: int, end: int, delays_ms: tuple[int, ...]) -> list[Arrival]:
+    def arrivals(self, first: int, end: int, delays_ms: tuple[int, ...]) -> list[DispatchRequest]:
         """What the dispatcher has to know of some of the messages."""
         topic, queue_id, sys_flag = self.message.topic, self.message.queue_id, self.message.sys_flag
         now, base = self._store_timestamp, self._physical_offset
         start = self._ends[first - 1] if first else 0
-        found: list[Arrival] = []
+        found: list[DispatchRequest] = []
         for number in range(first, end):
             stop = self._ends[number]
             properties = bytes(self._data[stop - self._properties_bytes[number] : stop])
             code = queue_tags_code(topic, properties, now, delays_ms)
             at, size = base + start, stop - start
             found.append(
-                Arrival(topic, queue_id, self._queue_offset + number, code, now, at, size, sys_flag, properties)
+                DispatchRequest(topic, queue_id, self._queue_offset + number, code, now, at, size, sys_flag, properties)
             )
             start = stop
         return found

@@ -27,7 +27,7 @@ from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import Record, decode_record, has_sound_body, record_properties, record_topic
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
+from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, request_of
 from rmqkit.store.files import check_room, make_directory, sync_directory, write_durably
 from rmqkit.store.flush import Flusher
 from rmqkit.store.index.file import keys_of
@@ -43,7 +43,7 @@ from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.put import Appender
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
 from rmqkit.store.queue_recovery import mend_after_crash, mend_queues, tell_odd_queues
-from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.queue_ends import QueueEnds
 from rmqkit.store.queues.table import ConsumeQueues, DeletedTopics, light_numbers
@@ -54,10 +54,10 @@ from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
 
 if TYPE_CHECKING:
-    from rmqkit.store.bulk import Arrivals
+    from rmqkit.store.bulk import DispatchColumns
 
 __all__ = [
-    "Arrival",
+    "DispatchRequest",
     "GetResult",
     "GetStatus",
     "KeyQuery",
@@ -100,11 +100,11 @@ class MessageStore:
         *,
         clock: Clock = SYSTEM_CLOCK,
         is_batch_topic: Callable[[str], bool] = lambda topic: False,
-        on_arrival: Callable[[list[Arrival]], None] | None = None,
+        on_arrival: Callable[[list[DispatchRequest]], None] | None = None,
         on_durable: Callable[[int, OSError | None], None] | None = None,
         on_committed: Callable[[], object] | None = None,
         on_flushed: Callable[[float], None] | None = None,
-        bitmap_of: Callable[[Arrival], bytes] | None = None,
+        bitmap_of: Callable[[DispatchRequest], bytes] | None = None,
         disk_used_percent: Callable[[Path], int] = used_percent,
         is_replica: bool = False,
     ) -> None:
@@ -329,7 +329,7 @@ class MessageStore:
         _log.info("store %s: log from %d to %d, %d queues", self.root, log.min_offset, end.offset, len(queues))
         return end
 
-    def _is_record(self, queue: LogicQueue, index: int, entry: tuple[Any, ...]) -> bool:
+    def _is_record(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...]) -> bool:
         """Whether the log holds the record of a queue entry, or held it."""
         physical_offset, size = entry[:2]
         if physical_offset < self.min_physical_offset:
@@ -351,24 +351,24 @@ class MessageStore:
             queue = self._queues.get(record.topic, record.queue_id)
             if isinstance(queue, ConsumeQueue):
                 queue.fill_gap(record.queue_offset, self._gap_max)
-        self._dispatcher.apply(arrival_of(record, self._delays_ms))
+        self._dispatcher.apply(request_of(record, self._delays_ms))
 
-    def _dispatch_run(self, run: Records) -> list[Arrival]:
+    def _dispatch_run(self, run: Records) -> list[DispatchRequest]:
         """Enter a run of records for a slave; returns the newest one of each queue and tag code."""
         arrivals, newest_light = self._enter_run(run)
         return arrivals.newest(self._delays_ms) + newest_light
 
-    def _enter_run(self, run: Records) -> tuple[Arrivals, list[Arrival]]:
+    def _enter_run(self, run: Records) -> tuple[DispatchColumns, list[DispatchRequest]]:
         """Enter a run of records; returns its columns, and the newest one of each light queue."""
-        from rmqkit.store.bulk import Arrivals, CatchUp
+        from rmqkit.store.bulk import BulkDispatcher, DispatchColumns
 
         queues_only = self._dispatcher.without_index()
         has_light = self._dispatcher.has_light
-        catch_up = CatchUp(self._queues, self._index, queues_only, self._delays_ms, has_light=has_light)
-        catch_up.gap_max = self._gap_max
-        arrivals = Arrivals(run)
-        newest_light = catch_up.enter(arrivals)
-        self._gap_max = catch_up.gap_max
+        bulk = BulkDispatcher(self._queues, self._index, queues_only, self._delays_ms, has_light=has_light)
+        bulk.gap_max = self._gap_max
+        arrivals = DispatchColumns(run)
+        newest_light = bulk.enter(arrivals)
+        self._gap_max = bulk.gap_max
         self._dispatcher.dispatched_timestamp = int(arrivals.store_timestamps[-1])
         return arrivals, newest_light
 
@@ -417,7 +417,7 @@ class MessageStore:
         """Append one message; readable when this returns (SYNC_FLUSH: when durable; with the pool: when committed)."""
         return self._appender.put(message)
 
-    def put_run(self, messages: list[PutMessage]) -> list[Arrival] | None:
+    def put_run(self, messages: list[PutMessage]) -> list[DispatchRequest] | None:
         """Append plain messages of one sender with one write; None, with nothing done, when each has to be put."""
         return self._appender.put_run(messages)
 
@@ -434,9 +434,9 @@ class MessageStore:
         messages. Readable when `dispatch`, called again while it says so, has no more to do."""
         return self._appender.put_long_batch(batch)
 
-    def together(self) -> AbstractContextManager[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """What is put inside becomes readable at its end, at less cost; a read inside makes it readable before."""
-        return self._appender.together()
+        return self._appender.batch()
 
     def request_flush(self) -> None:
         """Ask for a flush round that covers everything put so far; cheap when one is asked for already."""
@@ -558,7 +558,7 @@ class MessageStore:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         return self._reader.get(queue, queue_offset, count_max, codes, accept, accept_entry)
 
-    def _readable(self, topic: str, queue_id: int) -> LogicQueue | None:
+    def _readable(self, topic: str, queue_id: int) -> ConsumeQueueBase | None:
         if self._dispatcher.pending:
             self._dispatch_for_read()
         return self._queues.get(topic, queue_id)

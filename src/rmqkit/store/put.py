@@ -36,14 +36,14 @@ from rmqkit.protocol.record import (
     encode_records,
 )
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.dispatcher import Arrival, Dispatcher, queue_tags_code
+from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
 from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus
-from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.table import (
@@ -114,9 +114,9 @@ class Appender:
         part. Returns whether more can be dispatched at once."""
         return bool(self.dispatcher.pending) and self.dispatcher.run(self._readable_offset)
 
-    def together(self) -> AbstractContextManager[None]:
+    def batch(self) -> AbstractContextManager[None]:
         """Router what is put inside at the end, all at once."""
-        return _Together(self)
+        return _Batch(self)
 
     @property
     def _readable_offset(self) -> int:
@@ -139,7 +139,7 @@ class Appender:
             return self._append_with_light(queue, message, names)
         return self._append(queue, message)
 
-    def _append_with_light(self, queue: LogicQueue, message: PutMessage, names: list[str]) -> PutResult:
+    def _append_with_light(self, queue: ConsumeQueueBase, message: PutMessage, names: list[str]) -> PutResult:
         if reason := light_fault(names):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
         if too_many(self._queues, names, self._settings.light_queue_count_max):
@@ -196,7 +196,7 @@ class Appender:
             appended.physical_offsets = (appended.physical_offset,)
         return appended
 
-    def _append(self, queue: LogicQueue, message: PutMessage, count: int = 1) -> PutResult:
+    def _append(self, queue: ConsumeQueueBase, message: PutMessage, count: int = 1) -> PutResult:
         """Append one record that counts as ``count`` messages of its queue, and dispatch it."""
         sys_flag, properties, body = message.sys_flag, message.properties, message.body
         kind = sys_flag & TRANSACTION_MASK
@@ -242,13 +242,13 @@ class Appender:
         code = message.tags_code
         if code is None:
             code = queue_tags_code(message.topic, properties, now, self._delays_ms)
-        arrival = Arrival(
+        arrival = DispatchRequest(
             message.topic, message.queue_id, queue_offset, code, now, physical_offset, size, sys_flag, properties, count
         )
         self.dispatcher.submit([arrival], end, end if self._is_readable_at_once else self._readable_offset)
         return PutResult(PutStatus.OK, physical_offset, end, queue_offset, now)
 
-    def _put_members(self, queue: LogicQueue, message: PutMessage, bounds: list[BatchBounds]) -> PutResult:
+    def _put_members(self, queue: ConsumeQueueBase, message: PutMessage, bounds: list[BatchBounds]) -> PutResult:
         """Append every message of a batch as a record of its own, all with one write."""
         body = message.body
         if self._trailer_bytes:
@@ -288,13 +288,13 @@ class Appender:
             return refused
         first, end = queue.next_offset, physical_offset + total_bytes
         queue.next_offset = first + len(sizes)
-        arrivals: list[Arrival] = []
+        arrivals: list[DispatchRequest] = []
         topic, queue_id, sys_flag, delays_ms = message.topic, message.queue_id, message.sys_flag, self._delays_ms
         for queue_offset, (at, size, bound) in enumerate(zip(starts, sizes, bounds, strict=False), first):
             properties_end = at - physical_offset + size
             properties = data[properties_end - bound[3] + bound[2] : properties_end]
             code = queue_tags_code(topic, properties, now, delays_ms)
-            arrivals.append(Arrival(topic, queue_id, queue_offset, code, now, at, size, sys_flag, properties))
+            arrivals.append(DispatchRequest(topic, queue_id, queue_offset, code, now, at, size, sys_flag, properties))
         self.dispatcher.submit(arrivals, end, end if self._is_readable_at_once else self._readable_offset)
         return PutResult(PutStatus.OK, physical_offset, end, first, now, starts[:-1])
 
@@ -359,7 +359,7 @@ class Appender:
         self.dispatcher.submit_parts(batch.parts(self._delays_ms))
         return PutResult(PutStatus.OK, physical_offset, physical_offset + batch.size, first, now)
 
-    def put_run(self, messages: list[PutMessage]) -> list[Arrival] | None:
+    def put_run(self, messages: list[PutMessage]) -> list[DispatchRequest] | None:
         """Append plain messages of one sender with one write: what `put` does for each of them, in their order.
         Returns what the dispatcher got; None, with nothing done, when they have to be put one by one: one of them is
         not plain, is refused or opens a queue, the log file has no room for all, or the disk refused."""
@@ -370,7 +370,7 @@ class Appender:
             return None
         if self._has_light and any(MULTI_DISPATCH in one.properties for one in messages):
             return None
-        numbers: dict[LogicQueue, int] = {}
+        numbers: dict[ConsumeQueueBase, int] = {}
         rows: list[RecordRow] = []
         body_bytes_max = self._settings.message_bytes_max
         for one in messages:
@@ -406,10 +406,10 @@ class Appender:
             return None
         if self._write(data, now) is not None:
             return None
-        arrivals: list[Arrival] = []
+        arrivals: list[DispatchRequest] = []
         for one, row, size in zip(messages, rows, sizes, strict=True):
             code, sys_flag, properties = one.tags_code or 0, one.sys_flag, one.properties
-            arrivals.append(Arrival(one.topic, one.queue_id, row[3], code, now, at, size, sys_flag, properties))
+            arrivals.append(DispatchRequest(one.topic, one.queue_id, row[3], code, now, at, size, sys_flag, properties))
             at += size
         for queue, number in numbers.items():
             queue.next_offset = number
@@ -484,7 +484,7 @@ class Appender:
         return self.refusal
 
 
-class _Together(AbstractContextManager[None]):
+class _Batch(AbstractContextManager[None]):
     """A class, as a generator would cost five times as much for every read of every connection."""
 
     __slots__ = ("_appender",)
@@ -493,14 +493,16 @@ class _Together(AbstractContextManager[None]):
         self._appender = appender
 
     def __enter__(self) -> None:
-        self._appender.dispatcher.gathers = True
+        self._appender.dispatcher.is_batching = True
 
     def __exit__(self, *raised: object) -> None:
-        self._appender.dispatcher.gathers = False
+        self._appender.dispatcher.is_batching = False
         self._appender.dispatch()
 
 
-def _batch_rows(body: bytes, bounds: list[BatchBounds], message: PutMessage, queue: LogicQueue) -> list[RecordRow]:
+def _batch_rows(
+    body: bytes, bounds: list[BatchBounds], message: PutMessage, queue: ConsumeQueueBase
+) -> list[RecordRow]:
     """The members of a batch; an entry and a record both end with the properties behind their length."""
     topic, queue_id, kind = queue.topic_field, message.queue_id, message.sys_flag
     born, times = message.born_timestamp, message.reconsume_times
@@ -527,7 +529,7 @@ def _record_bytes(topic: bytes, message: PutMessage, body_bytes: int, properties
     return size
 
 
-def _inner_batch_fault(queue: LogicQueue) -> str:
+def _inner_batch_fault(queue: ConsumeQueueBase) -> str:
     if isinstance(queue, BatchQueue):
         return (
             f"queue.type of topic {queue.topic} is BatchCQ: it stores batches with a UNIQ_KEY and at most "

@@ -43,11 +43,11 @@ from rmqkit.errors import BodyError, RecordCorrupt
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.names import SCHEDULE_TOPIC, is_light
 from rmqkit.protocol.record import Record, decode_record
-from rmqkit.store.dispatcher import Dispatcher, arrival_of
+from rmqkit.store.dispatcher import Dispatcher, request_of
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.scan import Damage, has_numpy
 from rmqkit.store.log.view import LogView
-from rmqkit.store.queues.base import BLANK_SIZE, LogicQueue
+from rmqkit.store.queues.base import BLANK_SIZE, ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.queue_ends import QueueEnds, QueueNote
@@ -69,7 +69,7 @@ class _Broken(Struct):
         end_index: one past the last entry before.
     """
 
-    queue: LogicQueue
+    queue: ConsumeQueueBase
     reason: str
     note: QueueNote | None
     kept: int | None = None
@@ -218,7 +218,7 @@ def _take_back(one: _Broken, entries: _Entries) -> None:
     queue.next_offset = max(number if note is None else note.number, queue.next_offset)
 
 
-def _empty(queue: LogicQueue) -> None:
+def _empty(queue: ConsumeQueueBase) -> None:
     """Delete the files of a queue."""
     for files in queue.file_queues:
         files.destroy()
@@ -243,16 +243,16 @@ def _walk(
     wanted = {(one.queue.topic, one.queue.queue_id) for one in broken}
     view = LogView([(file.path, file.start) for file in log.queue.files if file.end > start])
     if has_numpy():
-        from rmqkit.store.bulk import Arrivals, CatchUp
+        from rmqkit.store.bulk import BulkDispatcher, DispatchColumns
 
-        enter = CatchUp(queues, None, dispatcher, delays_ms, has_light=True, only=wanted).enter
+        enter = BulkDispatcher(queues, None, dispatcher, delays_ms, has_light=True, only=wanted).enter
         for _, run in view.runs():
             if not isinstance(run, Damage):
-                enter(Arrivals(run))
+                enter(DispatchColumns(run))
     else:
         for _, record in view.walk():
             if not isinstance(record, Damage):
-                arrival = arrival_of(record, delays_ms)
+                arrival = request_of(record, delays_ms)
                 if (arrival.topic, arrival.queue_id) in wanted:
                     dispatcher.enter_own(arrival)
                 dispatcher.enter_light(arrival, wanted)
@@ -280,7 +280,7 @@ def _tell(root: Path, broken: list[_Broken]) -> None:
     _log.warning(said, root, len(broken), made_all, lost_all)
 
 
-def _tell_after_crash(root: Path, broken: list[_Broken], counts: dict[LogicQueue, int]) -> None:
+def _tell_after_crash(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
     """Say what was done: nothing of queues whose messages before are not in the log any more, as of a slave's."""
     made_all = lost_all = told = 0
     for one in broken:
@@ -306,7 +306,7 @@ class _Entries:
         self._commit_log = log
         self._delays_ms = delays_ms
 
-    def fault(self, queue: LogicQueue) -> str:
+    def fault(self, queue: ConsumeQueueBase) -> str:
         """What is wrong with the older files of a queue whose last one is as it was; empty when nothing is."""
         for first, last in queue.file_bounds()[:-1]:
             for index in first, last:
@@ -314,7 +314,7 @@ class _Entries:
                     return f"entry {index} is not that of its message"
         return ""
 
-    def fault_unnoted(self, queue: LogicQueue) -> str:
+    def fault_unnoted(self, queue: ConsumeQueueBase) -> str:
         """What is wrong with a queue of which nothing is noted."""
         files = queue.queue.files
         if files[-1].start - files[0].start != (len(files) - 1) * queue.queue.file_bytes:
@@ -330,7 +330,7 @@ class _Entries:
                 return "its extension ends too early"
         return self.fault(queue)
 
-    def is_right(self, queue: LogicQueue, index: int, entry: tuple[Any, ...], *, is_new: bool) -> bool:
+    def is_right(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...], *, is_new: bool) -> bool:
         """Whether an entry is that of the message it stands for; of removed records nothing can be told.
         ``is_new``: whether delivery times have to be those of the present delay levels."""
         physical_offset, size = entry[:2]
@@ -345,7 +345,7 @@ class _Entries:
         number = _number_in(record, queue)
         if queue.topic == SCHEDULE_TOPIC and not is_new:
             return number == index
-        arrival = arrival_of(record, self._delays_ms)
+        arrival = request_of(record, self._delays_ms)
         if isinstance(queue, BatchQueue):
             return tuple(entry[2:6]) == (arrival.tags_code, record.store_timestamp, number, arrival.batch_count)
         if is_address(entry[2]):
@@ -353,7 +353,7 @@ class _Entries:
             return number == index and unit is not None and unit.tags_code == arrival.tags_code
         return number == index and entry[2] == arrival.tags_code
 
-    def right_ones(self, queue: LogicQueue, start: int | None) -> int | None:
+    def right_ones(self, queue: ConsumeQueueBase, start: int | None) -> int | None:
         """How many entries from index 0 on can stay; None when none can.
         ``start``: logical byte at which the first file has to begin, if that is known."""
         files = queue.queue.files
@@ -374,7 +374,7 @@ class _Entries:
         return right
 
 
-def _number_in(record: Record, queue: LogicQueue) -> int | None:
+def _number_in(record: Record, queue: ConsumeQueueBase) -> int | None:
     """The number of a record in a queue, its own or a light one; None when it is in another."""
     if (record.topic, record.queue_id) == (queue.topic, queue.queue_id):
         return record.queue_offset

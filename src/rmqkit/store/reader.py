@@ -21,7 +21,7 @@ from msgspec import Struct
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import has_sound_body, record_topic
 from rmqkit.store.log.commit_log import CommitLog
-from rmqkit.store.queues.base import BLANK_SIZE, LogicQueue
+from rmqkit.store.queues.base import BLANK_SIZE, ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
 from rmqkit.store.queues.queue_ext import ExtUnit, is_address
@@ -86,12 +86,12 @@ class Reader:
         self._log = log
         self._settings = settings
         self.doubted_end = 0
-        self._told_of: set[LogicQueue] = set()
+        self._told_of: set[ConsumeQueueBase] = set()
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * settings.memory_ratio_max // 100
 
     def get(
         self,
-        queue: LogicQueue,
+        queue: ConsumeQueueBase,
         queue_offset: int,
         count_max: int,
         codes: frozenset[int] | None,
@@ -164,7 +164,7 @@ class Reader:
 
     def _general(
         self,
-        queue: LogicQueue,
+        queue: ConsumeQueueBase,
         queue_offset: int,
         count_max: int,
         codes: frozenset[int] | None,
@@ -231,14 +231,14 @@ class Reader:
             )
         return total_bytes + size > settings.transfer_bytes_on_disk_max or count >= settings.transfer_count_on_disk_max
 
-    def _is_sound(self, record: memoryview, queue: LogicQueue, queue_offset: int, physical_offset: int) -> bool:
+    def _is_sound(self, record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> bool:
         """Whether a slice of the log is the record that a queue's entry is for."""
         shift = _shift(record, queue, queue_offset, physical_offset)
         if shift is None or (self._settings.check_crc_on_recover and not has_sound_body(record)):
             return False
         return shift == 0 or self._is_run(queue, queue_offset, shift)
 
-    def _is_run(self, queue: LogicQueue, queue_offset: int, shift: int) -> bool:
+    def _is_run(self, queue: ConsumeQueueBase, queue_offset: int, shift: int) -> bool:
         """Whether the entry before or behind has a record whose number is as far from its own.
         Where numbers were skipped, brokers enter all that follow at too low a place: those are no damage."""
         for other in (queue_offset - 1, queue_offset + 1):
@@ -248,7 +248,7 @@ class Reader:
                 return True
         return False
 
-    def _tell_lost(self, queue: LogicQueue, queue_offset: int, physical_offset: int, size: int) -> None:
+    def _tell_lost(self, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int, size: int) -> None:
         """Say, once for each queue, that an entry is passed over."""
         if queue not in self._told_of:
             self._told_of.add(queue)
@@ -258,20 +258,20 @@ class Reader:
                 *(queue.topic, queue.queue_id, queue_offset, size, physical_offset),
             )
 
-    def is_in_memory(self, queue: LogicQueue, queue_offset: int) -> bool:
+    def is_in_memory(self, queue: ConsumeQueueBase, queue_offset: int) -> bool:
         """Whether a message lies so near the end of the log that it counts as cached."""
         physical_offset, size = queue.place(queue_offset)
         return size > 0 and self._log.max_offset - physical_offset <= self._memory_bytes
 
     # ---- time
 
-    def store_time_at(self, queue: LogicQueue, queue_offset: int) -> int:
+    def store_time_at(self, queue: ConsumeQueueBase, queue_offset: int) -> int:
         """storeTimestamp of a message, -1 when there is none."""
         if not queue.min_offset <= queue_offset < queue.max_offset:
             return -1
         return self._log.store_timestamp(*queue.place(queue_offset))
 
-    def offset_by_time(self, queue: LogicQueue, timestamp_ms: int, *, upper: bool) -> int:
+    def offset_by_time(self, queue: ConsumeQueueBase, timestamp_ms: int, *, upper: bool) -> int:
         """The first message at or after a time; with ``upper`` the last at or before it. Source: store.md §16.2."""
         if queue.max_offset == 0:
             return 0
@@ -281,7 +281,7 @@ class Reader:
             found = self._search(queue, timestamp_ms, upper=upper)
         return max(queue.min_offset, min(found, queue.max_offset))
 
-    def _search(self, queue: LogicQueue, timestamp_ms: int, *, upper: bool) -> int:
+    def _search(self, queue: ConsumeQueueBase, timestamp_ms: int, *, upper: bool) -> int:
         first, last = self._pick_file(queue, timestamp_ms, upper=upper)
         low, high = max(first, queue.min_offset), last
         if low > high:
@@ -303,7 +303,7 @@ class Reader:
                 high = middle - 1
         return low - 1 if upper else low
 
-    def _pick_file(self, queue: LogicQueue, timestamp_ms: int, *, upper: bool) -> tuple[int, int]:
+    def _pick_file(self, queue: ConsumeQueueBase, timestamp_ms: int, *, upper: bool) -> tuple[int, int]:
         """First and last entry of the queue file to search in."""
         bounds = queue.file_bounds()
         if upper:
@@ -327,7 +327,7 @@ class Reader:
             at = min(bisect_left(times, timestamp_ms), len(times) - 1)
         return queue.base_offset(first + at)
 
-    def _time(self, queue: LogicQueue, index: int) -> int:
+    def _time(self, queue: ConsumeQueueBase, index: int) -> int:
         """storeTimestamp of an entry; 0, earlier than all others, when its record is expired; -1 when unreadable."""
         physical_offset, size = queue.entry(index)[:2]
         if physical_offset < self._log.min_offset:
@@ -335,7 +335,7 @@ class Reader:
         return self._log.store_timestamp(physical_offset, size)
 
 
-def _shift(record: memoryview, queue: LogicQueue, queue_offset: int, physical_offset: int) -> int | None:
+def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> int | None:
     """How far the number of a record is from that of its entry; None where a slice of the log is no whole record that
     lies there, of the queue's topic and queue id.
     It is 0 where numbers are not comparable: a record has that of its own queue and not those of its light queues, and
@@ -357,7 +357,7 @@ def _shift(record: memoryview, queue: LogicQueue, queue_offset: int, physical_of
 
 
 def _is_wanted(
-    queue: LogicQueue, stored_code: int, codes: frozenset[int] | None, accept_entry: EntryTest | None
+    queue: ConsumeQueueBase, stored_code: int, codes: frozenset[int] | None, accept_entry: EntryTest | None
 ) -> bool:
     """Whether an entry passes both tests; an unknown tag passes the first."""
     code: int | None = stored_code

@@ -16,8 +16,8 @@ anything else        `LogDiverged`: the master's history is another one. The log
 
 `Replica.dispatch` then walks over whole records (under SYNC_FLUSH durable ones) into queues and index: one by one while
 few wait, in runs with numpy when many do. Where a record's parts do not add up, which is found out here, the log parts
-from its master's, too. Of a run only the newest records are told (`Arrivals.newest`). While much waits, the page cache
-drops what was dispatched and is on the disk: the same pages again cost a quarter of ever new ones.
+from its master's, too. Listeners hear only of a run's newest records (`DispatchColumns.newest`). While much waits, the
+page cache drops what was dispatched and is on the disk: the same pages again cost a quarter of ever new ones.
 
 Invariants: every head before ``whole_end`` was looked at once; nothing at or behind it is dispatched; the log is never
 cut before what was dispatched. An append costs one ``pwrite`` and 0.4 µs for each record. A crash may leave a torn last
@@ -34,7 +34,7 @@ from collections.abc import Callable
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreUnavailable
 from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, BORN_HOST_V6, MAGIC_V1, MAGIC_V2, decode_record
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.dispatcher import Arrival, Dispatcher, arrival_of
+from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, request_of
 from rmqkit.store.files import forget
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log import scan
@@ -117,7 +117,7 @@ class Replica:
         dispatcher: Dispatcher,
         flusher: Flusher,
         settings: StoreSettings,
-        enter_run: Callable[[Records], list[Arrival]],
+        enter_run: Callable[[Records], list[DispatchRequest]],
         note_start: Callable[[int], object],
     ) -> None:
         self._log = log
@@ -306,7 +306,7 @@ class Replica:
     def _dispatch_few(self, file: MappedFile, position: int, end: int) -> None:
         """Router records of one file one by one, and the blank behind them."""
         view, start, delays_ms = file.view, file.start, self._delays_ms
-        arrivals: list[Arrival] = []
+        arrivals: list[DispatchRequest] = []
         at, high, reason = position - start, end - start, ""
         while at < high and len(arrivals) < _ONE_BY_ONE_MAX:
             size, magic = _SIZE_AND_MAGIC.unpack_from(view, at)
@@ -314,7 +314,7 @@ class Replica:
                 break
             if magic != BLANK_MAGIC:
                 try:
-                    arrivals.append(arrival_of(decode_record(view, at), delays_ms))
+                    arrivals.append(request_of(decode_record(view, at), delays_ms))
                 except RecordCorrupt as error:
                     reason = error.reason
                     break

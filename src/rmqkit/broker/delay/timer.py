@@ -351,7 +351,7 @@ class Timer:
             if state.needs_survey and self._has_to_survey():
                 self._look_in(0)
                 return
-            with self._store.together():
+            with self._store.batch():
                 has_more = self._begin_second(state.floor(now_ms))
                 has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
                 self._end_seconds()

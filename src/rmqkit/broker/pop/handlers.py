@@ -54,7 +54,7 @@ from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.protocol.templates import found_frame, success_frame
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import OVERLOADED, decode_body
-from rmqkit.store.message_store import Arrival, PutResult, PutStatus
+from rmqkit.store.message_store import DispatchRequest, PutResult, PutStatus
 
 __all__ = ["PopAckHandlers", "PopHandlers"]
 
@@ -278,7 +278,7 @@ class PopHandlers(PopHandlerBase):
         wanted: PullFilter,
         look_at_ms: int | None,
     ) -> bool:
-        def wants(arrival: Arrival) -> bool:
+        def wants(arrival: DispatchRequest) -> bool:
             is_tagged = wanted.codes is None or arrival.tags_code in wanted.codes
             return is_tagged and (wanted.wants is None or wanted.wants(arrival))
 

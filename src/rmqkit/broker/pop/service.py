@@ -44,7 +44,7 @@ from rmqkit.metrics.counters import Gathered
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Turns
-from rmqkit.store.message_store import Arrival, MessageStore
+from rmqkit.store.message_store import DispatchRequest, MessageStore
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
@@ -131,7 +131,7 @@ class PopService:
             "rocketmq_pop_checkpoint_buffer_size": {(): check_points},
         }
 
-    def arrived(self, arrivals: list[Arrival]) -> None:
+    def arrived(self, arrivals: list[DispatchRequest]) -> None:
         """Wake requests that wait for these messages."""
         self.waiting.arrived(arrivals)
         self.notifications.arrived(arrivals)
@@ -173,7 +173,7 @@ class WaitingPop:
     queue_id: int
     until_ms: int
     retry: Callable[[bool], None]
-    wants: Callable[[Arrival], bool]
+    wants: Callable[[DispatchRequest], bool]
     look_at_ms: int | None = None
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
@@ -223,7 +223,7 @@ class PopLongPolling:
         held._timer = self._loop.call_later(seconds, self._look, held)
         return True
 
-    def arrived(self, arrivals: list[Arrival]) -> None:
+    def arrived(self, arrivals: list[DispatchRequest]) -> None:
         """Let one request of each group that waits for these messages look again, soon."""
         if not self._count:
             return
@@ -238,7 +238,7 @@ class PopLongPolling:
             for group in groups:
                 self._wake_one(arrival, woken, group)
 
-    def _wake_one(self, arrival: Arrival, woken: set[tuple[str, str, int]], group: str) -> None:
+    def _wake_one(self, arrival: DispatchRequest, woken: set[tuple[str, str, int]], group: str) -> None:
         """Wake one request of a group; ``woken``: the queues of groups that these messages woke already."""
         place = (arrival.topic, group, arrival.queue_id)
         if place in woken:

@@ -19,7 +19,7 @@ from typing import TypeVar
 from rmqkit.clock import Clock
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Turns
-from rmqkit.store.message_store import Arrival
+from rmqkit.store.message_store import DispatchRequest
 
 __all__ = ["HELD_MAX", "PASSED_BY_MS", "LongPolling", "WaitingPull"]
 
@@ -54,7 +54,7 @@ class WaitingPull:
     codes: frozenset[int] | None
     until_ms: float
     retry: Callable[[], None]
-    wants: Callable[[Arrival], bool] | None = None
+    wants: Callable[[DispatchRequest], bool] | None = None
     group: str = ""
     _key: tuple[str, int] = ("", 0)
     _slot: int = 0
@@ -96,7 +96,7 @@ class LongPolling:
             self._count += 1
         self._end_by(held, held.until_ms)
 
-    def arrived(self, arrivals: list[Arrival]) -> None:
+    def arrived(self, arrivals: list[DispatchRequest]) -> None:
         """Answer the pulls that wait for one of these messages."""
         if not self._queues:
             return
@@ -139,7 +139,7 @@ class LongPolling:
 
     # -- inside
 
-    def _concerned(self, arrival: Arrival) -> Iterator[None]:
+    def _concerned(self, arrival: DispatchRequest) -> Iterator[None]:
         """Look at the pulls that wait for a queue by the time this begins, one by one."""
         end = arrival.queue_offset + arrival.batch_count
         waiting = self._queues.get((arrival.topic, arrival.queue_id), ())
@@ -147,7 +147,7 @@ class LongPolling:
             self._look(held, arrival)
             yield
 
-    def _look(self, held: WaitingPull, arrival: Arrival) -> None:
+    def _look(self, held: WaitingPull, arrival: DispatchRequest) -> None:
         """Answer a pull if a message is for it."""
         if (held.codes is None or arrival.tags_code in held.codes) and (held.wants is None or held.wants(arrival)):
             self._answer(held)

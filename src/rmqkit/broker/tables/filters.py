@@ -27,7 +27,7 @@ from rmqkit.filter.tags import SQL92, codes_of, is_tag_type, subscription
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import record_properties
 from rmqkit.protocol.schemas.clients import SubscriptionData
-from rmqkit.store.message_store import Arrival
+from rmqkit.store.message_store import DispatchRequest
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.reader import EntryTest
 
@@ -93,7 +93,7 @@ class PullFilter:
     codes: frozenset[int] | None = None
     accept_entry: EntryTest | None = None
     accept: Callable[[memoryview], bool] | None = None
-    wants: Callable[[Arrival], bool] | None = None
+    wants: Callable[[DispatchRequest], bool] | None = None
 
 
 EVERYTHING = PullFilter()
@@ -260,7 +260,7 @@ class FilterTable(LazyTable):
 
     # ---- messages
 
-    def bitmap_of(self, arrival: Arrival) -> bytes:
+    def bitmap_of(self, arrival: DispatchRequest) -> bytes:
         """The bitmap of a message: the bits of the groups that may want it; empty for a topic without filters."""
         groups = self._topics.get(arrival.topic)
         if not groups:

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from rmqkit.errors import StoreError
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk import Arrivals
+from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Damage, Records
 from rmqkit.store.log.view import LogView, Segment
@@ -54,7 +54,7 @@ class LogRange(Struct):
 class Work(Protocol[Result_co]):
     """What a task does with the records of one range."""
 
-    def add(self, segment: Segment, arrivals: Arrivals) -> None:
+    def add(self, segment: Segment, arrivals: DispatchColumns) -> None:
         """Look at a run of records."""
 
     def result(self) -> Result_co:
@@ -127,7 +127,7 @@ def walked(split: Split, begin: Callable[[int], Work[Result]]) -> Iterator[tuple
             continue
         log_range.records += len(part)
         log_range.high, log_range.stored_ms = part.end, int(part.store_timestamps[-1])
-        work.add(segment, Arrivals(part))
+        work.add(segment, DispatchColumns(part))
     if log_range.high < split.high:
         log_range.blank_bytes = len(segment.buffer) - log_range.high
     yield log_range, work.result()

@@ -38,7 +38,7 @@ from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk import QUEUE_ENTRY, Arrivals, append_entries, queue_entries
+from rmqkit.store.bulk import QUEUE_ENTRY, DispatchColumns, append_entries, queue_entries
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.index.file import IndexFile
 from rmqkit.store.index.index import file_name
@@ -48,7 +48,7 @@ from rmqkit.store.offline import rebuild as store_rebuild
 from rmqkit.store.offline.check import open_log
 from rmqkit.store.offline.findings import Report
 from rmqkit.store.offline.queue_check import index_bytes
-from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues, topic_fault
@@ -191,7 +191,7 @@ class _Spill:
         self._light: list[_Entries] = []
         self._spilled = Spilled(path, [], keys.tell() // _KEY.itemsize, 0, set())
 
-    def add(self, segment: Segment, arrivals: Arrivals) -> None:
+    def add(self, segment: Segment, arrivals: DispatchColumns) -> None:
         self._spilled.lost_bytes += arrivals.lost_bytes()
         if self._plan.queues:
             self._add_entries(arrivals)
@@ -204,7 +204,7 @@ class _Spill:
             self._keys.write(columns.data)
             self._spilled.keys += len(rows)
 
-    def _add_entries(self, arrivals: Arrivals) -> None:
+    def _add_entries(self, arrivals: DispatchColumns) -> None:
         rows = arrivals.dispatched()
         numbers = [self._topics.setdefault(topic, len(self._topics)) for topic in arrivals.topics if topic is not None]
         columns = np.empty(len(rows), _ROW)
@@ -329,7 +329,7 @@ def build_queues(plan: Spilling, task: QueueTask) -> int:
     return len(queues)
 
 
-def _append(queue: LogicQueue, entries: _Entries, gap_max: int) -> None:
+def _append(queue: ConsumeQueueBase, entries: _Entries, gap_max: int) -> None:
     rows = np.frombuffer(entries.data, _ROW) if entries.has_rows else np.empty(0, _ROW)
     if isinstance(queue, BatchQueue):
         for number, entry, stored_ms, count in rows[rows["count"] > 0].tolist():

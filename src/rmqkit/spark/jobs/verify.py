@@ -31,7 +31,7 @@ from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
 from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
 from rmqkit.spark.source.splits import Split
-from rmqkit.store.bulk import Arrivals
+from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.bulk_compare import Ranges
 from rmqkit.store.offline.check import LogDamage, QueueStat, check_records, is_held, open_log, queue_ends, tally
@@ -144,7 +144,7 @@ class _Checks:
             log, report = LogView([]), self._seen.report
             self._derived = DerivedFiles(plan.root, log, plan.settings, report, plan.sizes, compared_from=start)
 
-    def add(self, segment: Segment, arrivals: Arrivals) -> None:
+    def add(self, segment: Segment, arrivals: DispatchColumns) -> None:
         self._seen.report.checked["records"] += len(arrivals)
         check_records(segment, arrivals, self._seen.report)
         tally(arrivals, self._seen.tallies)

@@ -67,7 +67,7 @@ class KeyQuery(Struct):
 
 
 class HasKeys(Protocol):
-    """What the index has to know of a record; the dispatcher's `Arrival` is one."""
+    """What the index has to know of a record; the dispatcher's `DispatchRequest` is one."""
 
     topic: str
     physical_offset: int

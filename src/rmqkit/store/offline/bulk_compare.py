@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rmqkit.store.bulk import Arrivals, Ints, queue_entries
+from rmqkit.store.bulk import DispatchColumns, Ints, queue_entries
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT
 from rmqkit.store.log.mapped_file import file_name
 from rmqkit.store.log.scan import Buffer
@@ -86,7 +86,7 @@ class QueueComparison:
         self._folder, self._file_bytes, self._delays_ms = folder, file_bytes, delays_ms
         self.ranges: defaultdict[Path, Ranges] = defaultdict(Ranges)
 
-    def compare(self, arrivals: Arrivals) -> None:
+    def compare(self, arrivals: DispatchColumns) -> None:
         """Compare the entries of a run of records."""
         if not self._file_bytes:
             return
@@ -150,7 +150,7 @@ class IndexComparison:
         offsets = self._entries["physical_offset"]
         self._next = max(1, bisect_left(range(len(offsets)), log_start, 1, key=offsets.__getitem__))
 
-    def compare(self, arrivals: Arrivals, keys: tuple[Ints, Ints]) -> None:
+    def compare(self, arrivals: DispatchColumns, keys: tuple[Ints, Ints]) -> None:
         """Find the entries of a run of records; the chains are not looked at yet.
         ``keys``: the run's, with its tags."""
         if self._next >= len(self._entries):

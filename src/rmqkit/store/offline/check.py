@@ -40,7 +40,7 @@ from rmqkit.store.settings import StoreSettings
 from rmqkit.store.store_lock import StoreLock
 
 if TYPE_CHECKING:
-    from rmqkit.store.bulk import Arrivals, Ints
+    from rmqkit.store.bulk import DispatchColumns, Ints
     from rmqkit.store.offline.queue_check import LogSpan
 
 __all__ = [
@@ -93,7 +93,7 @@ class QueueStat(Struct):
     anew_at: int = -1
     first_at: int = -1
 
-    def add(self, arrivals: Arrivals, rows: Ints) -> None:
+    def add(self, arrivals: DispatchColumns, rows: Ints) -> None:
         """Count records of a run that belong to the queue."""
         counts, offsets = arrivals.batch_counts[rows], arrivals.queue_offsets[rows]
         times = arrivals.store_timestamps
@@ -170,7 +170,7 @@ def verify(
     sizes = FileSizes.of(root, used, are_set=settings is not None)
     derived = DerivedFiles(root, log, used, report, sizes, advance=advance)
 
-    def look(segment: Segment, arrivals: Arrivals) -> None:
+    def look(segment: Segment, arrivals: DispatchColumns) -> None:
         check_records(segment, arrivals, report)
         derived.compare(arrivals)
 
@@ -315,10 +315,14 @@ def _check_start(root: Path, log: LogView, report: Report) -> None:
 
 
 def _walk(
-    log: LogView, damages: LogDamage, advance: Callable[[int], None], *, look: Callable[[Segment, Arrivals], None]
+    log: LogView,
+    damages: LogDamage,
+    advance: Callable[[int], None],
+    *,
+    look: Callable[[Segment, DispatchColumns], None],
 ) -> dict[tuple[str, int], QueueStat]:
     """Walk the log and note its damage; returns what it holds of each queue."""
-    from rmqkit.store.bulk import Arrivals
+    from rmqkit.store.bulk import DispatchColumns
 
     tallies: dict[tuple[str, int], QueueStat] = {}
     walked = 0
@@ -326,14 +330,14 @@ def _walk(
         advance(log.end - log.min_offset - walked)
         walked = log.end - log.min_offset
         damages.report.checked["records"] += len(part)
-        arrivals = Arrivals(part)
+        arrivals = DispatchColumns(part)
         tally(arrivals, tallies)
         look(segment, arrivals)
     advance(log.file_bytes - walked)
     return tallies
 
 
-def tally(arrivals: Arrivals, tallies: dict[tuple[str, int], QueueStat]) -> None:
+def tally(arrivals: DispatchColumns, tallies: dict[tuple[str, int], QueueStat]) -> None:
     """Count a run of records, by topic and queue id."""
     for topic, queue_id, rows in arrivals.groups():
         key = topic, queue_id
@@ -425,7 +429,7 @@ class LogDamage:
         return finding
 
 
-def check_records(segment: Segment, arrivals: Arrivals, report: Report) -> None:
+def check_records(segment: Segment, arrivals: DispatchColumns, report: Report) -> None:
     """Note the records whose checksums are wrong, and those that a broker cannot deliver when they are due."""
     _check_sums(segment, arrivals, report)
     for topic, needed in _NEEDED.items():
@@ -439,7 +443,7 @@ def check_records(segment: Segment, arrivals: Arrivals, report: Report) -> None:
                     report.add(Kind.PROPERTIES, segment.path, position, f"a {name.decode()} in {topic}", found)
 
 
-def _check_sums(segment: Segment, arrivals: Arrivals, report: Report) -> None:
+def _check_sums(segment: Segment, arrivals: DispatchColumns, report: Report) -> None:
     for row in arrivals.suspects().tolist():
         record = arrivals.records.record(row)
         position = record.physical_offset - segment.start

@@ -32,7 +32,7 @@ from msgspec import Struct, field
 from rmqkit.errors import RecordCorrupt, StoreMismatch
 from rmqkit.protocol.record import Record
 from rmqkit.store.delay_levels import parse_delay_levels
-from rmqkit.store.dispatcher import arrival_of
+from rmqkit.store.dispatcher import request_of
 from rmqkit.store.index.file import ENTRY as INDEX_ENTRY
 from rmqkit.store.index.file import HEADER, SLOT, key_hashes
 from rmqkit.store.index.index import missing_files
@@ -49,7 +49,7 @@ from rmqkit.store.queues.table import light_numbers, topic_fault, whole
 from rmqkit.store.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from rmqkit.store.bulk import Arrivals
+    from rmqkit.store.bulk import DispatchColumns
 
 __all__ = ["DerivedFiles", "Equal", "FileSizes", "LogSpan", "QueueEnd", "index_bytes", "light_queues"]
 
@@ -172,7 +172,7 @@ class DerivedFiles:
         self._has_fillers = False
         self.ends: dict[tuple[str, str, int], QueueEnd] = {}
 
-    def compare(self, arrivals: Arrivals) -> None:
+    def compare(self, arrivals: DispatchColumns) -> None:
         """Find the entries of a run of records that are as they should be; runs come in log order."""
         if self._index is None:
             paths = (path for path in self.index_paths() if path.stat().st_size == self._sizes.index)
@@ -315,7 +315,7 @@ class DerivedFiles:
         pointed = self._pointed(place, physical_offset, size)
         if pointed is not None:
             record, number = pointed
-            tags_code = arrival_of(record, self._delays_ms).tags_code
+            tags_code = request_of(record, self._delays_ms).tags_code
             self._compare(place, "queue offset", index, number, Kind.QUEUE_ENTRY)
             if is_address(stored):
                 self._ext_unit_of(place, stored, (tags_code, record.store_timestamp))
@@ -329,7 +329,7 @@ class DerivedFiles:
         pointed = self._pointed(place, entry[0], entry[1])
         if pointed is not None:
             record, number = pointed
-            arrival = arrival_of(record, self._delays_ms)
+            arrival = request_of(record, self._delays_ms)
             expected = (arrival.tags_code, record.store_timestamp, number, arrival.batch_count, -1, 0)
             what = "tagsCode, storeTimestamp, msgBaseOffset, batchSize, compactedOffset, reserved"
             self._compare(place, what, expected, entry[2:], Kind.QUEUE_ENTRY)

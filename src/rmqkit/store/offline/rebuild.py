@@ -1,6 +1,6 @@
 """Making queues and index files anew from the commit log, without a broker.
 
-The log is walked once and every sound record is dispatched, by the code that does it in a broker (`catch_up`), into new
+The log is walked once and every sound record is dispatched, by the code that does it in a broker (`bulk`), into new
 files under ``rebuilt``. When they are complete and on the disk, the old directories are moved aside, the new ones take
 their places, and the old ones are deleted. Stopped in the middle of that, run it again; nothing in the log changes.
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.record import INNER_BATCH
-from rmqkit.store.bulk import Arrivals, CatchUp
+from rmqkit.store.bulk import BulkDispatcher, DispatchColumns
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, queue_tags_code
 from rmqkit.store.files import remove_note, sync_directory
@@ -94,15 +94,15 @@ def rebuild(
             counts = sizes.hash_slot_count, sizes.index_entry_count
             new_index = MessageIndex(folder / "index", *counts, tags_as_keys=sizes.index_tags)
         delays_ms = parse_delay_levels(sizes.message_delay_level)
-        catch_up = CatchUp(new_queues, new_index, Dispatcher(new_queues), delays_ms, has_light=True)
-        enter: Callable[[Arrivals], object] = catch_up.enter if queues else catch_up.enter_keys
+        bulk = BulkDispatcher(new_queues, new_index, Dispatcher(new_queues), delays_ms, has_light=True)
+        enter: Callable[[DispatchColumns], object] = bulk.enter if queues else bulk.enter_keys
         records = record_bytes = 0
         for _, part in log.runs():
             if isinstance(part, Records):
-                arrivals = Arrivals(part)
+                arrivals = DispatchColumns(part)
                 batch_topics |= inner_batch_topics(arrivals)
                 lost_bytes = int(part.offsets[0]) - log.min_offset - record_bytes
-                catch_up.gap_max = lost_bytes // RECORD_BYTES_MIN
+                bulk.gap_max = lost_bytes // RECORD_BYTES_MIN
                 enter(arrivals)
                 record_bytes += int(part.sizes.sum()) - arrivals.lost_bytes()
                 records += len(part)
@@ -174,7 +174,7 @@ def batch_topics_of(root: Path) -> set[str]:
     return topics
 
 
-def light_entries(arrivals: Arrivals) -> Iterator[tuple[str, tuple[int, int, int, int, int]]]:
+def light_entries(arrivals: DispatchColumns) -> Iterator[tuple[str, tuple[int, int, int, int, int]]]:
     """Light topics, and what `ConsumeQueue.append` is to be told of each record in them."""
     for row in arrivals.in_light_queues().tolist():
         record = arrivals.records.record(row)
@@ -183,7 +183,7 @@ def light_entries(arrivals: Arrivals) -> Iterator[tuple[str, tuple[int, int, int
             yield topic, (queue_offset, record.physical_offset, record.size, tags_code, record.store_timestamp)
 
 
-def inner_batch_topics(arrivals: Arrivals) -> set[str]:
+def inner_batch_topics(arrivals: DispatchColumns) -> set[str]:
     """Topics of inner batches: there are none in other queues."""
     numbers = np.unique(arrivals.topic[arrivals.sys_flags & INNER_BATCH != 0])
     return {topic for number in numbers.tolist() if (topic := arrivals.topics[number]) is not None}

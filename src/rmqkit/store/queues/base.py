@@ -5,8 +5,8 @@ offsets, is the kind's own affair (`consume_queue`, `batch_queue`). Entries are 
 logical byte ``i * entry_bytes``.
 
 Only the dispatcher appends. Everything here is rebuilt from the log when it is lost. Descriptors are opened when first
-needed and given back by `LogicQueue.close_idle`, so that a store may have more queues than a process may have open
-files: a queue holds the file it appends to, the file it was last read from, and those that wait to be flushed.
+needed and given back by `close_idle`, so that a store may have more queues than a process may have open files: a queue
+holds the file it appends to, the file it was last read from, and those that wait to be flushed.
 Owner thread only; flush threads call `sync`. Source: store.md §4, §6, §12.2.
 """
 
@@ -25,7 +25,7 @@ from rmqkit.store.log.file_queue import FileQueue
 from rmqkit.store.log.mapped_file import SECTOR_BYTES, MappedFile
 from rmqkit.store.queues.queue_ext import ExtUnit, is_address
 
-__all__ = ["BLANK_SIZE", "NO_RECORD", "LogicQueue"]
+__all__ = ["BLANK_SIZE", "NO_RECORD", "ConsumeQueueBase"]
 
 NO_RECORD = (-1, 0)
 """physicalOffset and size where there is no record."""
@@ -39,7 +39,7 @@ BLANK_SIZE = 0x7FFFFFFF
 """The size a blank entry claims; there is no such record."""
 
 
-class LogicQueue(ABC):
+class ConsumeQueueBase(ABC):
     """One queue of one topic.
 
     Args:
@@ -81,7 +81,9 @@ class LogicQueue(ABC):
         ends = [struct.calcsize(kinds[: field + 1]) for field in range(len(kinds))]
         cls._looked_at = [(ends[field], ends[field + 1], least) for field, least in cls.least.items()]
 
-    def __init__(self, topic: str, queue_id: int, directory: Path, file_bytes: int, dirty: set[LogicQueue]) -> None:
+    def __init__(
+        self, topic: str, queue_id: int, directory: Path, file_bytes: int, dirty: set[ConsumeQueueBase]
+    ) -> None:
         self.topic = topic
         self.topic_utf8 = topic.encode()
         self.topic_field = topic_field(self.topic_utf8)
@@ -94,8 +96,8 @@ class LogicQueue(ABC):
         self.recovered_record = NO_RECORD
         self.max_physical_offset = -1
         self.is_dirty = False
-        self.on_open: Callable[[LogicQueue], None] = _ignore
-        self.on_gap: Callable[[LogicQueue], None] = _ignore
+        self.on_open: Callable[[ConsumeQueueBase], None] = _ignore
+        self.on_gap: Callable[[ConsumeQueueBase], None] = _ignore
         self._dirty = dirty
         self._reading: MappedFile | None = None
         self._file: MappedFile
@@ -297,7 +299,9 @@ class LogicQueue(ABC):
         """Drop every entry of a record at or behind a physical offset."""
         self._drop_from(end, lambda index, entry: False)
 
-    def truncate_for_replay(self, start: int, is_record: Callable[[LogicQueue, int, tuple[Any, ...]], bool]) -> None:
+    def truncate_for_replay(
+        self, start: int, is_record: Callable[[ConsumeQueueBase, int, tuple[Any, ...]], bool]
+    ) -> None:
         """Drop every entry that a replay of the log from a physical offset on makes again.
         They may be torn: a power cut keeps some sectors of what was not on the disk, and some of an entry that lies in
         two. One that is torn inside its physicalOffset may look older than it is.
@@ -419,5 +423,5 @@ class LogicQueue(ABC):
             queue.destroy()
 
 
-def _ignore(queue: LogicQueue) -> None:
+def _ignore(queue: ConsumeQueueBase) -> None:
     """A queue on its own has nobody to tell."""

@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.base import ConsumeQueueBase
 
 __all__ = ["BATCH_ENTRY", "BatchQueue"]
 
@@ -38,7 +38,7 @@ _NOT_COMPACTED, _RESERVED = -1, 0
 assert BATCH_ENTRY.size == 46
 
 
-class BatchQueue(LogicQueue):
+class BatchQueue(ConsumeQueueBase):
     """One queue of one topic, in ``batchconsumequeue/<topic>/<queueId>``."""
 
     __slots__ = ()

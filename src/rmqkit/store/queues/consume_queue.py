@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rmqkit.store.queues.base import BLANK_SIZE, LogicQueue
+from rmqkit.store.queues.base import BLANK_SIZE, ConsumeQueueBase
 from rmqkit.store.queues.queue_ext import ExtUnit, QueueExt, is_address
 
 __all__ = ["BLANK_ENTRY", "ENTRY", "ENTRY_BYTES", "ConsumeQueue"]
@@ -43,7 +43,7 @@ _pwrite = os.pwrite
 assert ENTRY_BYTES == 20
 
 
-class ConsumeQueue(LogicQueue):
+class ConsumeQueue(ConsumeQueueBase):
     """One queue of one topic, in ``consumequeue/<topic>/<queueId>``.
     ``ext``: its extension files, if the store has any."""
 
@@ -57,7 +57,7 @@ class ConsumeQueue(LogicQueue):
         queue_id: int,
         directory: Path,
         file_bytes: int,
-        dirty: set[LogicQueue],
+        dirty: set[ConsumeQueueBase],
         ext: QueueExt | None = None,
     ) -> None:
         super().__init__(topic, queue_id, directory, file_bytes, dirty)

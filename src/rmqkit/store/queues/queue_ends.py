@@ -39,7 +39,7 @@ from rmqkit.store.files import read_note, remove_note, write_note
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.file_queue import FileQueue
 from rmqkit.store.log.mapped_file import MappedFile
-from rmqkit.store.queues.base import LogicQueue
+from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues
 
@@ -84,7 +84,7 @@ class QueueEnds:
         self._path = root / _NAME
         self._commit_log = log
         self._note = _Note()
-        self._measured: dict[LogicQueue, tuple[int, QueueNote]] = {}
+        self._measured: dict[ConsumeQueueBase, tuple[int, QueueNote]] = {}
 
     def load(self, *, clean: bool) -> None:
         """Read the note, when the log was loaded. ``clean``: whether the store was closed in order."""
@@ -113,7 +113,7 @@ class QueueEnds:
         queues = self._note.queues if self.is_current else {}
         return [(topic, queue_id) for topic, by_id in queues.items() for queue_id in by_id]
 
-    def take(self, queue: LogicQueue) -> bool:
+    def take(self, queue: ConsumeQueueBase) -> bool:
         """Bring a queue to the end that the note knows; False, with nothing done, where its files differ from it."""
         note = self.of(queue.topic, queue.queue_id)
         if note is None or note.start < 0 or not queue.queue.files:
@@ -129,11 +129,11 @@ class QueueEnds:
         self._measured[queue] = queue.max_physical_offset, note
         return True
 
-    def is_taken(self, queue: LogicQueue) -> bool:
+    def is_taken(self, queue: ConsumeQueueBase) -> bool:
         """Whether `take` found a queue to be as the note says."""
         return queue in self._measured
 
-    def _begins_as(self, queue: LogicQueue, start: int) -> bool:
+    def _begins_as(self, queue: ConsumeQueueBase, start: int) -> bool:
         """Whether the first file is the one it was, or those before it expired since (Apache's broker ran)."""
         begins = queue.queue.files[0].start
         return begins == start or (begins > start and queue.entry(queue.first_index)[0] <= self._commit_log.min_offset)
@@ -206,7 +206,7 @@ class QueueEnds:
             _log.warning("%s cannot be written, the next start compares no queue ends: %s", self._path, error)
             self._path.unlink(missing_ok=True)
 
-    def _measure(self, queue: LogicQueue) -> QueueNote:
+    def _measure(self, queue: ConsumeQueueBase) -> QueueNote:
         known = self._measured.get(queue)
         end = queue.queue.max_offset
         if known is not None and known[0] == queue.max_physical_offset and known[1].end == end:

@@ -58,7 +58,7 @@ from rmqkit.store.files import JsonFile
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.file_queue import split, sync_names_of
 from rmqkit.store.log.mapped_file import MappedFile
-from rmqkit.store.queues.base import NO_RECORD, LogicQueue
+from rmqkit.store.queues.base import NO_RECORD, ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY, BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES, ConsumeQueue
 from rmqkit.store.queues.queue_ext import QueueExt
@@ -142,30 +142,30 @@ class ConsumeQueues:
         self._batch_file_bytes = whole(settings.batch_consume_queue_file_bytes, BATCH_ENTRY.size)
         self._ext_file_bytes = settings.consume_queue_ext_file_bytes
         self._is_batch_topic = is_batch_topic
-        self.table: dict[tuple[str, int], LogicQueue] = {}
-        self.dirty: set[LogicQueue] = set()
+        self.table: dict[tuple[str, int], ConsumeQueueBase] = {}
+        self.dirty: set[ConsumeQueueBase] = set()
         self.deleted_ends: Mapping[str, int] = {}
         self.open_max = _LOOKED_AT
-        self._open: dict[LogicQueue, None] = {}  # in the order they were opened
-        self.behind: set[LogicQueue] = set()
+        self._open: dict[ConsumeQueueBase, None] = {}  # in the order they were opened
+        self.behind: set[ConsumeQueueBase] = set()
         self._on_open = self._make_room  # one bound method for all queues
         self._on_gap = self._note_gap
         self._is_replaying = False
-        self._checked: list[LogicQueue] = []
+        self._checked: list[ConsumeQueueBase] = []
         self._syncing = threading.Lock()  # held while a queue waits for the disk, by either thread
         self._failure: OSError | None = None
         self._is_recovering = False
 
-    def __iter__(self) -> Iterator[LogicQueue]:
+    def __iter__(self) -> Iterator[ConsumeQueueBase]:
         return iter(list(self.table.values()))
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def get(self, topic: str, queue_id: int) -> LogicQueue | None:
+    def get(self, topic: str, queue_id: int) -> ConsumeQueueBase | None:
         return self.table.get((topic, queue_id))
 
-    def obtain(self, topic: str, queue_id: int) -> LogicQueue:
+    def obtain(self, topic: str, queue_id: int) -> ConsumeQueueBase:
         """The queue, made when it does not exist; its files come with its first entry."""
         queue = self.table.get((topic, queue_id))
         if queue is None:
@@ -173,8 +173,8 @@ class ConsumeQueues:
             queue.max_physical_offset = self.deleted_ends.get(topic, -1)
         return queue
 
-    def _new(self, topic: str, queue_id: int) -> LogicQueue:
-        queue: LogicQueue
+    def _new(self, topic: str, queue_id: int) -> ConsumeQueueBase:
+        queue: ConsumeQueueBase
         if self._is_batch_topic(topic):
             folder = self._batch_folder / topic / str(queue_id)
             queue = BatchQueue(topic, queue_id, folder, self._batch_file_bytes, self.dirty)
@@ -221,7 +221,7 @@ class ConsumeQueues:
                     yield topic_folder.name, int(queue_folder.name)
 
     def recover(
-        self, *, clean: bool = True, take: Callable[[LogicQueue], bool] = lambda queue: False
+        self, *, clean: bool = True, take: Callable[[ConsumeQueueBase], bool] = lambda queue: False
     ) -> tuple[int, int]:
         """Find the end of every queue; returns offset and size of the newest record indexed, (-1, 0) without any.
         ``clean``: whether the store was closed in order; if not, `truncate_for_replay` has to follow.
@@ -250,7 +250,7 @@ class ConsumeQueues:
                 queue.close()
 
     def truncate_for_replay(
-        self, start: int, min_physical_offset: int, is_record: Callable[[LogicQueue, int, tuple[Any, ...]], bool]
+        self, start: int, min_physical_offset: int, is_record: Callable[[ConsumeQueueBase, int, tuple[Any, ...]], bool]
     ) -> None:
         """Drop every entry that a replay of the log from a physical offset on makes again."""
         self._is_replaying = start > min_physical_offset
@@ -262,7 +262,7 @@ class ConsumeQueues:
                 queue.ext.queue.destroy()  # the units of removed records may be lost: a hole would end the walk
             queue.close()
 
-    def _note_gap(self, queue: LogicQueue) -> None:
+    def _note_gap(self, queue: ConsumeQueueBase) -> None:
         if self._is_replaying:
             self.behind.add(queue)
 
@@ -285,7 +285,7 @@ class ConsumeQueues:
         if self._failure is not None:
             raise self._failure
 
-    def _sync(self, queue: LogicQueue) -> None:
+    def _sync(self, queue: ConsumeQueueBase) -> None:
         with self._syncing:
             if self._failure is None:
                 try:
@@ -295,7 +295,7 @@ class ConsumeQueues:
             if self._failure is not None:  # final: a later success would prove nothing
                 raise self._failure
 
-    def _make_room(self, opening: LogicQueue) -> None:
+    def _make_room(self, opening: ConsumeQueueBase) -> None:
         """Close queues that were opened long ago, before one more is opened.
         Raises OSError: there are far too many open ones, and the disk refuses what has to be on it before one is
         closed."""
@@ -322,10 +322,10 @@ class ConsumeQueues:
         self._sync_together(list(self))
         self._is_recovering = False
 
-    def _sync_together(self, queues: list[LogicQueue]) -> None:
+    def _sync_together(self, queues: list[ConsumeQueueBase]) -> None:
         """Wait until queues are on the disk, and close them; no flush thread is there yet."""
 
-        def sync(part: list[LogicQueue]) -> None:
+        def sync(part: list[ConsumeQueueBase]) -> None:
             for queue in part:
                 queue.sync(unnamed=unnamed)
                 queue.close()
@@ -450,7 +450,7 @@ def light_fault(names: list[str]) -> str:
     return "" if wrong is None else f"INNER_MULTI_DISPATCH names {wrong!r}: a light queue's name begins with %LMQ%"
 
 
-def numbered(properties: bytes, light: list[LogicQueue]) -> bytes:
+def numbered(properties: bytes, light: list[ConsumeQueueBase]) -> bytes:
     """The properties of a message, as they are stored, with its number in each of its light queues."""
     numbers = b",".join([b"%d" % queue.next_offset for queue in light])
     if not properties.endswith(b"\x02"):
