@@ -123,7 +123,7 @@ def test_a_slave_tells_of_every_light_queue_and_reads_numbers_once(tmp_path, mon
         read.append(topic)
         return light_numbers(topic, properties)
 
-    for module in ("dispatcher", "bulk.dispatch"):
+    for module in ("dispatcher", "bulk"):
         monkeypatch.setattr(f"rmqkit.store.{module}.light_numbers", counted, raising=False)
     with opened(tmp_path / "slave", settings, is_replica=True, on_arrival=told.extend) as slave:
         slave.append_replicated(0, log)

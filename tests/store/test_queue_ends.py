@@ -343,7 +343,8 @@ def test_after_a_kill_a_sound_store_is_opened_without_such_a_word(tmp_path, capl
 
 def test_after_a_kill_a_lost_queue_goes_on_behind_what_the_log_does_not_have(tmp_path, caplog):
     root = killed(tmp_path / "store", tmp_path / "killed")
-    for path in sorted((root / "commitlog").iterdir())[:-2]:
+    written = [path for path in sorted((root / "commitlog").iterdir()) if any(path.read_bytes())]
+    for path in written[:-1]:  # behind the last of them there may be a file that was made ahead, or not yet
         path.unlink()
     (root / "logstart").unlink()
     shutil.rmtree(folder(root))
