@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rmqkit.client.producer.transaction import TransactionState as TransactionState
     from rmqkit.client.runtime.handlers import Reply as Reply
     from rmqkit.client.runtime.process import run as run
-    from rmqkit.client.runtime.requests import PullStatus as PullStatus
+    from rmqkit.rpc.brokers import PullStatus as PullStatus
     from rmqkit.client.runtime.runtime import ClientRuntime as ClientRuntime
     from rmqkit.client.runtime.settings import ClientSettings as ClientSettings
     from rmqkit.client.runtime.settings import CompressionType as CompressionType
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 _MODULES = """
 rmqkit.client.producer.accumulator SendManyFailed
-rmqkit.client.runtime.requests PullStatus
+rmqkit.rpc.brokers PullStatus
 rmqkit.client.consumer.consume ConsumeLater
 rmqkit.client.observe.hooks ConsumeOutcome Consumption Hook Recall SendOutcome Sending TransactionEnd
 rmqkit.client.pop.consumer PopConsumer

@@ -14,7 +14,7 @@ from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.requests import PullStatus
+from rmqkit.rpc.brokers import PullStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import SettingsError

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rmqkit import PullConsumer
-from rmqkit.client.runtime.requests import PullStatus
+from rmqkit.rpc.brokers import PullStatus
 from rmqkit.protocol.schemas.clients import MessageQueue
 from tests.golden_reading import as_listed, expected_messages, order, simple_queues
 from tests.golden_stores import GoldenStore, unpack_golden

@@ -6,7 +6,7 @@ import pytest
 
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.client.runtime.requests import PullStatus
+from rmqkit.rpc.brokers import PullStatus
 from rmqkit.errors import ClientError, NoRoute, PeerRefused
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue

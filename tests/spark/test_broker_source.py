@@ -20,7 +20,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rmqkit import Message, sync
-from rmqkit.client.runtime.requests import BrokerCalls
+from rmqkit.rpc.brokers import BrokerCalls
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range

@@ -45,7 +45,7 @@ from rmqkit.remoting.tls import ClientTls
 from rmqkit.settings import parse_properties
 
 if TYPE_CHECKING:
-    from rmqkit.client.runtime.requests import BrokerCalls
+    from rmqkit.rpc.brokers import BrokerCalls
 
 __all__ = ["MASTER_ID", "TIMEOUT_MS", "AdminCalls", "Done"]
 
@@ -93,7 +93,7 @@ class AdminCalls:
     @cached_property
     def broker(self) -> BrokerCalls:
         """What clients ask brokers for, over the same connections."""
-        from rmqkit.client.runtime.requests import BrokerCalls
+        from rmqkit.rpc.brokers import BrokerCalls
 
         return BrokerCalls(self.remoting, self.timeout_ms)
 

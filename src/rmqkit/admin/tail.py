@@ -26,7 +26,7 @@ from msgspec import Struct, field
 
 from rmqkit.admin.calls import MASTER_ID, AdminCalls
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
-from rmqkit.client.runtime.requests import PullStatus
+from rmqkit.rpc.brokers import PullStatus
 from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import BodyError, ClientError, NoRoute, PeerRefused, RemotingError, RmqError, SettingsError
 from rmqkit.filter.tags import TAG, is_tag_type, matches_tags, subscription

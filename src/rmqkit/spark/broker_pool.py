@@ -19,7 +19,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from rmqkit.client.runtime.process import portal
-from rmqkit.client.runtime.requests import Pulled, PullStatus
+from rmqkit.rpc.brokers import Pulled, PullStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError

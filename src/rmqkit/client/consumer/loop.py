@@ -38,7 +38,7 @@ from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.namespace import remove_namespace
-from rmqkit.client.runtime.requests import Pulled, PullStatus
+from rmqkit.rpc.brokers import Pulled, PullStatus
 from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX, MASTER_ID
 from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, PeerRefused, RemotingError, RmqError

@@ -28,7 +28,7 @@ from rmqkit.client.consumer.poll import MessageStream, PollBuffer
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.runtime.lifecycle import keeps_open
 from rmqkit.client.runtime.namespace import remove_namespace
-from rmqkit.client.runtime.requests import PullStatus
+from rmqkit.rpc.brokers import PullStatus
 from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PullConsumerSettings, check

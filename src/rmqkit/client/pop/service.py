@@ -57,7 +57,7 @@ from rmqkit.client.consumer.ordered import OrderlyConsumeService
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.client.observe.status import ConsumerStats
 from rmqkit.client.pop.session import ANY_QUEUE, PopProcessQueue, PopSession
-from rmqkit.client.runtime.requests import PopStatus
+from rmqkit.rpc.brokers import PopStatus
 from rmqkit.errors import PeerRefused, RmqError
 from rmqkit.filter.tags import TAG
 from rmqkit.protocol.codes import ResponseCode

@@ -34,7 +34,7 @@ from msgspec.structs import replace
 from rmqkit.client.consumer.loop import unpack
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.client.observe.status import ConsumerStats
-from rmqkit.client.runtime.requests import Popped, PopStatus
+from rmqkit.rpc.brokers import Popped, PopStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, RemotingError, RmqError

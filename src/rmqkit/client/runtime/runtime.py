@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from rmqkit.client.runtime import process
 from rmqkit.client.runtime.handlers import ClientRequestHandlers, GroupConsumer, PendingReplies
 from rmqkit.client.runtime.namespace import NamespaceClient, remove_namespace
-from rmqkit.client.runtime.requests import BrokerCalls
+from rmqkit.rpc.brokers import BrokerCalls
 from rmqkit.client.runtime.routes import MASTER_ID, ClientRouteTable, NameServers
 from rmqkit.client.runtime.settings import ClientSettings, name_server_list
 from rmqkit.clock import SYSTEM_CLOCK, Clock

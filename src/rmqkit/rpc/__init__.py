@@ -1,0 +1,1 @@
+"""Typed requests to brokers and name servers, one method per request code (`MQClientAPIImpl`, `BrokerOuterAPI`)."""
