@@ -22,12 +22,12 @@ from rmqkit.client.consumer import consume as consuming
 from rmqkit.client.consumer import pull as pull_consumer
 from rmqkit.client.consumer import push as push_consumer
 from rmqkit.client.producer import producer
-from rmqkit.client.runtime import requests as calls
 from rmqkit.client.runtime import runtime
 from rmqkit.client.runtime.settings import ClientSettings, check
 from rmqkit.namesrv import brokers
 from rmqkit.remoting import client
 from rmqkit.remoting.client import RemotingClient
+from rmqkit.rpc import brokers as calls
 from rmqkit.store.log import commit_log
 
 TIMEOUT_MS = 60_000

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from rmqkit.client.producer.transaction import TransactionState as TransactionState
     from rmqkit.client.runtime.handlers import Reply as Reply
     from rmqkit.client.runtime.process import run as run
-    from rmqkit.rpc.brokers import PullStatus as PullStatus
     from rmqkit.client.runtime.runtime import ClientRuntime as ClientRuntime
     from rmqkit.client.runtime.settings import ClientSettings as ClientSettings
     from rmqkit.client.runtime.settings import CompressionType as CompressionType
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from rmqkit.protocol.message import Message as Message
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
     from rmqkit.protocol.schemas.clients import MessageQueue as MessageQueue
+    from rmqkit.rpc.brokers import PullStatus as PullStatus
 
 _MODULES = """
 rmqkit.client.producer.accumulator SendManyFailed

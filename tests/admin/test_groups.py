@@ -74,7 +74,7 @@ async def test_progress_is_that_of_all_brokers(admin):
     await admin.groups.update("NS%behind", {}, cluster="DefaultCluster")
     for broker, offset in (("broker-a", 2), ("broker-b", 3)):
         address = await admin.calls.address(broker)
-        await admin.calls.broker.commit_offset(address, "NS%behind", MessageQueue("Progress", broker, 1), offset)
+        await admin.calls.commit_offset(address, "NS%behind", MessageQueue("Progress", broker, 1), offset)
 
     found = await admin.groups.progress("NS%behind", clients=True)
 
@@ -101,7 +101,7 @@ async def test_who_pops_has_every_queue_of_a_broker(admin):
     await admin.groups.update("sharing", {}, cluster="DefaultCluster")
     for broker in BROKERS:
         queue = MessageQueue("Shared", broker, 0)
-        await admin.calls.broker.commit_offset(await admin.calls.address(broker), "sharing", queue, 0)
+        await admin.calls.commit_offset(await admin.calls.address(broker), "sharing", queue, 0)
     held = {MessageQueue("Shared", "broker-a", -1): PopProcessQueueInfo()}
 
     async def running(self, group):
@@ -131,9 +131,7 @@ async def test_offsets_are_moved_at_every_broker(admin):
     await admin.groups.update("moving", {}, cluster="DefaultCluster")
     for one in sent[:4]:
         address = await admin.calls.address(one.broker_name)
-        await admin.calls.broker.commit_offset(
-            address, "moving", MessageQueue("Moved", one.broker_name, one.queue_id), 1
-        )
+        await admin.calls.commit_offset(address, "moving", MessageQueue("Moved", one.broker_name, one.queue_id), 1)
 
     async def places():
         return [
@@ -159,7 +157,7 @@ async def test_offsets_are_cloned_only_where_there_are_some(admin):
     for group in ("source", "target", "empty"):
         await admin.groups.update(group, {}, cluster="DefaultCluster")
     address = await admin.calls.address("broker-a")
-    await admin.calls.broker.commit_offset(address, "source", MessageQueue("Cloned", "broker-a", 0), 1)
+    await admin.calls.commit_offset(address, "source", MessageQueue("Cloned", "broker-a", 0), 1)
     await admin.offsets.reset("target", "Cloned", END_MS, broker="broker-a")
 
     rows = await admin.offsets.clone("source", "target", "Cloned")

@@ -85,13 +85,13 @@ def test_only_what_is_wanted(stored, name_servers, span, is_wanted):
 def test_who_takes_a_few_pulls_a_few(stored, name_servers):
     async def run():
         async with asyncio.timeout(SECONDS), Admin(name_servers) as admin:
-            pulls, pull = [], admin.calls.broker.pull
+            pulls, pull = [], admin.calls.pull
 
             async def counted(*args):
                 pulls.append(args)
                 return await pull(*args)
 
-            admin.calls.broker.pull = counted
+            admin.calls.pull = counted
             messages = listed(admin.calls, TOPIC, Span())
             assert [(await anext(messages)).body for _ in range(8)] == [one.body for one in stored[:8]]
             assert len(pulls) == 4

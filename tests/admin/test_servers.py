@@ -80,7 +80,7 @@ def test_what_is_in_a_topic(tmp_path):
             assert (sent.broker_name, sent.queue_id, sent.result) == (BROKER, queue_id, "SEND_OK")
         group = msgspec.json.encode(SubscriptionGroupConfig(group_name="g"))
         await admin.calls.ask(both.broker_address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
-        await admin.calls.broker.commit_offset(both.broker_address, "g", MessageQueue("T", BROKER, 1), 1)
+        await admin.calls.commit_offset(both.broker_address, "g", MessageQueue("T", BROKER, 1), 1)
         status = await admin.topics.status("T", CLUSTER)
         assert [(row.queue_id, row.min_offset, row.max_offset) for row in status.queues] == [(0, 0, 1), (1, 0, 2)]
         assert all(row.last_updated_timestamp > 0 for row in status.queues)

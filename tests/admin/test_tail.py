@@ -14,7 +14,6 @@ from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
 from rmqkit.client.producer.producer import Producer
-from rmqkit.rpc.brokers import PullStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings
 from rmqkit.errors import SettingsError
@@ -22,6 +21,7 @@ from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.rpc.brokers import PullStatus
 from rmqkit.store.settings import StoreSettings
 from tests.client.messages import received
 from tests.client.peers import on_real_loop, until

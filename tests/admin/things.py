@@ -40,7 +40,7 @@ async def send(admin: Admin, *messages: Message) -> list[Sent]:
         for one in sent:
             address = await admin.calls.address(one.broker_name)
             queue = MessageQueue(messages[0].topic, one.broker_name, one.queue_id)
-            while await admin.calls.broker.max_offset(address, queue) <= one.queue_offset:
+            while await admin.calls.max_offset(address, queue) <= one.queue_offset:
                 await asyncio.sleep(0.005)
     return sent
 

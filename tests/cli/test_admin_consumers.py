@@ -44,7 +44,7 @@ def world(tmp_path_factory):
             await find_when_indexed(admin, TOPIC, sent[-1].msg_id)
             await admin.groups.update("behind", {})
             address = await admin.calls.address("broker-a")
-            await admin.calls.broker.commit_offset(address, "behind", MessageQueue(TOPIC, "broker-a", 0), 1)
+            await admin.calls.commit_offset(address, "behind", MessageQueue(TOPIC, "broker-a", 0), 1)
             return sent, address
 
     async def is_online(name_servers):

@@ -327,7 +327,7 @@ async def test_what_is_held_of_all_queues_is_given_back_together():
     async with Popping() as it:
         held = []
         it.cluster.broker.answer(CHANGE, held.append)
-        it.runtime.calls._timeout_ms = 1000.0 * SECONDS
+        it.runtime.calls.timeout_ms = 1000.0 * SECONDS
         queues = [it.held, it.queue()]
         for offset, queue in enumerate(queues):
             queue.put([message(offset)])

@@ -6,10 +6,10 @@ import pytest
 
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.client.producer.producer import Producer
-from rmqkit.rpc.brokers import PullStatus
 from rmqkit.errors import ClientError, NoRoute, PeerRefused
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.rpc.brokers import PullStatus
 from rmqkit.standalone import Standalone
 from tests.client.peers import on_loop
 

@@ -157,7 +157,7 @@ async def _create(world: World) -> None:
             await admin.calls.ask(world.broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
         for queue_id in range(QUEUES):
             queue = MessageQueue(world.topic, world.broker_name, queue_id)
-            await admin.calls.broker.commit_offset(world.broker, world.group, queue, 1)
+            await admin.calls.commit_offset(world.broker, world.group, queue, 1)
         deadline = time.monotonic() + SECONDS_MAX
         while not await _is_known(admin, world):
             assert time.monotonic() < deadline, "the name server did not learn of the topics"
@@ -177,7 +177,7 @@ async def _look_at(world: World, message_ids: list[str]) -> None:
     """Fill `World.messages`, and wait until the consumer's offsets are at the broker."""
     async with Admin(world.namesrv, timeout_ms=TIMEOUT_MS) as admin:
         for number, message_id in enumerate(message_ids):
-            record = await admin.calls.broker.view_message(world.broker, world.topic, int(message_id[-16:], 16))
+            record = await admin.calls.view_message(world.broker, world.topic, int(message_id[-16:], 16))
             (message,) = read_messages(record, world.broker_name)
             world.messages.append(
                 Stored(
@@ -194,7 +194,7 @@ async def _look_at(world: World, message_ids: list[str]) -> None:
             time.monotonic() + SECONDS_MAX,
             [MessageQueue(world.topic, world.broker_name, n) for n in range(QUEUES)],
         )
-        while [await admin.calls.broker.committed_offset(world.broker, world.online, queue) for queue in queues] != [
+        while [await admin.calls.committed_offset(world.broker, world.online, queue) for queue in queues] != [
             3
         ] * QUEUES:
             assert time.monotonic() < deadline, "the consumer did not commit its offsets"

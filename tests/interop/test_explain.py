@@ -126,7 +126,7 @@ class Peer:
     async def have_popped(self, group: str, topic: str) -> None:
         """As an operator does it (setConsumeMode)."""
         mode = MessageRequestMode(topic=topic, consumer_group=await self.group(group), mode="POP")
-        await self.admin.calls.broker.set_request_mode(self.address, mode)
+        await self.admin.calls.set_request_mode(self.address, mode)
 
     async def send(self, topic: str, body: str = "x", *, queue_id: int = 0, **fields: Any) -> SendResult:
         queue = MessageQueue(topic, BROKER_NAME, queue_id)

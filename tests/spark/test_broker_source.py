@@ -20,9 +20,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from rmqkit import Message, sync
-from rmqkit.rpc.brokers import BrokerCalls
 from rmqkit.errors import ConnectFailed, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.rpc.brokers import BrokerCalls
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
 from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options
 from tests.certificates import OPENSSL, REASON, make_certificate

@@ -16,7 +16,6 @@ from rmqkit.protocol.names import AUTO_CREATE_TOPIC
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from rmqkit.protocol.schemas.offsets import AllConsumeStatsRequest, ConsumeStatsList
 from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
-from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.settings import properties_line
 
 __all__ = ["Brokers", "GroupProgress", "TestSend"]
@@ -67,11 +66,8 @@ class Brokers:
 
     async def status(self, broker: str | None = None, cluster: str | None = None) -> dict[str, dict[str, str]]:
         """Runtime figures as brokers print them, by address."""
-        code = RequestCode.GET_BROKER_RUNTIME_INFO
-        found = await self._calls.fan_out(
-            await self._calls.addresses(broker, cluster), lambda address: self._calls.fetch(KVTable, address, code)
-        )
-        return {address: dict(sorted(table.table.items())) for address, table in found.items()}
+        found = await self._calls.fan_out(await self._calls.addresses(broker, cluster), self._calls.runtime_info)
+        return {address: dict(sorted(table.items())) for address, table in found.items()}
 
     async def config(self, broker: str | None = None, cluster: str | None = None) -> dict[str, dict[str, str]]:
         """Settings by address; of a cluster, those of the slaves as well."""

@@ -18,8 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -34,18 +33,16 @@ from rmqkit.errors import (
     SettingsError,
     UnknownName,
 )
-from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Body, Command, decode_header, request
-from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.topics import ClusterInfo, RouteRequest, TopicList, TopicRoute
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import Command
+from rmqkit.protocol.schemas.topics import ClusterInfo, TopicRoute
 from rmqkit.remoting.address import split_addresses
 from rmqkit.remoting.authentication import Credentials
-from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tls import ClientTls
+from rmqkit.rpc.brokers import BrokerCalls
+from rmqkit.rpc.name_servers import NameServers
 from rmqkit.settings import parse_properties
-
-if TYPE_CHECKING:
-    from rmqkit.rpc.brokers import BrokerCalls
 
 __all__ = ["MASTER_ID", "TIMEOUT_MS", "AdminCalls", "Done"]
 
@@ -63,8 +60,8 @@ class Done(Struct, rename="camel"):
     done: str
 
 
-class AdminCalls:
-    """Asks name servers and brokers.
+class AdminCalls(BrokerCalls):
+    """Asks name servers and brokers, and says of a failed connection what answers there.
     Raises SettingsError: the list of name servers is empty or not of ``host:port``.
 
     Every method that asks raises RemotingError (no answer; NoNameServer when it was a name server's to give),
@@ -84,18 +81,11 @@ class AdminCalls:
             self.name_servers = split_addresses(name_servers)
         except ValueError as error:
             raise SettingsError(f"name servers {name_servers!r}: {error}") from None
-        self.timeout_ms = timeout_ms
+        super().__init__(RemotingClient(clock=clock, tls=tls, credentials=credentials), timeout_ms)
         self.clock = clock
-        self.remoting = RemotingClient(clock=clock, tls=tls, credentials=credentials)
+        self.any_name_server = NameServers(self.name_servers, self)
         self._cluster: ClusterInfo | None = None
         self._routes: dict[str, TopicRoute] = {}
-
-    @cached_property
-    def broker(self) -> BrokerCalls:
-        """What clients ask brokers for, over the same connections."""
-        from rmqkit.rpc.brokers import BrokerCalls
-
-        return BrokerCalls(self.remoting, self.timeout_ms)
 
     def forget(self) -> None:
         """Ask again for what may have changed."""
@@ -107,77 +97,36 @@ class AdminCalls:
     async def call(self, address: str, command: Command, timeout_ms: float | None = None) -> Command:
         """The answer, whatever its code. Raises WrongProtocol, TlsMismatch: instead of a mere ConnectionLost."""
         try:
-            return await self.remoting.call(address, command, timeout_ms or self.timeout_ms)
+            return await super().call(address, command, timeout_ms)
         except (ConnectionLost, RequestTimedOut) as error:
             from rmqkit.remoting.client import diagnosed
 
             raise await diagnosed(error, address, is_encrypted=self.remoting.is_encrypted) from None
 
-    async def ask(
-        self,
-        address: str,
-        code: int,
-        header: Struct | None = None,
-        *,
-        body: Body = b"",
-        timeout_ms: float | None = None,
-    ) -> Command:
-        """A successful answer."""
-        return expect_success(await self.call(address, request(code, header, body), timeout_ms), address)
-
-    async def fetch(
-        self, kind: type[T], address: str, code: int, header: Struct | None = None, *, body: Body = b""
-    ) -> T:
-        """The body of a successful answer."""
-        return decode_as((await self.ask(address, code, header, body=body)).payload, kind)
-
     async def fetch_properties(self, address: str, code: int) -> dict[str, str]:
         """The settings in the body of a successful answer."""
         return parse_properties((await self.ask(address, code)).payload.decode("utf-8", "replace"))
-
-    async def fetch_header(self, kind: type[H], address: str, code: int, header: Struct | None = None) -> H:
-        """The header of a successful answer."""
-        return decode_header(await self.ask(address, code, header), kind)
-
-    # -- name servers
-
-    async def call_name_server(self, code: int, header: Struct | None = None, body: Body = b"") -> tuple[Command, str]:
-        """The answer of the first name server that gives one, and its address. Raises NoNameServer: none does."""
-        failures: list[RmqError] = []
-        for address in self.name_servers:
-            try:
-                return await self.call(address, request(code, header, body)), address
-            except RemotingError as error:
-                failures.append(error)
-        raise NoNameServer(failures)
-
-    async def fetch_from_name_server(self, kind: type[T], code: int, header: Struct | None = None) -> T:
-        """The body of a successful answer of a name server."""
-        answer, address = await self.call_name_server(code, header)
-        return decode_as(expect_success(answer, address).payload, kind)
 
     # -- who is where
 
     async def cluster(self) -> ClusterInfo:
         """All brokers, as a name server knows them."""
         if self._cluster is None:
-            self._cluster = await self.fetch_from_name_server(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
+            self._cluster = await self.any_name_server.fetch(ClusterInfo, RequestCode.GET_BROKER_CLUSTER_INFO)
         return self._cluster
 
     async def route(self, topic: str) -> TopicRoute:
         """Where a topic is. Raises UnknownName: no broker has it."""
         if topic not in self._routes:
-            header = RouteRequest(topic, accept_standard_json_only=True)
-            answer, address = await self.call_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise await self._unknown_topic(topic, address)
-            self._routes[topic] = decode_as(expect_success(answer, address).payload, TopicRoute)
+            route = await self.any_name_server.route(topic)
+            if route is None:
+                raise await self._unknown_topic(topic)
+            self._routes[topic] = route
         return self._routes[topic]
 
     async def topic_names(self) -> list[str]:
         """All topics a name server knows, sorted."""
-        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
-        return sorted((await self.fetch_from_name_server(TopicList, code)).topic_list)
+        return await self.any_name_server.topics()
 
     async def address(self, broker: str) -> str:
         """The address of a broker that is given as ``host:port`` or by its name, which means its master.
@@ -241,8 +190,8 @@ class AdminCalls:
     def _asked(self) -> str:
         return f"name server {', '.join(self.name_servers)}"
 
-    async def _unknown_topic(self, topic: str, address: str) -> UnknownName:
+    async def _unknown_topic(self, topic: str) -> UnknownName:
         names: list[str] | None = None
         with contextlib.suppress(RmqError):
             names = await self.topic_names()
-        return UnknownName("topic", topic, f"name server {address}", names)
+        return UnknownName("topic", topic, self._asked, names)

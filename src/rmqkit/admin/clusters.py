@@ -85,7 +85,7 @@ class Clusters:
     async def _figures(self, address: str) -> dict[str, str] | RmqError:
         """Figures of a broker; one that does not answer must not hide the others."""
         try:
-            return (await self._calls.fetch(KVTable, address, RequestCode.GET_BROKER_RUNTIME_INFO)).table
+            return await self._calls.runtime_info(address)
         except RmqError as error:
             return error
 
@@ -165,7 +165,7 @@ class NameServers:
 
     async def value(self, namespace: str, key: str) -> str | None:
         """A key's value, at the first name server that answers."""
-        answer, address = await self._calls.call_name_server(RequestCode.GET_KV_CONFIG, KVKey(namespace, key))
+        answer, address = await self._calls.any_name_server.call(RequestCode.GET_KV_CONFIG, KVKey(namespace, key))
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
         return decode_header(expect_success(answer, address), KVValue).value
@@ -174,7 +174,7 @@ class NameServers:
         """All keys of a namespace; none when it does not exist."""
         code = RequestCode.GET_KVLIST_BY_NAMESPACE
         try:
-            return (await self._calls.fetch_from_name_server(KVTable, code, KVNamespace(namespace))).table
+            return (await self._calls.any_name_server.fetch(KVTable, code, KVNamespace(namespace))).table
         except PeerRefused as refusal:
             if refusal.code != ResponseCode.QUERY_NOT_FOUND:
                 raise

@@ -237,16 +237,16 @@ class Explainer:
 
     async def _is_ended(self, address: str, half: ReceivedMessage) -> bool:
         """Whether the check-back service is past a half message, or an op record names it."""
-        broker, halves = self._calls.broker, MessageQueue(half.topic, half.broker_name or "", half.queue_id)
-        done = await broker.committed_offset(address, _HALF_GROUP, halves, is_stored=True)
+        calls, halves = self._calls, MessageQueue(half.topic, half.broker_name or "", half.queue_id)
+        done = await calls.committed_offset(address, _HALF_GROUP, halves, is_stored=True)
         if done is not None and done > half.queue_offset:
             return True
         ops = replace(halves, topic=names.OP_HALF_TOPIC)
-        at = await broker.search_offset(address, ops, half.store_timestamp)
+        at = await calls.search_offset(address, ops, half.store_timestamp)
         flags = PullFlag.SUBSCRIPTION
         for _ in range(_OP_PULLS_MAX):
             header = PullMessageRequest(_OP_GROUP, ops.topic, ops.queue_id, at, 32, flags, 0, 0, 0, "*", "TAG")
-            pulled = await broker.pull(address, header, self._calls.timeout_ms)
+            pulled = await calls.pull(address, header, calls.timeout_ms)
             ended = [offset for op in read_messages(pulled.body) for offset in op.body.split(b",")]
             if b"%d" % half.queue_offset in ended:
                 return True
@@ -292,9 +292,9 @@ class Explainer:
         address, queue = await self._address(broker), MessageQueue(topic, broker, queue_id)
         code, header, calls = RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic), self._calls
         lowest, highest, committed, config = await asyncio.gather(
-            calls.broker.min_offset(address, queue),
-            calls.broker.max_offset(address, queue),
-            calls.broker.committed_offset(address, self._group, queue, is_stored=True),
+            calls.min_offset(address, queue),
+            calls.max_offset(address, queue),
+            calls.committed_offset(address, self._group, queue, is_stored=True),
             self._once((address, topic), lambda: self._maybe(calls.fetch(TopicConfig, address, code, header))),
         )
         config = config or TopicConfig(topic, read_queue_nums=queue_id + 1)  # older brokers do not tell

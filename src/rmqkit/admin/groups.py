@@ -141,9 +141,7 @@ class Groups:
         Raises PeerRefused: a broker does not let brokers share queues out."""
         masters = await self._calls.targets(broker, cluster)
         wanted = MessageRequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=share_count)
-        await self._calls.fan_out(
-            masters.values(), lambda address: self._calls.broker.set_request_mode(address, wanted)
-        )
+        await self._calls.fan_out(masters.values(), lambda address: self._calls.set_request_mode(address, wanted))
         return list(masters)
 
     async def progress(

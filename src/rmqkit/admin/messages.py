@@ -146,16 +146,14 @@ class Messages:
                     message.broker_name = broker
                     return message
         queue = MessageQueue(topic, broker, queue_id)
-        low, high = [
-            await ask(address, queue) for ask in (self._calls.broker.min_offset, self._calls.broker.max_offset)
-        ]
+        low, high = [await ask(address, queue) for ask in (self._calls.min_offset, self._calls.max_offset)]
         has = f"it has {low} to {high - 1}" if high > low else "it has no messages"
         raise UnknownName("message at offset", str(offset), f"queue {queue_id} of {topic} on {broker}", remedy=has)
 
     async def at_place(self, address: str, physical_offset: int) -> list[ReceivedMessage]:
         """The message at a place in a broker's log, or those of a batch stored as one; none where none begins."""
         try:
-            body = await self._calls.broker.view_message(address, "", physical_offset)
+            body = await self._calls.view_message(address, "", physical_offset)
             return read_messages(body)
         except PeerRefused as error:
             if error.code != ResponseCode.SYSTEM_ERROR:
@@ -190,7 +188,7 @@ class Messages:
         known = (await self._calls.route(topic)).queue_datas
         if not any(0 <= queue_id < max(one.read_queue_nums, one.write_queue_nums) for one in known):
             return None
-        queue, calls = MessageQueue(topic, "", queue_id), self._calls.broker
+        queue, calls = MessageQueue(topic, "", queue_id), self._calls
         low, high = await calls.min_offset(address, queue), await calls.max_offset(address, queue)
         return low if low >= high else None
 

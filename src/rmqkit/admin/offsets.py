@@ -13,18 +13,14 @@ from msgspec import Struct
 from rmqkit.admin.calls import AdminCalls
 from rmqkit.errors import ClientError, PeerRefused, UnknownName
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.schemas.clients import ConsumerGroupRequest, MessageQueue
 from rmqkit.protocol.schemas.offsets import (
     ConsumeStats,
     ConsumeStatsRequest,
-    OffsetResponse,
-    QueryConsumerOffsetRequest,
     ResetOffsetBody,
     ResetOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
-from rmqkit.remoting.client import expect_success
 from rmqkit.settings import parse_properties
 
 __all__ = ["END_MS", "Moved", "Offsets"]
@@ -133,11 +129,8 @@ class Offsets:
 
     async def _committed(self, address: str, group: str, queue: MessageQueue) -> int | None:
         """Where a group is in a queue; None when it never was there, which progress (208) shows as 0."""
-        header = QueryConsumerOffsetRequest(group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
-        answer = await self._calls.call(address, request(RequestCode.QUERY_CONSUMER_OFFSET, header))
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
-            return None
-        return decode_header(expect_success(answer, address), OffsetResponse).offset
+        timeout_ms = self._calls.timeout_ms
+        return await self._calls.committed_offset(address, group, queue, is_stored=True, timeout_ms=timeout_ms)
 
     async def _put(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
         """Write an offset. A queue reset and not pulled since ignores that, with a remark: it is reset anew."""
@@ -168,8 +161,8 @@ class Offsets:
         if wanted.offset is not None and wanted.offset >= 0:
             return wanted.offset
         if wanted.timestamp < 0:
-            return await self._calls.broker.max_offset(address, queue)
-        return await self._calls.broker.search_offset(address, queue, wanted.timestamp)
+            return await self._calls.max_offset(address, queue)
+        return await self._calls.search_offset(address, queue, wanted.timestamp)
 
 
 def _rows(tables: dict[str, dict[MessageQueue, int]]) -> list[Moved]:

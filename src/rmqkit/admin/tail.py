@@ -26,7 +26,6 @@ from msgspec import Struct, field
 
 from rmqkit.admin.calls import MASTER_ID, AdminCalls
 from rmqkit.client.consumer.pull import PullConsumer, PullResult
-from rmqkit.rpc.brokers import PullStatus
 from rmqkit.client.runtime.routes import subscribe_queues
 from rmqkit.errors import BodyError, ClientError, NoRoute, PeerRefused, RemotingError, RmqError, SettingsError
 from rmqkit.filter.tags import TAG, is_tag_type, matches_tags, subscription
@@ -38,6 +37,7 @@ from rmqkit.protocol.schemas.offsets import TopicStatsTable
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.remoting.tasks import Tasks
+from rmqkit.rpc.brokers import PullStatus
 
 TOOLS_GROUP = "TOOLS_CONSUMER"
 _HELD_PULLS_MAX = 8
@@ -375,17 +375,16 @@ async def _empty(calls: AdminCalls, topic: str, addresses: Iterable[str]) -> set
 async def _of_queue(
     calls: AdminCalls, queue: MessageQueue, address: str, span: Span, is_wanted: Callable[[ReceivedMessage], bool]
 ) -> AsyncIterator[ReceivedMessage]:
-    broker = calls.broker
-    end = await broker.max_offset(address, queue)
+    end = await calls.max_offset(address, queue)
     if span.end_ms is not None:
         # One more: 4.x brokers may find the nearest message instead of the next one.
-        end = min(end, 1 + await broker.search_offset(address, queue, span.end_ms + 1))
+        end = min(end, 1 + await calls.search_offset(address, queue, span.end_ms + 1))
     begin_ms = span.begin_ms
-    first = broker.search_offset(address, queue, begin_ms) if begin_ms else broker.min_offset(address, queue)
+    first = calls.search_offset(address, queue, begin_ms) if begin_ms else calls.min_offset(address, queue)
     offset = max(await first, span.begin_offset)
     while offset < end:
         header = _pull_request(queue, offset, span.tags, calls.clock.now_ms())
-        pulled = await broker.pull(address, header, calls.timeout_ms)
+        pulled = await calls.pull(address, header, calls.timeout_ms)
         if pulled.status is PullStatus.FOUND:
             for message in read_messages(pulled.body, queue.broker_name):
                 if offset <= message.queue_offset < end and is_wanted(message):

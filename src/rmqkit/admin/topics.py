@@ -98,7 +98,7 @@ class Topics:
             return await self._calls.topic_names()
         await self._calls.masters(cluster)
         code = RequestCode.GET_TOPICS_BY_CLUSTER
-        return sorted((await self._calls.fetch_from_name_server(TopicList, code, ClusterRequest(cluster))).topic_list)
+        return sorted((await self._calls.any_name_server.fetch(TopicList, code, ClusterRequest(cluster))).topic_list)
 
     async def uses(self) -> list[TopicUse]:
         """Every topic with its cluster and each of its groups (``topicList -c``)."""

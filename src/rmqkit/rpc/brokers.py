@@ -1,20 +1,23 @@
-"""Typed requests to brokers, one method per request code (``MQClientAPIImpl``). Source: remoting.md §4.3.
+"""Typed requests to brokers, one method per request code (``MQClientAPIImpl``, ``BrokerOuterAPI``).
 
-Every method raises RemotingError when the broker does not answer and PeerRefused when it answers with a code that the
-method's result cannot express; only further errors are listed.
+Clients, administration and brokers among themselves ask with the same methods. Every method raises RemotingError when
+the broker does not answer and PeerRefused when it answers with a code that the method's result cannot express; only
+further errors are listed. Source: remoting.md §4.3, §4.4.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header, request
+from rmqkit.protocol.command import Body, Command, decode_header, request
 from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.schemas.brokers import DelayOffsets
 from rmqkit.protocol.schemas.clients import (
     CheckClientBody,
     ConsumerGroupRequest,
@@ -27,6 +30,7 @@ from rmqkit.protocol.schemas.clients import (
     UnregisterClientRequest,
 )
 from rmqkit.protocol.schemas.offsets import (
+    ConsumerOffsets,
     OffsetResponse,
     QueryConsumerOffsetRequest,
     QueueRequest,
@@ -63,6 +67,9 @@ from rmqkit.remoting.client import RemotingClient, expect_success
 OFFSET_TIMEOUT_MS = 5000
 SEND_BACK_TIMEOUT_MS = 5000
 QUERY_TIMEOUT_MS = 18_000
+
+T = TypeVar("T")
+H = TypeVar("H", bound=Struct)
 
 
 class PullStatus(enum.Enum):
@@ -121,57 +128,100 @@ class Popped(Struct):
 
 
 class BrokerCalls:
-    """Sends requests to brokers by address; ``timeout_ms`` is for those about groups and queues."""
+    """Sends requests by address. ``timeout_ms`` is for every request that has no time of its own.
+
+    ===============  =========================================================================
+    `call`           the answer, whatever its code
+    `ask`            a successful answer
+    `fetch`          its body
+    `fetch_header`   its header
+    ===============  =========================================================================
+
+    Raises BodyError, HeaderError: the body, or the header, of an answer cannot be read.
+    """
 
     def __init__(self, remoting: RemotingClient, timeout_ms: float) -> None:
-        self._remoting = remoting
-        self._timeout_ms = timeout_ms
+        self.remoting = remoting
+        self.timeout_ms = timeout_ms
+
+    async def call(self, address: str, command: Command, timeout_ms: float | None = None) -> Command:
+        """The answer, whatever its code."""
+        return await self.remoting.call(address, command, timeout_ms or self.timeout_ms)
+
+    async def ask(
+        self,
+        address: str,
+        code: int,
+        header: Struct | None = None,
+        *,
+        body: Body = b"",
+        timeout_ms: float | None = None,
+    ) -> Command:
+        """A successful answer."""
+        return expect_success(await self.call(address, request(code, header, body), timeout_ms), address)
+
+    async def fetch(
+        self, kind: type[T], address: str, code: int, header: Struct | None = None, *, body: Body = b""
+    ) -> T:
+        """The body of a successful answer."""
+        return decode_as((await self.ask(address, code, header, body=body)).payload, kind)
+
+    async def fetch_header(self, kind: type[H], address: str, code: int, header: Struct | None = None) -> H:
+        """The header of a successful answer."""
+        return decode_header(await self.ask(address, code, header), kind)
+
+    # -- clients and their groups
 
     async def heartbeat(self, address: str, data: HeartbeatData) -> None:
         """HEART_BEAT: announce the groups of this client and what they subscribe to."""
-        await self._ask(address, request(RequestCode.HEART_BEAT, body=msgspec.json.encode(data)))
+        await self.ask(address, RequestCode.HEART_BEAT, body=msgspec.json.encode(data))
 
     async def unregister(
         self, address: str, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
         """UNREGISTER_CLIENT: this client leaves a group."""
         header = UnregisterClientRequest(client_id, producer_group, consumer_group)
-        await self._ask(address, request(RequestCode.UNREGISTER_CLIENT, header))
+        await self.ask(address, RequestCode.UNREGISTER_CLIENT, header)
 
     async def check_subscription(
         self, address: str, client_id: str, group: str, subscription: SubscriptionData
     ) -> None:
         """CHECK_CLIENT_CONFIG: PeerRefused says why the broker cannot filter by the expression."""
         body = CheckClientBody(client_id=client_id, group=group, subscription_data=subscription)
-        await self._ask(address, request(RequestCode.CHECK_CLIENT_CONFIG, body=msgspec.json.encode(body)))
+        await self.ask(address, RequestCode.CHECK_CLIENT_CONFIG, body=msgspec.json.encode(body))
 
     async def consumer_ids(self, address: str, group: str) -> list[str]:
-        """GET_CONSUMER_LIST_BY_GROUP: the client ids of a group. Raises BodyError: the list cannot be read."""
-        answer = await self._ask(address, request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequest(group)))
-        return decode_as(answer.payload, ConsumerIds).consumer_id_list
+        """GET_CONSUMER_LIST_BY_GROUP: the client ids of a group."""
+        code, header = RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequest(group)
+        return (await self.fetch(ConsumerIds, address, code, header)).consumer_id_list
 
     async def lock_queues(
         self, address: str, group: str, client_id: str, queues: list[MessageQueue]
     ) -> set[MessageQueue]:
-        """LOCK_BATCH_MQ: have queues for this client alone; which of them it has. Raises BodyError: as above."""
+        """LOCK_BATCH_MQ: have queues for this client alone; which of them it has."""
         body = LockBody(client_id=client_id, consumer_group=group, queues=queues)
-        command = request(RequestCode.LOCK_BATCH_MQ, body=msgspec.json.encode(body))
-        return set(decode_as((await self._ask(address, command)).payload, LockedQueues).queues)
+        encoded = msgspec.json.encode(body)
+        return set((await self.fetch(LockedQueues, address, RequestCode.LOCK_BATCH_MQ, body=encoded)).queues)
 
     async def unlock_queues(self, address: str, group: str, client_id: str, queues: list[MessageQueue]) -> None:
         """UNLOCK_BATCH_MQ: give them back."""
         body = LockBody(client_id=client_id, consumer_group=group, queues=queues)
-        await self._ask(address, request(RequestCode.UNLOCK_BATCH_MQ, body=msgspec.json.encode(body)))
+        await self.ask(address, RequestCode.UNLOCK_BATCH_MQ, body=msgspec.json.encode(body))
 
     async def committed_offset(
-        self, address: str, group: str, queue: MessageQueue, *, is_stored: bool = False
+        self,
+        address: str,
+        group: str,
+        queue: MessageQueue,
+        *,
+        is_stored: bool = False,
+        timeout_ms: float = OFFSET_TIMEOUT_MS,
     ) -> int | None:
         """QUERY_CONSUMER_OFFSET: where a group is in a queue; None when the broker has no offset of it. Of a young
         queue it says 0 all the same, unless only a stored offset is asked for."""
         # None leaves the field out (setZeroIfNotFound), which brokers take for true.
         header = QueryConsumerOffsetRequest(group, queue.topic, queue.queue_id, False if is_stored else None)
-        command = request(RequestCode.QUERY_CONSUMER_OFFSET, header)
-        answer = await self._remoting.call(address, command, OFFSET_TIMEOUT_MS)
+        answer = await self.call(address, request(RequestCode.QUERY_CONSUMER_OFFSET, header), timeout_ms)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
         return decode_header(expect_success(answer, address), OffsetResponse).offset
@@ -179,69 +229,67 @@ class BrokerCalls:
     async def commit_offset(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
         """UPDATE_CONSUMER_OFFSET: save where a group is, and wait until the broker has it."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
-        command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-        expect_success(await self._remoting.call(address, command, OFFSET_TIMEOUT_MS), address)
+        await self.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_ms=OFFSET_TIMEOUT_MS)
 
     async def commit_offset_one_way(self, address: str, group: str, queue: MessageQueue, offset: int) -> None:
         """UPDATE_CONSUMER_OFFSET without an answer."""
         header = UpdateConsumerOffsetRequest(group, queue.topic, queue.queue_id, offset)
         command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header, one_way=True)
-        await self._remoting.send_one_way(address, command, OFFSET_TIMEOUT_MS)
+        await self.remoting.send_one_way(address, command, OFFSET_TIMEOUT_MS)
 
     async def max_offset(self, address: str, queue: MessageQueue) -> int:
         """GET_MAX_OFFSET: one past the last message of a queue."""
-        return await self._offset(address, RequestCode.GET_MAX_OFFSET, QueueRequest(queue.topic, queue.queue_id))
+        header = QueueRequest(queue.topic, queue.queue_id)
+        return (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MAX_OFFSET, header)).offset
 
     async def min_offset(self, address: str, queue: MessageQueue) -> int:
         """GET_MIN_OFFSET: the first message of a queue that is still stored."""
-        return await self._offset(address, RequestCode.GET_MIN_OFFSET, QueueRequest(queue.topic, queue.queue_id))
+        header = QueueRequest(queue.topic, queue.queue_id)
+        return (await self.fetch_header(OffsetResponse, address, RequestCode.GET_MIN_OFFSET, header)).offset
 
     async def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
         """SEARCH_OFFSET_BY_TIMESTAMP: the first message stored at or after a time."""
         header = SearchOffsetRequest(queue.topic, queue.queue_id, timestamp_ms)
-        return await self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        return (await self.fetch_header(OffsetResponse, address, code, header)).offset
 
     async def view_message(self, address: str, topic: str, physical_offset: int) -> bytes:
         """VIEW_MESSAGE_BY_ID: the record at a place in the broker's log."""
         header = ViewMessageRequest(physical_offset, topic)
-        return (await self._ask(address, request(RequestCode.VIEW_MESSAGE_BY_ID, header))).payload
+        return (await self.ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)).payload
 
     async def query_messages(self, address: str, header: QueryMessageRequest) -> bytes:
         """QUERY_MESSAGE: the records whose keys have the same hash, none or several."""
-        command = request(RequestCode.QUERY_MESSAGE, header)
-        answer = await self._remoting.call(address, command, QUERY_TIMEOUT_MS)
+        answer = await self.call(address, request(RequestCode.QUERY_MESSAGE, header), QUERY_TIMEOUT_MS)
         return b"" if answer.code == ResponseCode.QUERY_NOT_FOUND else expect_success(answer, address).payload
 
     async def send_back(self, address: str, header: ConsumerSendBackRequest) -> None:
         """CONSUMER_SEND_MSG_BACK: have a message delivered again later, or put to the dead letters."""
-        command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-        expect_success(await self._remoting.call(address, command, SEND_BACK_TIMEOUT_MS), address)
+        await self.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_ms=SEND_BACK_TIMEOUT_MS)
 
     async def end_transaction(self, address: str, header: EndTransactionRequest, remark: str | None) -> None:
         """END_TRANSACTION: how a transaction ended; not answered. The broker asks again when it gets lost."""
         command = request(RequestCode.END_TRANSACTION, header, one_way=True)
         command.remark = remark
-        await self._remoting.send_one_way(address, command, self._timeout_ms)
+        await self.remoting.send_one_way(address, command, self.timeout_ms)
 
     async def ask_end_transaction(self, address: str, header: EndTransactionRequest, timeout_ms: float) -> None:
         """END_TRANSACTION with an answer: a commit that was answered with success is stored."""
-        answer = await self._remoting.call(address, request(RequestCode.END_TRANSACTION, header), timeout_ms)
+        answer = await self.remoting.call(address, request(RequestCode.END_TRANSACTION, header), timeout_ms)
         if answer.code not in _COMMITTED:
             raise PeerRefused(answer.code, answer.remark, address)
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """GET_BROKER_RUNTIME_INFO: figures of a broker, as texts. Raises BodyError: they cannot be read."""
-        answer = await self._ask(address, request(RequestCode.GET_BROKER_RUNTIME_INFO))
-        return decode_as(answer.payload, KVTable).table
+        """GET_BROKER_RUNTIME_INFO: figures of a broker, as texts."""
+        return (await self.fetch(KVTable, address, RequestCode.GET_BROKER_RUNTIME_INFO)).table
 
     async def recall(self, address: str, header: RecallMessageRequest) -> str:
         """RECALL_MESSAGE: the unique key of the message that will not be delivered."""
-        answer = await self._ask(address, request(RequestCode.RECALL_MESSAGE, header))
-        return decode_header(answer, RecallMessageResponse).msg_id
+        return (await self.fetch_header(RecallMessageResponse, address, RequestCode.RECALL_MESSAGE, header)).msg_id
 
     async def pull(self, address: str, header: PullMessageRequest, timeout_ms: float) -> Pulled:
-        """PULL_MESSAGE. Raises HeaderError: the numbers of the answer cannot be read."""
-        answer = await self._remoting.call(address, request(RequestCode.PULL_MESSAGE, header), timeout_ms)
+        """PULL_MESSAGE."""
+        answer = await self.remoting.call(address, request(RequestCode.PULL_MESSAGE, header), timeout_ms)
         status = _PULL_STATUS.get(answer.code)
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
@@ -257,8 +305,8 @@ class BrokerCalls:
         )
 
     async def pop(self, address: str, header: PopMessageRequest, timeout_ms: float) -> Popped:
-        """POP_MESSAGE. Raises HeaderError: the answer's fields cannot be read."""
-        answer = await self._remoting.call(address, request(RequestCode.POP_MESSAGE, header), timeout_ms)
+        """POP_MESSAGE."""
+        answer = await self.remoting.call(address, request(RequestCode.POP_MESSAGE, header), timeout_ms)
         status = _POP_STATUS.get(answer.code)
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
@@ -269,32 +317,35 @@ class BrokerCalls:
 
     async def ack(self, address: str, header: AckMessageRequest) -> None:
         """ACK_MESSAGE: a popped message is consumed."""
-        await self._ask(address, request(RequestCode.ACK_MESSAGE, header))
+        await self.ask(address, RequestCode.ACK_MESSAGE, header)
 
     async def ack_batch(self, address: str, body: BatchAckBody) -> None:
         """BATCH_ACK_MESSAGE: popped messages of one broker are consumed."""
-        await self._ask(address, request(RequestCode.BATCH_ACK_MESSAGE, body=msgspec.json.encode(body)))
+        await self.ask(address, RequestCode.BATCH_ACK_MESSAGE, body=msgspec.json.encode(body))
 
     async def change_invisible_time(
         self, address: str, header: ChangeInvisibleTimeRequest
     ) -> ChangeInvisibleTimeResponse:
-        """CHANGE_MESSAGE_INVISIBLETIME: when a popped message comes again. Raises HeaderError: as `pop`."""
-        answer = await self._ask(address, request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header))
-        return decode_header(answer, ChangeInvisibleTimeResponse)
+        """CHANGE_MESSAGE_INVISIBLETIME: when a popped message comes again."""
+        code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+        return await self.fetch_header(ChangeInvisibleTimeResponse, address, code, header)
 
     async def assignments(self, address: str, asked: QueryAssignmentBody) -> list[Assignment]:
         """QUERY_ASSIGNMENT: a client's queues of a topic as the broker shares them out; none when it does not know the
-        client. Raises BodyError: they cannot be read."""
-        answer = await self._ask(address, request(RequestCode.QUERY_ASSIGNMENT, body=msgspec.json.encode(asked)))
-        return decode_as(answer.payload, Assignments).message_queue_assignments
+        client."""
+        code, body = RequestCode.QUERY_ASSIGNMENT, msgspec.json.encode(asked)
+        return (await self.fetch(Assignments, address, code, body=body)).message_queue_assignments
 
     async def set_request_mode(self, address: str, mode: MessageRequestMode) -> None:
         """SET_MESSAGE_REQUEST_MODE: have a group pop a topic, or pull it; every broker keeps its own."""
-        await self._ask(address, request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=msgspec.json.encode(mode)))
+        await self.ask(address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=msgspec.json.encode(mode))
 
-    async def _ask(self, address: str, command: Command) -> Command:
-        return expect_success(await self._remoting.call(address, command, self._timeout_ms), address)
+    # -- what brokers of a group copy from each other
 
-    async def _offset(self, address: str, code: int, header: Struct) -> int:
-        answer = await self._ask(address, request(code, header))
-        return decode_header(answer, OffsetResponse).offset
+    async def consumer_offsets(self, address: str) -> ConsumerOffsets:
+        """GET_ALL_CONSUMER_OFFSET: where all groups are."""
+        return await self.fetch(ConsumerOffsets, address, RequestCode.GET_ALL_CONSUMER_OFFSET)
+
+    async def delay_offsets(self, address: str) -> DelayOffsets:
+        """GET_ALL_DELAY_OFFSET: how far each delay level is delivered."""
+        return await self.fetch(DelayOffsets, address, RequestCode.GET_ALL_DELAY_OFFSET)

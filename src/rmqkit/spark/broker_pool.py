@@ -19,7 +19,6 @@ from typing import TypeVar
 from msgspec import Struct
 
 from rmqkit.client.runtime.process import portal
-from rmqkit.rpc.brokers import Pulled, PullStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
 from rmqkit.errors import NoRoute, PeerRefused, RemotingError, RmqError
@@ -27,6 +26,7 @@ from rmqkit.filter.tags import subscription
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
+from rmqkit.rpc.brokers import Pulled, PullStatus
 from rmqkit.spark.options import LiveOptions, words
 
 T = TypeVar("T")

@@ -54,12 +54,11 @@ from rmqkit.broker.transaction.half import TransactionContext
 from rmqkit.clock import Clock
 from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_header_leniently, request
-from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.schemas.brokers import DelayOffsets, HaInfo, decode_timer_checkpoint
-from rmqkit.protocol.schemas.offsets import ConsumerOffsets
-from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.protocol.command import decode_header_leniently, request
+from rmqkit.protocol.schemas.brokers import HaInfo, decode_timer_checkpoint
+from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.tasks import Tasks, keep_doing, repeat
+from rmqkit.rpc.brokers import BrokerCalls
 from rmqkit.store.message_store import MessageStore
 
 
@@ -111,7 +110,7 @@ class ActingMaster:
     ) -> None:
         self._context = context
         self._registration = registration
-        self._client = client
+        self._calls = BrokerCalls(client, _TIMEOUT_MS)
         self._elsewhere = elsewhere
         self._holds_back = holds_back
         self._on_master = on_master
@@ -170,8 +169,7 @@ class ActingMaster:
         now_ms = self._context.clock.monotonic_ms()
         if now_ms - self._copied_ms >= _COPY_MS:
             self._copied_ms = now_ms
-            answer = await self._client.call(master, request(RequestCode.GET_ALL_DELAY_OFFSET), _TIMEOUT_MS)
-            self._context.schedule.take_over(decode_as(expect_success(answer, master).payload, DelayOffsets))
+            self._context.schedule.take_over(await self._calls.delay_offsets(master))
 
     async def _master_changed(self, master: str | None) -> None:
         """Raises RemotingError: the new master does not answer yet; to be tried again."""
@@ -187,7 +185,7 @@ class ActingMaster:
 
     async def _ha_address_of(self, master: str) -> str | None:
         """Where a master is followed; None when it does not say: its registration will."""
-        answer = await self._client.call(master, request(RequestCode.EXCHANGE_BROKER_HA_INFO), _TIMEOUT_MS)
+        answer = await self._calls.call(master, request(RequestCode.EXCHANGE_BROKER_HA_INFO))
         return decode_header_leniently(answer, HaInfo).master_ha_address
 
     def _start_acting(self) -> None:
@@ -236,7 +234,7 @@ class PreOnline:
     ) -> None:
         self._context = context
         self._registration = registration
-        self._client = client
+        self._calls = BrokerCalls(client, _MEMBER_TIMEOUT_MS)
         self._ha_address = ha_address
 
     async def run(self) -> None:
@@ -260,12 +258,12 @@ class PreOnline:
         told = HaInfo(self._ha_address, store.max_physical_offset, self._context.address)
         try:
             if not is_slave:
-                await self._ask(address, request(RequestCode.EXCHANGE_BROKER_HA_INFO, told))
-            delays = await self._ask(address, request(RequestCode.GET_ALL_DELAY_OFFSET))
-            offsets = await self._ask(address, request(RequestCode.GET_ALL_CONSUMER_OFFSET))
+                await self._calls.ask(address, RequestCode.EXCHANGE_BROKER_HA_INFO, told)
+            delays = await self._calls.delay_offsets(address)
+            offsets = await self._calls.consumer_offsets(address)
             await self._take_timer(address)
-            self._context.schedule.take_further(decode_as(delays.payload, DelayOffsets))
-            self._context.offsets.take_further(decode_as(offsets.payload, ConsumerOffsets))
+            self._context.schedule.take_further(delays)
+            self._context.offsets.take_further(offsets)
         except RmqError as error:
             _log.warning("offsets of %s are not taken over, to be tried again: %s", address, error)
             return False
@@ -274,10 +272,6 @@ class PreOnline:
 
     async def _take_timer(self, address: str) -> None:
         if self._context.timer is not None:
-            command = request(RequestCode.GET_TIMER_CHECK_POINT)
-            answer = await self._client.call(address, command, _MEMBER_TIMEOUT_MS)
+            answer = await self._calls.call(address, request(RequestCode.GET_TIMER_CHECK_POINT))
             if answer.code == ResponseCode.SUCCESS:  # else it has no timer
                 self._context.timer.take_further(decode_timer_checkpoint(answer.payload))
-
-    async def _ask(self, address: str, command: Command) -> Command:
-        return expect_success(await self._client.call(address, command, _MEMBER_TIMEOUT_MS), address)

@@ -33,12 +33,12 @@ from rmqkit.errors import NoRoute, RmqError
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import request
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.protocol.schemas.topics import Permission, TopicRoute
-from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.remoting.client import RemotingClient
+from rmqkit.rpc.brokers import BrokerCalls
 from rmqkit.store.message_store import PutMessage
 
 __all__ = ["Escape"]
@@ -79,7 +79,7 @@ class Escape:
     ) -> None:
         self._settings = settings
         self._registration = registration
-        self._client = client
+        self._calls = BrokerCalls(client, _TIMEOUT_MS)
         self._clock = clock
         self._queues: dict[str, tuple[float, Iterator[_Queue]]] = {}
         self._failures: dict[str, str] = {}
@@ -130,8 +130,7 @@ class Escape:
         """Raises NoRoute: no other broker's master takes the topic. Raises RemotingError, PeerRefused: it failed."""
         queue = await self._queue(topic)
         header.queue_id, header.bname = queue.queue_id, queue.broker_name
-        command = request(RequestCode.SEND_MESSAGE_V2, header, body)
-        expect_success(await self._client.call(queue.address, command, _TIMEOUT_MS), queue.address)
+        await self._calls.ask(queue.address, RequestCode.SEND_MESSAGE_V2, header, body=body)
 
     async def _queue(self, topic: str) -> _Queue:
         """The next of the queues that other brokers' masters have of a topic."""

@@ -27,10 +27,9 @@ from bisect import bisect_right
 from rmqkit.errors import BodyError, LogDiverged, StoreError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import request
-from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.pull import ViewMessageRequest
-from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.remoting.client import RemotingClient, expect_success
+from rmqkit.rpc.brokers import BrokerCalls
 from rmqkit.store.message_store import MessageStore
 
 __all__ = ["History"]
@@ -52,7 +51,7 @@ class History:
 
     def __init__(self, store: MessageStore, client: RemotingClient, address: str) -> None:
         self._store = store
-        self._client = client
+        self._calls = BrokerCalls(client, _ASK_TIMEOUT_MS)
         self._address = address
         self.ahead_from: int | None = None
 
@@ -90,15 +89,14 @@ class History:
         """Whether a broker has the own record at a physical offset."""
         own = self._store.record_at(offset)
         asked = request(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset))
-        answer = await self._client.call(address, asked, _ASK_TIMEOUT_MS)
+        answer = await self._calls.call(address, asked)
         if answer.code == ResponseCode.SYSTEM_ERROR:
             return False  # what releases answer where no record begins, with different remarks
         return own is not None and expect_success(answer, address).payload == own
 
     async def _bounds(self, address: str) -> tuple[int, int]:
         """The physical offsets where a broker's log begins and ends."""
-        answer = await self._client.call(address, request(RequestCode.GET_BROKER_RUNTIME_INFO), _ASK_TIMEOUT_MS)
-        table = decode_as(expect_success(answer, address).payload, KVTable).table
+        table = await self._calls.runtime_info(address)
         try:
             return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
         except (KeyError, ValueError) as error:

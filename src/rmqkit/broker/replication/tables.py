@@ -42,14 +42,14 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.names import is_light
-from rmqkit.protocol.schemas.brokers import DelayOffsets, TimerMetrics, decode_timer_checkpoint
+from rmqkit.protocol.schemas.brokers import TimerMetrics, decode_timer_checkpoint
 from rmqkit.protocol.schemas.groups import GroupConfigsRequest, GroupConfigsResponse, SubscriptionGroupTable
-from rmqkit.protocol.schemas.offsets import ConsumerOffsets
 from rmqkit.protocol.schemas.pop import MessageRequestModes
 from rmqkit.protocol.schemas.topics import TopicConfigsRequest, TopicConfigsResponse, TopicConfigTable
 from rmqkit.remoting.address import join_address, split_address
 from rmqkit.remoting.client import RemotingClient, expect_success
 from rmqkit.remoting.tasks import Tasks, keep_doing
+from rmqkit.rpc.brokers import BrokerCalls
 
 __all__ = ["SlaveSync", "fast_address"]
 
@@ -85,7 +85,7 @@ class SlaveSync:
         self._offsets = offsets
         self._schedule = schedule
         self._timer = timer
-        self._client = client
+        self._calls = BrokerCalls(client, _TIMEOUT_MS)
         self._modes_file = request_modes_file(store_root)
         self._modes: MessageRequestModes | None = None
         self._master: str | None = None
@@ -186,7 +186,7 @@ class SlaveSync:
     async def _take_topics(self, master: str) -> None:
         async def page(first: int, version: str) -> tuple[TopicConfigTable, int | None]:
             header = TopicConfigsRequest(first, version, _PAGE_ENTRIES_MAX)
-            answer = await self._ask_fast(master, lambda: request(RequestCode.GET_ALL_TOPIC_CONFIG, header))
+            answer = await self._ask_fast(master, RequestCode.GET_ALL_TOPIC_CONFIG, header)
             total = decode_header_leniently(answer, TopicConfigsResponse).total_topic_num
             return decode_as(answer.payload, TopicConfigTable), total
 
@@ -195,21 +195,19 @@ class SlaveSync:
             _log.info("took over %d topics of %s", len(copied.topic_config_table), master)
 
     async def _take_offsets(self, master: str) -> None:
-        answer = await self._ask(master, request(RequestCode.GET_ALL_CONSUMER_OFFSET))
-        copied = decode_as(answer.payload, ConsumerOffsets)
+        copied = await self._calls.consumer_offsets(master)
         if master == self._master:
             self._offsets.merge(copied)
 
     async def _take_delay_offsets(self, master: str) -> None:
-        answer = await self._ask(master, request(RequestCode.GET_ALL_DELAY_OFFSET))
-        copied = decode_as(answer.payload, DelayOffsets)
+        copied = await self._calls.delay_offsets(master)
         if master == self._master:
             self._schedule.take_over(copied)
 
     async def _take_groups(self, master: str) -> None:
         async def page(first: int, version: str) -> tuple[SubscriptionGroupTable, int | None]:
             header = GroupConfigsRequest(first, version, _PAGE_ENTRIES_MAX)
-            answer = await self._ask(master, request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header))
+            answer = await self._calls.ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header)
             total = decode_header_leniently(answer, GroupConfigsResponse).total_group_num
             return decode_as(answer.payload, SubscriptionGroupTable), total
 
@@ -218,7 +216,7 @@ class SlaveSync:
             _log.info("took over %d groups of %s", len(copied.subscription_group_table), master)
 
     async def _take_modes(self, master: str) -> None:
-        answer = await self._client.call(master, request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE), _TIMEOUT_MS)
+        answer = await self._calls.call(master, request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE))
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return  # 4.x: every group pulls
         copied = decode_as(expect_success(answer, master).payload, MessageRequestModes)
@@ -228,29 +226,26 @@ class SlaveSync:
 
     async def _take_timer_metrics(self, master: str) -> None:
         if self._timer is not None and self._timer.is_follower:
-            answer = await self._ask_fast(master, lambda: request(RequestCode.GET_TIMER_METRICS))
+            answer = await self._ask_fast(master, RequestCode.GET_TIMER_METRICS)
             copied = decode_as(answer.payload, TimerMetrics)
             if master == self._master:
                 self._timer.take_counts(copied)
 
     async def _take_timer_checkpoint(self, master: str) -> None:
         if self._timer is not None and self._timer.is_follower:
-            answer = await self._ask_fast(master, lambda: request(RequestCode.GET_TIMER_CHECK_POINT))
+            answer = await self._ask_fast(master, RequestCode.GET_TIMER_CHECK_POINT)
             told = decode_timer_checkpoint(answer.payload)
             if master == self._master:
                 self._timer.take_over(told)
 
-    async def _ask(self, address: str, command: Command) -> Command:
-        return expect_success(await self._client.call(address, command, _TIMEOUT_MS), address)
-
-    async def _ask_fast(self, master: str, command: Callable[[], Command]) -> Command:
+    async def _ask_fast(self, master: str, code: int, header: msgspec.Struct | None = None) -> Command:
         fast = fast_address(master)
         if fast is not None:
             try:
-                return await self._ask(fast, command())
+                return await self._calls.ask(fast, code, header)
             except ConnectFailed:
                 _log.debug("%s does not listen on its fast port", master)
-        return await self._ask(master, command())
+        return await self._calls.ask(master, code, header)
 
 
 def fast_address(address: str) -> str | None:

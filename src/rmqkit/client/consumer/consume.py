@@ -39,7 +39,6 @@ from rmqkit.client.consumer.process_queue import NOTHING_HELD, Failure, ProcessQ
 from rmqkit.client.observe.hooks import NO_HOOKS, ConsumeOutcome, Consumption, Hooks
 from rmqkit.client.producer.encode import encode_retry
 from rmqkit.client.producer.sender import Sender
-from rmqkit.client.runtime import requests as calls
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ProducerSettings, PushConsumerSettings
 from rmqkit.errors import ClientError, RmqError
@@ -50,6 +49,7 @@ from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.protocol.trace import ConsumeReturn
 from rmqkit.remoting.tasks import Tasks, is_cancelled
+from rmqkit.rpc import brokers as calls
 
 Handler = Callable[[ReceivedMessage], Awaitable[object] | object]
 BatchHandler = Callable[[list[ReceivedMessage]], Awaitable[object] | object]

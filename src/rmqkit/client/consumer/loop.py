@@ -38,7 +38,6 @@ from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.offsets import RemoteOffsetStore
 from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.namespace import remove_namespace
-from rmqkit.rpc.brokers import Pulled, PullStatus
 from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX, MASTER_ID
 from rmqkit.client.runtime.settings import StartFrom
 from rmqkit.errors import BodyError, ConnectFailed, ConnectionLost, PeerRefused, RemotingError, RmqError
@@ -50,6 +49,7 @@ from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.record import COMPRESSED, NEED_UNWRAP
 from rmqkit.protocol.schemas.clients import MessageQueue, SubscriptionData
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
+from rmqkit.rpc.brokers import Pulled, PullStatus
 
 _log = logging.getLogger(__name__)
 SubscriptionOf = Callable[[str], SubscriptionData | None]

@@ -28,7 +28,6 @@ from rmqkit.client.consumer.poll import MessageStream, PollBuffer
 from rmqkit.client.observe.hooks import Hook
 from rmqkit.client.runtime.lifecycle import keeps_open
 from rmqkit.client.runtime.namespace import remove_namespace
-from rmqkit.rpc.brokers import PullStatus
 from rmqkit.client.runtime.routes import LOGICAL_BROKER_PREFIX
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PullConsumerSettings, check
@@ -40,6 +39,7 @@ from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, QueryMessageRequest
+from rmqkit.rpc.brokers import PullStatus
 
 _UNIQUE_KEY_COUNT = 32
 _THREE_DAYS_MS = 3 * 24 * 3_600_000

@@ -34,7 +34,6 @@ from msgspec.structs import replace
 from rmqkit.client.consumer.loop import unpack
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.client.observe.status import ConsumerStats
-from rmqkit.rpc.brokers import Popped, PopStatus
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, RemotingError, RmqError
@@ -65,6 +64,7 @@ from rmqkit.protocol.schemas.pop import (
     PopMessageResponse,
 )
 from rmqkit.remoting.tasks import Tasks
+from rmqkit.rpc.brokers import Popped, PopStatus
 
 _log = logging.getLogger(__name__)
 ANY_QUEUE = -1

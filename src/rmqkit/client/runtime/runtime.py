@@ -26,8 +26,7 @@ from collections.abc import Awaitable, Callable
 from rmqkit.client.runtime import process
 from rmqkit.client.runtime.handlers import ClientRequestHandlers, GroupConsumer, PendingReplies
 from rmqkit.client.runtime.namespace import NamespaceClient, remove_namespace
-from rmqkit.rpc.brokers import BrokerCalls
-from rmqkit.client.runtime.routes import MASTER_ID, ClientRouteTable, NameServers
+from rmqkit.client.runtime.routes import MASTER_ID, ClientRouteTable
 from rmqkit.client.runtime.settings import ClientSettings, name_server_list
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, RemotingError, RmqError
@@ -47,6 +46,8 @@ from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.remoting.tls import ClientTls
+from rmqkit.rpc.brokers import BrokerCalls
+from rmqkit.rpc.name_servers import NameServers
 
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
@@ -129,7 +130,7 @@ class ClientRuntime:
         )
         self.calls = BrokerCalls(self.remoting, settings.api_timeout_ms)
         # The same list object: discovery replaces its contents in place.
-        name_servers_asked = NameServers(self.name_servers, self.remoting, settings.api_timeout_ms)
+        name_servers_asked = NameServers(self.name_servers, self.calls, first=random.getrandbits(16))
         self.routes = ClientRouteTable(name_servers_asked, self._route_changed)
         self._producers: dict[str, AnswerCheck | None] = {}
         self._consumers: dict[str, GroupConsumer] = {}
