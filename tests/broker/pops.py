@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_header, request
-from rmqkit.protocol.handles import decode_pop_handle, decode_start_offsets
+from rmqkit.protocol.handles import NORMAL_TOPIC, PopQueue, decode_pop_handle, decode_start_offsets
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.schemas.pop import (
     AckMessageRequest,
@@ -51,7 +51,7 @@ class Popped:
         self.handles = {}
         starts = decode_start_offsets(self.header.start_offset_info or "")
         for body, one in self.messages.items():
-            start = next((offset for queue, offset in starts.items() if queue.queue_id == one.queue_id), -1)
+            start = starts.get(PopQueue(NORMAL_TOPIC, one.queue_id), -1)
             header = self.header
             own = (
                 f"{start} {header.pop_time} {header.invisible_time} {header.revive_qid} 0 {broker_name} {one.queue_id}"

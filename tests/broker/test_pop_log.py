@@ -195,7 +195,7 @@ def test_what_is_read_again_is_what_was_pending(run, seed, merges):
         log.write_acks()
         log.commit()
         again = CheckPointStore(own.store, own.groups, own.offsets, own.settings, own.clock, own.identity.store_host)
-        again.load(8, offsets_at_ms=1 << 62)
+        again.load(8, offsets_at_ms=1 << 62, groups_at_ms=1 << 62)
         assert log.pending == again.pending != {}
         assert log.in_flight == again.in_flight
         assert sum(log.in_flight.values()) == sum(map(len, log.pending.values()))

@@ -107,9 +107,9 @@ class CheckPointStore:
         self._queues: dict[int, dict[int, InFlightPop]] = {}
         self._table: dict[AckKey, InFlightPop] = {}
         self._expiry = ExpiryWheel(clock)
-        self._unwritten: dict[InFlightPop, None] = {}
+        self._unwritten: dict[AckKey, InFlightPop] = {}
         self._committed: dict[int, int] = {}
-        self._offsets_at_ms = _NEVER_MS
+        self._offsets_at_ms = self._groups_at_ms = _NEVER_MS
         self._revive_queue_ids: Iterator[int] = itertools.repeat(0)
         self.in_flight: dict[QueueKey, int] = {}
         self.counts = PopCounts()
@@ -123,11 +123,13 @@ class CheckPointStore:
         """The offsets that are not acknowledged, by what acks name a pop by."""
         return {key: set(one.left) for key, one in self._table.items()}
 
-    def load(self, queue_count: int, *, offsets_at_ms: int) -> None:
+    def load(self, queue_count: int, *, offsets_at_ms: int, groups_at_ms: int) -> None:
         """Read what is pending out of an open store.
         ``offsets_at_ms``: when the groups' offsets were written. What was popped since then (before a crash) is not
-        popped once more, but comes when its time is over."""
-        self._offsets_at_ms = offsets_at_ms
+        popped once more, but comes when its time is over.
+        ``groups_at_ms``: when the groups were written. One that popped since then is made again: as a deleted one it
+        would not get its messages."""
+        self._offsets_at_ms, self._groups_at_ms = offsets_at_ms, groups_at_ms
         self._revive_queue_ids = itertools.cycle(range(queue_count))
         for queue_id in range(queue_count):
             committed = self._offsets.get(REVIVE_GROUP, self._topic, queue_id)
@@ -136,7 +138,7 @@ class CheckPointStore:
             self._queues[queue_id] = {}
         self._committed.clear()
         self.follow()
-        self._offsets_at_ms = _NEVER_MS
+        self._offsets_at_ms = self._groups_at_ms = _NEVER_MS
 
     def has_queue(self, queue_id: int) -> bool:
         """Whether the revive topic has a queue."""
@@ -173,6 +175,7 @@ class CheckPointStore:
         key, queue_key = (topic, group, queue_id, start, pop_time), (topic, group, queue_id)
         pending = InFlightPop(key, queue_key, set(offsets), due_ms, queue, -1)
         assert key not in self._table, "two pops with one key would be one to acks"
+        assert key not in self._unwritten, "acks of another pop, stored later, would count for this one"
         # The record first: it raises ValueError for names that have no record, and then nothing counts.
         message = self._records.check_point(pending, offsets, invisible_ms)
         self._count_in(pending)
@@ -220,8 +223,9 @@ class CheckPointStore:
                 self._count_out(pending, len(pending.left))
 
     def is_taken(self, topic: str, group: str, queue_id: int, start_offset: int, pop_time: int) -> bool:
-        """Whether a pending pop has this key: two would be one to acks."""
-        return (topic, group, queue_id, start_offset, pop_time) in self._table
+        """Whether a pop has this key that is pending, or whose acks are not stored: two would be one to acks."""
+        key = topic, group, queue_id, start_offset, pop_time
+        return key in self._table or key in self._unwritten
 
     def ack(self, acks: Mapping[AckKey, Iterable[int]]) -> list[PutResult | None]:
         """Messages of some pops are consumed, one answer per pop: None when there is nothing to store, or not yet
@@ -231,7 +235,7 @@ class CheckPointStore:
     @property
     def buffered(self) -> tuple[int, int]:
         """Check points with acks that were put off, and those acks."""
-        return len(self._unwritten), sum(len(pending.unwritten) for pending in self._unwritten)
+        return len(self._unwritten), sum(len(pending.unwritten) for pending in self._unwritten.values())
 
     @property
     def late(self) -> dict[int, tuple[int, int]]:
@@ -243,9 +247,12 @@ class CheckPointStore:
         return late
 
     def revived(self, pending: InFlightPop, offsets: list[int]) -> None:
-        """Messages have come again, or are gone. Without a record they come once more after a restart."""
-        self._put(self._records.ack(pending, offsets))
+        """Messages have come again, or are gone. A record that the store refuses is stored in a later round: without
+        it they come once more after a restart."""
+        put = self._put(self._records.ack(pending, offsets))
         self._done(pending, offsets)
+        if put.status is not _OK:
+            self._write_later(pending, offsets)
 
     def due(self) -> Iterator[InFlightPop]:
         """The check points whose time has come, each until all of it is `revived` or it is postponed."""
@@ -272,17 +279,17 @@ class CheckPointStore:
     def write_acks(self) -> None:
         """Store the acks that were put off; those that the store refuses wait on."""
         started_ms = self._clock.monotonic_ms()
-        several = list(self._unwritten)
+        several = list(self._unwritten.values())
         puts = self._put_all([self._records.ack(pending, pending.unwritten) for pending in several])
         for pending, put in zip(several, puts, strict=True):
             if put.status is _OK:
-                del self._unwritten[pending]
+                del self._unwritten[pending.key]
                 pending.unwritten = []
         self.counts.scan_ms.observe(self._clock.monotonic_ms() - started_ms)
 
     def commit(self) -> None:
         """Move the revive group's offsets up to what is pending."""
-        unwritten = {queue: min(those) for queue, those in _by_queue(self._unwritten).items()}
+        unwritten = {queue: min(those) for queue, those in _by_queue(self._unwritten.values()).items()}
         for queue_id, waiting in self._queues.items():
             end = min(next(iter(waiting), self._read[queue_id]), unwritten.get(queue_id, self._read[queue_id]))
             # Behind it nothing is read after a restart: falling back repeats messages, skipping loses them.
@@ -318,8 +325,12 @@ class CheckPointStore:
     def _put_off(self, pending: InFlightPop, offsets: list[int]) -> None:
         self._done(pending, offsets)
         self._count_acks(pending, len(offsets), _OK)
+        self._write_later(pending, offsets)
+
+    def _write_later(self, pending: InFlightPop, offsets: list[int]) -> None:
+        assert pending.left.isdisjoint(offsets), "what is acknowledged is not in flight"
         pending.unwritten += offsets
-        self._unwritten[pending] = None
+        self._unwritten[pending.key] = pending
 
     def _count_acks(self, pending: InFlightPop, count: int, status: PutStatus) -> None:
         topic, group, *_ = pending.key
@@ -362,18 +373,18 @@ class CheckPointStore:
             tag = find_property(record.properties, b"TAGS")
             if tag == CHECK_POINT_TAG.encode():
                 check_point = _read_check_point(record.body)
+                if check_point.pop_time > min(self._groups_at_ms, self._offsets_at_ms):
+                    self._groups.get(check_point.group)
                 if check_point.pop_time > self._offsets_at_ms:
-                    self._take_group(check_point)
+                    self._take_offset(check_point)
                 self._take(check_point, check_point.offsets_left, queue_id, record.queue_offset)
             elif tag in (ACK_TAG.encode(), ACKS_TAG.encode()):
                 self._take_ack(_read_ack(record.body))
         except (RecordCorrupt, msgspec.DecodeError) as error:
             _log.warning("revive queue %d holds what is neither check point nor ack: %s", queue_id, error)
 
-    def _take_group(self, popped: PopCheckPoint) -> None:
-        """Have the group, which may be so new that it is not on the disk, go on behind a pop that its written offset
-        does not know of."""
-        self._groups.get(popped.group)
+    def _take_offset(self, popped: PopCheckPoint) -> None:
+        """Have the group go on behind a pop that its written offset does not know of."""
         end = popped.start_offset + max(popped.diffs or [popped.count - 1]) + 1
         committed = self._offsets.get(popped.group, popped.topic, popped.queue_id)
         if committed is None or committed < end:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["PopLongPolling", "PopService", "WaitingPop"]
 
 _WRITING_MS = 100
-"""How long the table of offsets is on its way to the disk, at the most, where that matters."""
+"""How long the tables of offsets and groups are on their way to the disk, at the most, where that matters."""
 _ANY_QUEUE = -1
 _LATE_MS = 20
 _AT_ONCE_MAX = 32
@@ -102,7 +102,7 @@ class PopService:
         self.waiting = PopLongPolling(settings, clock)
         self.notifications = PopLongPolling(settings, clock)
         self.revive = Revive(self.check_points, store, topics, groups, offsets, settings, store_host)
-        self._offsets_path = folder / "consumerOffset.json"
+        self._offsets_path, self._groups_path = folder / "consumerOffset.json", folder / "subscriptionGroup.json"
         self._revive_topic = revive_topic(settings.cluster_name)
         self._topics = topics
 
@@ -111,9 +111,8 @@ class PopService:
         self.orders.load()
         config = self._topics.get(self._revive_topic)
         assert config is not None, "it exists from the start"
-        path = self._offsets_path
-        offsets_at_ms = path.stat().st_mtime_ns // 1_000_000 - _WRITING_MS if path.exists() else 0
-        self.check_points.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms)
+        offsets_at_ms, groups_at_ms = map(_written_ms, (self._offsets_path, self._groups_path))
+        self.check_points.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms, groups_at_ms=groups_at_ms)
 
     def gather(self) -> Gathered:
         """The values of POP's metrics. Source: behaviour.md §9.10."""
@@ -153,6 +152,11 @@ class PopService:
         self.check_points.commit()
         if self.orders.is_dirty:
             self.orders.persist()
+
+
+def _written_ms(path: Path) -> int:
+    """The time up to which a table's file knows of everything; 0 for one that was not written yet."""
+    return path.stat().st_mtime_ns // 1_000_000 - _WRITING_MS if path.exists() else 0
 
 
 @dataclass(slots=True, eq=False)
