@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
-from rmqkit.broker.copies import message_from
+from rmqkit.broker.messages import message_from
 from rmqkit.broker.delay.levels import TIMER_NAMES, RemotePut
 from rmqkit.broker.delay.wheel import Broken, Refused, TimerState
 from rmqkit.clock import Clock

@@ -35,7 +35,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rmqkit.broker.copies import message_from, with_changes
+from rmqkit.broker.messages import message_from, with_changes
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from rmqkit.broker.copies import message_from
+from rmqkit.broker.messages import message_from
 from rmqkit.broker.pop.check_points import CheckPointStore
 from rmqkit.broker.pop.in_flight import InFlightPop
 from rmqkit.broker.settings import BrokerSettings

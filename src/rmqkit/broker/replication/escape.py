@@ -24,7 +24,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rmqkit.broker.copies import with_changes
+from rmqkit.broker.messages import with_changes
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.transaction.half import real_place

@@ -16,7 +16,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rmqkit.broker.copies import with_changes
+from rmqkit.broker.messages import with_changes
 from rmqkit.broker.delay.timer import schedule_timed
 from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal, put_refusal
 from rmqkit.broker.handlers import Handlers, answers, by_global_number, when_published

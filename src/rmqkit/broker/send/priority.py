@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 
-from rmqkit.broker.copies import with_changes
+from rmqkit.broker.messages import with_changes
 from rmqkit.broker.delay.levels import TIMER_NAMES
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.properties import decode_properties

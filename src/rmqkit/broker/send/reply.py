@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from rmqkit.broker.copies import with_changes
+from rmqkit.broker.messages import with_changes
 from rmqkit.broker.durability import REJECTED, Outcome
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of

@@ -13,7 +13,7 @@ import asyncio
 import random
 from collections.abc import Awaitable
 
-from rmqkit.broker.copies import message_from
+from rmqkit.broker.messages import message_from
 from rmqkit.broker.durability import CODES, Outcome
 from rmqkit.broker.handlers import Handlers, answers
 from rmqkit.broker.send.checks import SendContext, tries_max

@@ -34,7 +34,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from rmqkit.broker.copies import message_from, with_changes
+from rmqkit.broker.messages import message_from, with_changes
 from rmqkit.broker.delay.levels import RemotePut
 from rmqkit.broker.transaction.half import (
     TRANSACTION_GROUP,

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from rmqkit.broker.copies import message_from, with_changes
+from rmqkit.broker.messages import message_from, with_changes
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability

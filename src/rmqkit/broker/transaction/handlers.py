@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from rmqkit.broker.copies import message_from
+from rmqkit.broker.messages import message_from
 from rmqkit.broker.delay.timer import schedule_timed
 from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Durability, put_refusal
 from rmqkit.broker.handlers import Handlers, answers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqkit.broker.copies import message_from, with_changes
+from rmqkit.broker.messages import message_from, with_changes
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import Record
 
