@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from rmqkit.broker.messages import parsed, to_half
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.clients import ClientTable, Member
 from rmqkit.broker.tables.filters import FilterTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.broker.transaction.check_back import CheckBack
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP, OpMessages, to_half
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP, OpMessages
 from rmqkit.protocol.command import decode_header
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from rmqkit.protocol.properties import decode_properties
@@ -65,8 +66,7 @@ class HalfMessages:
         """Put a half message that is born now; returns what the store says."""
         born = {"born_timestamp": self.clock.ms, **properties}
         prepared = message(topic, queue_id, body, TRAN_MSG="true", PGROUP=group, UNIQ_KEY=f"K-{body.decode()}", **born)
-        to_half(prepared)
-        return self.store.put(prepared)
+        return self.store.put(to_half(parsed(prepared)).encoded())
 
     def round(self, after_ms=0):
         self.clock.ms += after_ms

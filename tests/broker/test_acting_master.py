@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.messages import parsed
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.broker.replication.acting_master import ActingMaster, PreOnline
 from rmqkit.broker.replication.role import MemberHandlers, SlaveSide
@@ -79,9 +80,8 @@ class Group(HalfMessages):
         )
 
     def delayed(self, body):
-        deferred = message("T", 1, body, DELAY="1")
-        self.schedule.schedule(deferred, 1)
-        return self.store.put(deferred)
+        delayed = self.schedule.schedule(parsed(message("T", 1, body, DELAY="1")), 1)
+        return self.store.put(delayed.encoded())
 
     def pre_online(self):
         return PreOnline(self, self, self.client, ha_address="127.0.0.1:1002")

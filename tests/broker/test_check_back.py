@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from rmqkit.broker.durability import Outcome
+from rmqkit.broker.messages import committed, parsed, to_half
 from rmqkit.broker.transaction import check_back
-from rmqkit.broker.transaction.half import TRANSACTION_GROUP, committed, to_half
+from rmqkit.broker.transaction.half import TRANSACTION_GROUP
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.store.settings import StoreSettings
@@ -61,8 +62,7 @@ def test_a_question_has_the_bytes_of_a_5_4_0_broker(halves):
     producer = halves.producer()
     stamps = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "InteropCluster"}
     sent = message("TX", 1, b"x", UNIQ_KEY="K", PGROUP="p", TRAN_MSG="true", born_timestamp=halves.clock.ms, **stamps)
-    to_half(sent)
-    halves.store.put(sent)
+    halves.store.put(to_half(parsed(sent)).encoded())
     halves.round(OLD_ENOUGH)
     ((_, asked),) = producer.asked
     assert (asked.topic, asked.queue_id, asked.reconsume_times) == ("TX", 1, 0)
@@ -468,7 +468,10 @@ def test_rounds_write_what_the_golden_broker_wrote(tmp_path):
             assert [_seen(record) for record in ours] == [_seen(record) for record in records]
         for half in halves.records():
             if half.queue_offset in (0, 2, 7):
-                real, golden_commit = committed(half), commits[half_records[half.queue_offset].physical_offset]
+                real, golden_commit = (
+                    committed(half).encoded(),
+                    commits[half_records[half.queue_offset].physical_offset],
+                )
                 assert (real.topic, real.queue_id, real.body, real.sys_flag, real.properties) == (
                     golden_commit.topic,
                     golden_commit.queue_id,
@@ -483,8 +486,7 @@ def _as_it_was_sent(record):
     topic, queue_id = properties.pop("REAL_TOPIC"), int(properties.pop("REAL_QID"))
     del properties["__transactionId__"]
     sent = message(topic, queue_id, record.body, born_timestamp=record.born_timestamp, sys_flag=0x4, **properties)
-    to_half(sent)
-    return sent
+    return to_half(parsed(sent)).encoded()
 
 
 def _seen(record):

@@ -1,8 +1,21 @@
-"""Copies of stored messages: what stays and what changes (store.md §18.1, §19.3, §20)."""
+"""What a message becomes before it is put: what stays and what changes (store.md §18.1, §19.2, §19.3, §20)."""
 
 from __future__ import annotations
 
-from rmqkit.broker.messages import message_from, with_changes
+import msgspec
+import pytest
+
+from rmqkit.broker.messages import (
+    committed,
+    message_from,
+    parsed,
+    to_dead_letters,
+    to_delay_level,
+    to_half,
+    to_priority,
+    to_timer,
+    with_changes,
+)
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import Record
 
@@ -54,3 +67,48 @@ def test_a_checksum_of_the_old_record_does_not_go_with_the_copy():
     record = Record(*(getattr(RECORD, name) for name in Record.__struct_fields__))
     record.properties += b"__CRC32#\x011234567890\x02"
     assert message_from(record, topic="U", queue_id=1).properties == with_changes(RECORD.properties, {})
+
+
+SENT = parsed(message_from(RECORD, topic="T", queue_id=3))
+
+
+@pytest.mark.parametrize(
+    ("step", "topic", "queue_id", "properties"),
+    [
+        (lambda one: to_dead_letters(one, "g"), "%DLQ%g", 0, {"a": "b", "DELAY": "-1"}),
+        (lambda one: to_delay_level(one, 3, 18), "SCHEDULE_TOPIC_XXXX", 2, {"a": "b", "DELAY": "3"}),
+        (lambda one: to_delay_level(one, 3, 2), "SCHEDULE_TOPIC_XXXX", 1, {"a": "b", "DELAY": "2"}),
+        (lambda one: to_timer(one, 5000), "rmq_sys_wheel_timer", 0, {"a": "b", "DELAY": "3", "TIMER_OUT_MS": "5000"}),
+        (to_half, "RMQ_SYS_TRANS_HALF_TOPIC", 0, {"a": "b", "DELAY": "3"}),
+    ],
+)
+def test_a_step_returns_another_message_and_leaves_the_first(step, topic, queue_id, properties):
+    before = msgspec.structs.replace(SENT, properties=dict(SENT.properties))
+    became = step(SENT)
+    assert before == SENT
+    place = {} if topic.startswith("%DLQ%") else {"REAL_TOPIC": "T", "REAL_QID": "3"}
+    assert (became.topic, became.queue_id, became.properties) == (topic, queue_id, properties | place)
+    assert (became.body, became.flag, became.born_timestamp) == (b"body", 7, 1_700_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("properties", "queue_id", "left"),
+    [
+        ({"_SYS_MSG_PRIORITY_": "1"}, 1, {"_SYS_MSG_PRIORITY_": "1"}),
+        ({"_SYS_MSG_PRIORITY_": "9"}, 3, {"_SYS_MSG_PRIORITY_": "9"}),
+        ({"_SYS_MSG_PRIORITY_": "1", "DELAY": "2"}, 0, {"DELAY": "2"}),
+        ({"_SYS_MSG_PRIORITY_": "1", "TRAN_MSG": "TRUE"}, 0, {"TRAN_MSG": "TRUE"}),
+        ({"_SYS_MSG_PRIORITY_": "-1"}, 0, {"_SYS_MSG_PRIORITY_": "-1"}),
+    ],
+)
+def test_a_priority_chooses_the_queue_or_goes(properties, queue_id, left):
+    became = to_priority(msgspec.structs.replace(SENT, queue_id=0, properties=properties), 4)
+    assert (became.queue_id, became.properties) == (queue_id, left)
+
+
+def test_a_half_message_and_its_commit_give_back_what_was_sent():
+    half = to_half(msgspec.structs.replace(SENT, sys_flag=0x4, properties={"UNIQ_KEY": "K"}))
+    stored = msgspec.structs.replace(RECORD, topic=half.topic, properties=half.encoded().properties, sys_flag=0)
+    real = committed(stored)
+    assert (real.topic, real.queue_id, real.sys_flag, real.prepared_transaction_offset) == ("T", 3, 0x8, 1000)
+    assert real.properties == {"UNIQ_KEY": "K", "__transactionId__": "K"}

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rmqkit.broker.delay.levels import Schedule
+from rmqkit.broker.messages import parsed
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.errors import HeaderError
 from rmqkit.protocol.hashing import java_hash
@@ -52,8 +53,7 @@ class Delays:
 
     def put(self, level, topic="T", **fields):
         delayed = message(topic, **{"queue_id": 1, "DELAY": level, **fields})
-        self.schedule.schedule(delayed, level)
-        put = self.store.put(delayed)
+        put = self.store.put(self.schedule.schedule(parsed(delayed), level).encoded())
         assert put.status is PutStatus.OK
         self.store.request_flush()
         return put

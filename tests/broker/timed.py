@@ -8,9 +8,9 @@ import shutil
 from contextlib import asynccontextmanager
 
 from rmqkit.broker.delay.timer import Timer, schedule_timed
+from rmqkit.broker.messages import parsed
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import decode_properties
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.retention import used_percent
 from rmqkit.store.settings import FlushDiskType
@@ -54,7 +54,9 @@ class Timed:
 
     def put(self, body=b"x", *, topic="T", **properties):
         one = message(topic, 1, body, **properties)
-        assert schedule_timed(self.timer, one, decode_properties(one.properties)) is None
+        kept = schedule_timed(self.timer, parsed(one))
+        assert not isinstance(kept, tuple)
+        one = kept.encoded()
         assert self.store.put(one).status is PutStatus.OK
         self.store.request_flush()
         return one

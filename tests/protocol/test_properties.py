@@ -12,6 +12,7 @@ from rmqkit.protocol.properties import (
     RESERVED_NAMES,
     _sort_entries,
     decode_properties,
+    encode_in_stored_order,
     encode_properties,
     find_property,
     in_stored_order,
@@ -104,6 +105,18 @@ SENT = b"UNIQ_KEY\x01U\x02WAIT\x01true\x02KEYS\x01k\x02TAGS\x01t\x02" + STAMPS
 )
 def test_order_that_is_stored(sent, stored):
     assert in_stored_order(sent) == stored
+
+
+@given(st.dictionaries(st.text("aé\U0001f600KEYS", min_size=1), st.text("b\xe9\ud83d ", max_size=3), max_size=120))
+def test_a_mapping_is_joined_in_the_order_of_its_string(properties):
+    assert encode_in_stored_order(properties) == in_stored_order(encode_properties(properties))
+
+
+def test_a_value_may_hold_the_first_separator_and_not_the_second():
+    assert encode_in_stored_order({"a": "b\x01c"}) == b"a\x01b\x01c\x02"
+    for properties in ({"a": "b\x02"}, {"a": "", "b": "\x02c"}):
+        with pytest.raises(ValueError, match="0x02"):
+            encode_in_stored_order(properties)
 
 
 @given(st.dictionaries(st.integers(0, 10_000), st.sampled_from("ab"), max_size=250))

@@ -1,20 +1,138 @@
-"""A stored message put once more under another topic: what delay delivery, send-back, commit and check-back store.
+"""A message between its request and the log, and what it becomes on its way (``MessageExtBrokerInner``).
 
-Body, flag, born data and whatever is not named stay; the copy gets its own offsets, store time and CRC when it is put.
-Source: behaviour.md §3.7, §9.1, §9.2; store.md §18.1, §19.3, §20.
+A handler decodes a request, or a stored record, into an `InnerMessage`, whose properties are taken apart once. Each
+step below takes one and returns another; nobody changes one in place. `InnerMessage.encoded` joins the properties
+again, in the order in which a broker stores them, and the store gets that.
+
+=================  ==========================  =================================================================
+step               goes to                     properties
+=================  ==========================  =================================================================
+`to_dead_letters`  ``%DLQ%<group>``, queue 0   DELAY is -1
+`to_priority`      the queue of its priority   PRIORITY is removed where it does not count
+`to_delay_level`   the delay topic, level - 1  REAL_TOPIC, REAL_QID; a time asked for is removed; a level above the
+                                               last one becomes the last one
+`to_timer`         the timer topic, queue 0    TIMER_OUT_MS, REAL_TOPIC, REAL_QID
+`to_half`          the half topic, queue 0     __transactionId__, REAL_TOPIC, REAL_QID
+`committed`        where the half was meant    REAL_TOPIC and REAL_QID are removed
+=================  ==========================  =================================================================
+
+A copy of a stored message keeps body, flag, born data and whatever is not named; it gets its own offsets, store time
+and CRC when it is put.
+Source: behaviour.md §3.3, §3.4, §3.7, §9.1, §9.2; store.md §18.1, §18.2, §19.2, §19.3, §20; priorities as seen from a
+5.4.0 broker.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from rmqkit.protocol.properties import PROPERTY_CRC, decode_properties, encode_properties, in_stored_order
-from rmqkit.protocol.record import Record
+from msgspec import Struct
+
+from rmqkit.protocol import names
+from rmqkit.protocol import properties as property_names
+from rmqkit.protocol.properties import PROPERTY_CRC, decode_properties, encode_in_stored_order
+from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record
 from rmqkit.store.message_store import PutMessage
 
-__all__ = ["message_from", "with_changes"]
+__all__ = [
+    "TIMER_NAMES",
+    "InnerMessage",
+    "changed",
+    "committed",
+    "is_half",
+    "message_from",
+    "number",
+    "parsed",
+    "real_place",
+    "to_dead_letters",
+    "to_delay_level",
+    "to_half",
+    "to_priority",
+    "to_timer",
+    "with_changes",
+]
+
+TIMER_NAMES = (property_names.TIMER_DELAY_SECONDS, property_names.TIMER_DELAY_MS, property_names.TIMER_DELIVER_MS)
+"""Properties that ask for a delivery time, the one that counts first; a delay level wins over them."""
 
 _PROPERTY_CRC = PROPERTY_CRC.encode()
+_INT_MAX = (1 << 31) - 1
+_INTEGER = re.compile(r"\+?[0-9]{1,10}", re.ASCII)
+_NO_PRIORITY = frozenset((property_names.DELAY, property_names.SHARDING_KEY, *TIMER_NAMES))
+
+
+class InnerMessage(Struct, gc=False):
+    """A message that is to be put, with its properties as names and values; not changed once it is made."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: dict[str, str]
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_host: bytes
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+    def encoded(self) -> PutMessage:
+        """What the store takes. Raises ValueError: a property holds the separator 0x02."""
+        return PutMessage(
+            self.topic,
+            self.queue_id,
+            self.body,
+            encode_in_stored_order(self.properties),
+            self.flag,
+            self.sys_flag,
+            self.born_timestamp,
+            self.born_host,
+            self.store_host,
+            self.reconsume_times,
+            self.prepared_transaction_offset,
+        )
+
+
+def parsed(message: PutMessage) -> InnerMessage:
+    """A message whose properties are joined, with its properties taken apart."""
+    return InnerMessage(
+        message.topic,
+        message.queue_id,
+        message.body,
+        decode_properties(message.properties),
+        message.flag,
+        message.sys_flag,
+        message.born_timestamp,
+        message.born_host,
+        message.store_host,
+        message.reconsume_times,
+        message.prepared_transaction_offset,
+    )
+
+
+def changed(
+    message: InnerMessage,
+    changes: Mapping[str, str | None],
+    *,
+    topic: str | None = None,
+    queue_id: int | None = None,
+    sys_flag: int | None = None,
+) -> InnerMessage:
+    """A message with some properties set, or removed where the value is None, and in another place if one is named."""
+    return InnerMessage(
+        message.topic if topic is None else topic,
+        message.queue_id if queue_id is None else queue_id,
+        message.body,
+        _merged(message.properties, changes),
+        message.flag,
+        message.sys_flag if sys_flag is None else sys_flag,
+        message.born_timestamp,
+        message.born_host,
+        message.store_host,
+        message.reconsume_times,
+        message.prepared_transaction_offset,
+    )
 
 
 def message_from(
@@ -51,6 +169,98 @@ def message_from(
 
 def with_changes(properties: bytes, changes: Mapping[str, str | None]) -> bytes:
     """A property string with some properties set, or removed where the value is None."""
-    merged = {**decode_properties(properties), **changes}
-    kept = [(name, value) for name, value in merged.items() if value is not None]
-    return in_stored_order(encode_properties(kept))
+    return encode_in_stored_order(_merged(decode_properties(properties), changes))
+
+
+def _merged(properties: dict[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {**properties, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+# ---- the steps
+
+
+def to_dead_letters(message: InnerMessage, group: str) -> InnerMessage:
+    """The dead letter of a group that a retried message becomes."""
+    return changed(message, {property_names.DELAY: "-1"}, topic=names.dlq_topic(group), queue_id=0)
+
+
+def to_priority(message: InnerMessage, queue_count: int) -> InnerMessage:
+    """A message with a priority in the queue of that number, or in its topic's last one.
+    One of another kind (of a transaction, delayed, timed, with a sharding key) keeps its queue and loses the priority;
+    a negative priority, or no 32-bit number, is kept and means nothing. The topic's type matters only when messages
+    are popped."""
+    properties = message.properties
+    text = properties.get(property_names.PRIORITY, "")
+    priority = int(text) if _INTEGER.fullmatch(text) else -1
+    if not 0 <= priority <= _INT_MAX:
+        return message
+    is_prepared = properties.get(property_names.TRANSACTION_PREPARED, "").lower() == "true"
+    if is_prepared or not _NO_PRIORITY.isdisjoint(properties):
+        return changed(message, {property_names.PRIORITY: None})
+    return changed(message, {}, queue_id=max(0, min(priority, queue_count - 1)))
+
+
+def to_delay_level(message: InnerMessage, level: int, level_max: int) -> InnerMessage:
+    """A message as it is stored until it is due; levels above the last count as the last."""
+    changes: dict[str, str | None] = dict.fromkeys(TIMER_NAMES)
+    if level > level_max:
+        level = level_max
+        changes[property_names.DELAY] = str(level)
+    changes |= _real_place_of(message)
+    return changed(message, changes, topic=names.SCHEDULE_TOPIC, queue_id=level - 1)
+
+
+def to_timer(message: InnerMessage, out_ms: int) -> InnerMessage:
+    """A message as it is kept until a time. ``out_ms``: begin of the slot of the wheel at whose end it is delivered."""
+    changes = {property_names.TIMER_OUT_MS: str(out_ms), **_real_place_of(message)}
+    return changed(message, changes, topic=names.TIMER_TOPIC, queue_id=0)
+
+
+def is_half(message: InnerMessage) -> bool:
+    """Whether a producer means a message as a half message; one that is retried with a delay is none any more."""
+    properties = message.properties
+    if properties.get(property_names.TRANSACTION_PREPARED, "").lower() != "true":
+        return False
+    delay = properties.get(property_names.DELAY) if message.reconsume_times > 0 else None
+    return delay is None or number(delay) <= 0
+
+
+def to_half(message: InnerMessage) -> InnerMessage:
+    """The half message that is stored for a message of a transaction. Source: store.md §19.2."""
+    unique_key = message.properties.get(property_names.UNIQ_KEY)
+    changes = {property_names.TRANSACTION_ID: unique_key, **_real_place_of(message)}
+    sys_flag = message.sys_flag & ~TRANSACTION_MASK
+    return changed(message, changes, topic=names.HALF_TOPIC, queue_id=0, sys_flag=sys_flag)
+
+
+def committed(half: Record) -> InnerMessage | None:
+    """The message that the commit of a half message puts, None when its destination is missing. Source: §19.3."""
+    kept = message_from(
+        half,
+        topic="",
+        queue_id=0,
+        sys_flag=half.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
+        prepared_transaction_offset=half.physical_offset,
+    )
+    message = parsed(kept)
+    place = real_place(message.properties)
+    if place is None:
+        return None
+    changes = {property_names.REAL_TOPIC: None, property_names.REAL_QUEUE_ID: None}
+    return changed(message, changes, topic=place[0], queue_id=place[1])
+
+
+def _real_place_of(message: InnerMessage) -> dict[str, str]:
+    return {property_names.REAL_TOPIC: message.topic, property_names.REAL_QUEUE_ID: str(message.queue_id)}
+
+
+def real_place(properties: Mapping[str, str]) -> tuple[str, int] | None:
+    """Topic and queue id a half message is meant for; None when it does not say."""
+    topic, queue_id = properties.get(property_names.REAL_TOPIC), number(properties.get(property_names.REAL_QUEUE_ID))
+    return None if topic is None or not 0 <= queue_id < 1 << 31 else (topic, queue_id)
+
+
+def number(text: str | None) -> int:
+    """A property as a number, -1 when it is none."""
+    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else -1

@@ -46,8 +46,7 @@ from rmqkit.broker.replication.role import (
     meet_members,
     warn_of_ha_port,
 )
-from rmqkit.broker.send.handler import SendHandlers
-from rmqkit.broker.send.refusals import RefusalHandlers
+from rmqkit.broker.send.handler import RefusalHandlers, SendHandlers
 from rmqkit.broker.send.reply import ReplyHandlers
 from rmqkit.broker.send.send_back import SendBackHandlers
 from rmqkit.broker.settings import BrokerRole, BrokerSettings

@@ -123,6 +123,23 @@ def find_property(encoded: bytes, name: bytes) -> bytes | None:
     return None if earlier is None else earlier.encode()
 
 
+def encode_in_stored_order(properties: Mapping[str, str]) -> bytes:
+    """The property string of a mapping as a 5.x broker stores it: `in_stored_order` of `encode_properties`, without
+    taking the string apart again. A value may hold 0x01, which readers take for a part of it.
+    Raises ValueError: a name or value holds 0x02, which the format cannot carry."""
+    ordered = _stored_names(tuple(properties))
+    encoded = "".join([f"{name}\x01{properties[name]}\x02" for name in ordered]).encode("utf-8", "replace")
+    if encoded.count(_ENTRY_END_BYTES) != len(ordered):
+        raise ValueError("a property name or value contains the separator 0x02: remove it")
+    return _sort_entries(encoded) if b"\x01\x02" in encoded else encoded  # an entry without a value is dropped
+
+
+@functools.lru_cache(maxsize=4096)
+def _stored_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of properties in the order in which they are stored."""
+    return tuple(decode_properties(_sort_entries(encode_properties(dict.fromkeys(names, "v")))))
+
+
 def in_stored_order(encoded: bytes) -> bytes:
     """A property string as a 5.x broker stores it after it took the client's apart: in the order of its ``HashMap``.
     That map begins with 128 buckets and doubles when three quarters are taken; of duplicates the last value wins in the

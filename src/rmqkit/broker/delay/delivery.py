@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 
-from rmqkit.broker.messages import message_from
-from rmqkit.broker.delay.levels import TIMER_NAMES, RemotePut
+from rmqkit.broker.delay.levels import RemotePut
 from rmqkit.broker.delay.wheel import Broken, Refused, TimerState
+from rmqkit.broker.messages import TIMER_NAMES, message_from
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.hashing import encoded_tags_code, java_hash

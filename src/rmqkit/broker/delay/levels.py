@@ -35,7 +35,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rmqkit.broker.messages import message_from, with_changes
+from rmqkit.broker.messages import InnerMessage, message_from, to_delay_level
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
@@ -49,13 +49,10 @@ from rmqkit.remoting.tasks import Tasks
 from rmqkit.store.files import JsonFile
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 
-__all__ = ["TIMER_NAMES", "RemotePut", "Schedule"]
+__all__ = ["RemotePut", "Schedule"]
 
 RemotePut = Callable[[PutMessage], Awaitable[bool]]
 """Puts a message at another broker; whether it is stored there."""
-
-TIMER_NAMES = (property_names.TIMER_DELAY_SECONDS, property_names.TIMER_DELAY_MS, property_names.TIMER_DELIVER_MS)
-"""Properties that ask for a delivery time; a delay level wins over them."""
 
 _LEVEL_COUNT_MIN = 18
 """Queues of the delay topic that are looked after whatever the table says."""
@@ -142,17 +139,9 @@ class Schedule:
         self._remote_put: RemotePut | None = None
         self._away = Tasks()
 
-    def schedule(self, message: PutMessage, level: int) -> None:
-        """Turn a message into the one that is stored until it is due; levels above the last count as the last."""
-        changes: dict[str, str | None] = dict.fromkeys(TIMER_NAMES)
-        if level > len(self._delays_ms):
-            level = len(self._delays_ms)
-            changes[property_names.DELAY] = str(level)
-        changes[property_names.REAL_TOPIC] = message.topic
-        changes[property_names.REAL_QUEUE_ID] = str(message.queue_id)
-        message.properties = with_changes(message.properties, changes)
-        message.topic = SCHEDULE_TOPIC
-        message.queue_id = level - 1
+    def schedule(self, message: InnerMessage, level: int) -> InnerMessage:
+        """A message as it is stored until it is due; levels above the last count as the last."""
+        return to_delay_level(message, level, len(self._delays_ms))
 
     # ---- offsets
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from rmqkit.broker.delay.timer import Timer, schedule_timed
 from rmqkit.broker.durability import Durability, Outcome, Refusal
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers
+from rmqkit.broker.messages import InnerMessage
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
@@ -21,11 +22,10 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
 from rmqkit.protocol.handles import RecallHandle, decode_recall_handle
-from rmqkit.protocol.properties import decode_properties, encode_properties, in_stored_order
 from rmqkit.protocol.schemas.send import RecallMessageRequest
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
+from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["RecallHandlers"]
@@ -62,8 +62,8 @@ class RecallHandlers(Handlers[RecallContext]):
         if isinstance(handle, tuple):
             return self._refuse(command, *handle)
         marker = self._marker(connection, header, handle)
-        refusal = schedule_timed(self._context.timer, marker, decode_properties(marker.properties))
-        put = None if refusal is not None else self._context.store.put(marker)
+        kept = schedule_timed(self._context.timer, marker)
+        put = None if isinstance(kept, tuple) else self._context.store.put(kept.encoded())
         if put is None or put.status is not PutStatus.OK:
             return self._refuse(command, *_FAILED)
         answer = reply(command, fields={"msgId": handle.unique_key, **self._answer_fields})
@@ -98,7 +98,7 @@ class RecallHandlers(Handlers[RecallContext]):
             return ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid"
         return handle
 
-    def _marker(self, connection: Connection, header: RecallMessageRequest, handle: RecallHandle) -> PutMessage:
+    def _marker(self, connection: Connection, header: RecallMessageRequest, handle: RecallHandle) -> InnerMessage:
         now_ms = self._context.clock.now_ms()
         properties = {
             property_names.PRODUCER_GROUP: header.producer_group or "",
@@ -108,11 +108,11 @@ class RecallHandlers(Handlers[RecallContext]):
             property_names.TIMER_DELETE_KEY: handle.unique_key,
             property_names.TIMER_DELIVER_MS: str(handle.deliver_timestamp + 1),
         }
-        return PutMessage(
+        return InnerMessage(
             topic=handle.topic,
             queue_id=0,
             body=b"0",
-            properties=in_stored_order(encode_properties(properties)),
+            properties=properties,
             flag=0,
             sys_flag=0,
             born_timestamp=now_ms,

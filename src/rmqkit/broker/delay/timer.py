@@ -30,18 +30,19 @@ from collections import deque
 from collections.abc import Callable
 
 from rmqkit.broker.delay.delivery import Dequeue, OnDelivered
-from rmqkit.broker.delay.levels import TIMER_NAMES, RemotePut
+from rmqkit.broker.delay.levels import RemotePut
 from rmqkit.broker.delay.survey import Survey
 from rmqkit.broker.delay.wheel import INTEGER, Broken, Enqueue, Late, Refused, TimerState
+from rmqkit.broker.durability import Refusal
+from rmqkit.broker.messages import TIMER_NAMES, InnerMessage, to_timer
 from rmqkit.broker.pull.long_polling import LongPolling, WaitingPull
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import in_stored_order
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint, TimerMetrics, encode_timer_checkpoint
 from rmqkit.remoting.tasks import Tasks
-from rmqkit.store.message_store import MessageStore, PutMessage
+from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["NOT_ENABLED", "Timer", "asks_for_time", "schedule_timed"]
@@ -62,16 +63,18 @@ _DROP_MS = 30_000
 _log = logging.getLogger(__name__)
 
 
-def asks_for_time(properties: dict[str, str]) -> bool:
+def asks_for_time(message: InnerMessage) -> bool:
     """Whether a message wants to be kept until a time, and is not kept already."""
-    return property_names.TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_NAMES)
+    properties = message.properties
+    is_kept = property_names.TIMER_OUT_MS in properties or message.topic == TIMER_TOPIC
+    return not is_kept and any(name in properties for name in TIMER_NAMES)
 
 
-def schedule_timed(timer: Timer | None, message: PutMessage, properties: dict[str, str]) -> tuple[int, str] | None:
-    """Have the timer keep a message that asks for it; why it is refused, if it is."""
-    if message.topic == TIMER_TOPIC or not asks_for_time(properties):
-        return None
-    return NOT_ENABLED if timer is None else timer.schedule(message, properties)
+def schedule_timed(timer: Timer | None, message: InnerMessage) -> InnerMessage | Refusal:
+    """A message as the timer keeps it if it asks for that, else as it is; why it is refused, if it is."""
+    if not asks_for_time(message):
+        return message
+    return NOT_ENABLED if timer is None else timer.schedule(message)
 
 
 class Timer:
@@ -128,9 +131,10 @@ class Timer:
 
     # ---- taking messages
 
-    def schedule(self, message: PutMessage, properties: dict[str, str]) -> tuple[int, str] | None:
-        """Turn a message into the one that is kept until its time, or leave it as it is when that is over; code and
-        remark when it cannot be kept. Source: behaviour.md §3.4, §3.5."""
+    def schedule(self, message: InnerMessage) -> InnerMessage | Refusal:
+        """A message as it is kept until its time, or as it is when that is over; code and remark when it cannot be
+        kept. Source: behaviour.md §3.4, §3.5."""
+        properties = message.properties
         now_ms, delay_ms_max = self._clock.now_ms(), self._settings.timer_delay_seconds_max * 1000
         at_ms = _asked_ms(properties, now_ms)
         is_marker = property_names.TIMER_DELETE_KEY in properties
@@ -140,7 +144,7 @@ class Timer:
                 "or if set del msg, the delay time should be bigger than the current time"
             )
         if at_ms <= now_ms:
-            return None
+            return message
         out_ms = self._out_ms(at_ms)
         assert out_ms < at_ms, "a message comes when the second of its slot is over"
         if self._is_full(out_ms):
@@ -149,15 +153,11 @@ class Timer:
                 f"timer message is under flow control, max num limit is {2 * most} or the current value is greater "
                 f"than {most} and less than {2 * most}, trigger random flow control"
             )
-        kept = message.properties if message.properties.endswith(b"\x02") else message.properties + b"\x02"
-        added = f"TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{message.queue_id}\x02"
-        message.properties = in_stored_order(kept + added.encode())
-        message.topic, message.queue_id = TIMER_TOPIC, 0
-        return None
+        return to_timer(message, out_ms)
 
     def kept_until(self, asked: int, unit_ms: int) -> int | None:
-        """`defer` for a message that asks for a time, in ms since the epoch where ``unit_ms`` is 0: its TIMER_OUT_MS.
-        None when it is not simply kept."""
+        """The TIMER_OUT_MS that `schedule` gives a message; None when it is not simply kept.
+        ``asked``: the time it asks for, in ms since the epoch where ``unit_ms`` is 0."""
         now_ms, settings = self._clock.now_ms(), self._settings
         at_ms = now_ms + asked * unit_ms if unit_ms else asked
         is_kept = 0 < at_ms - now_ms <= settings.timer_delay_seconds_max * 1000

@@ -25,7 +25,6 @@ from msgspec.structs import replace
 
 from rmqkit.broker.pop.in_flight import NewCheckPoint
 from rmqkit.broker.pop.service import PopContext
-from rmqkit.broker.send.priority import is_by_priority
 from rmqkit.broker.tables.filters import EVERYTHING, PullFilter
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.command import Body
@@ -44,8 +43,9 @@ from rmqkit.protocol.handles import (
 from rmqkit.protocol.names import pop_retry_topic
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import decode_record, encode_record
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pop import PollingInfoRequest, PopMessageRequest, PopMessageResponse
-from rmqkit.protocol.schemas.topics import Permission
+from rmqkit.protocol.schemas.topics import Permission, TopicConfig
 from rmqkit.store.message_store import GetResult, GetStatus
 
 __all__ = ["ORDER_REVIVE_QUEUE", "PopRead"]
@@ -57,6 +57,7 @@ _VERSIONS = ((RETRY_TOPIC_V2, "+"), (RETRY_TOPIC_V1, "_"))
 _MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
 _FROM_END = 1
 _QUEUE_OFFSET = slice(20, 28)
+_PRIORITY_FACTOR_MAX = 100
 _READ = int(Permission.READ)  # an operation with the member itself costs two calls
 
 
@@ -99,7 +100,7 @@ class PopRead:
         self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pop.check_points.next_queue()
         chance, settings = random.random() * 100, self._context.settings
         topic, group = self._context.topics.get(self._topic), self._context.groups.get(self._group)
-        self._is_by_priority = not header.order and is_by_priority(topic, group, chance)
+        self._is_by_priority = not header.order and _is_by_priority(topic, group, chance)
         percent = settings.pop_retry_percent_by_priority if self._is_by_priority else settings.pop_retry_percent
         is_retry_first = chance < percent
         try:
@@ -382,3 +383,12 @@ def _offsets_of(found: GetResult, offset: int) -> list[int]:
     if found.next_begin_offset - offset == len(found.records):
         return list(range(offset, found.next_begin_offset))
     return [int.from_bytes(record[_QUEUE_OFFSET], "big") for record in found.records]
+
+
+def _is_by_priority(topic: TopicConfig | None, group: SubscriptionGroupConfig | None, chance: float) -> bool:
+    """Whether a pop takes what has the highest priority first. ``chance``: from 0 to below 100, the dice of this pop;
+    of so many in a hundred as the group's ``priority.factor`` says it is so."""
+    if topic is None or (topic.attributes or {}).get("message.type") != "PRIORITY":
+        return False
+    text = "" if group is None else (group.attributes or {}).get("priority.factor", "")
+    return chance < (int(text) if text.isascii() and text.isdigit() else _PRIORITY_FACTOR_MAX)

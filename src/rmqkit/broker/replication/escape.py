@@ -24,10 +24,9 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rmqkit.broker.messages import with_changes
+from rmqkit.broker.messages import real_place, with_changes
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.transaction.half import real_place
 from rmqkit.clock import Clock
 from rmqkit.errors import NoRoute, RmqError
 from rmqkit.protocol import names

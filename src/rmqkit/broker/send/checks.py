@@ -25,7 +25,6 @@ from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import FAQ, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently
-from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
@@ -72,13 +71,13 @@ def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfi
     return group.retry_max_times if asked is None or command.version < _ASKS_FOR_TRIES_SINCE else asked
 
 
-def stamps_of(settings: BrokerSettings) -> tuple[bytes, dict[str, str]]:
+def stamps_of(settings: BrokerSettings) -> tuple[dict[str, str], dict[str, str]]:
     """The properties that every message gets, and those of them that the answer tells."""
     told = {
         property_names.MSG_REGION: settings.region_id,
         property_names.TRACE_ON: "true" if settings.trace_on else "false",
     }
-    return encode_properties({**told, property_names.CLUSTER: settings.cluster_name}), told
+    return {**told, property_names.CLUSTER: settings.cluster_name}, told
 
 
 def decode_v1(command: Command, **missing: str) -> SendMessageRequest:

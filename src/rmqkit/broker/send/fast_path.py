@@ -15,8 +15,8 @@ from functools import partial
 from operator import countOf, itemgetter
 from typing import TYPE_CHECKING
 
-from rmqkit.broker.delay.levels import TIMER_NAMES
 from rmqkit.broker.durability import CODES, Outcome, Release
+from rmqkit.broker.messages import TIMER_NAMES
 from rmqkit.broker.send.checks import SendChecks, SendContext
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -34,7 +34,7 @@ from rmqkit.store.message_store import PutMessage
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts, PlainSend
 
-__all__ = ["NO_WAIT", "SendRun"]
+__all__ = ["SendRun"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ _NOT_PLAIN_OR_TIMED = (
     property_names.REAL_TOPIC,
     property_names.REAL_QUEUE_ID,
 )
-NO_WAIT = b"WAIT\x01false\x02"
+_NO_WAIT = b"WAIT\x01false\x02"
 
 
 class SendRun:
@@ -135,7 +135,7 @@ class SendRun:
             0,
             encoded_tags_code(tags) if shape.has_tags else 0,
         )
-        if self._durability is not None and NO_WAIT in message.properties:
+        if self._durability is not None and _NO_WAIT in message.properties:
             return None
         return message, digits, unique_key, opaque, shape, handle
 

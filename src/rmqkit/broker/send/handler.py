@@ -15,15 +15,23 @@ import random
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
-from rmqkit.broker.messages import with_changes
 from rmqkit.broker.delay.timer import schedule_timed
-from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal, put_refusal
-from rmqkit.broker.handlers import Handlers, answers, by_global_number, when_published
+from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, REJECTED, Outcome, Refusal, put_refusal
+from rmqkit.broker.handlers import Handlers, OwnAddress, answers, by_global_number, when_published
+from rmqkit.broker.messages import (
+    TIMER_NAMES,
+    InnerMessage,
+    changed,
+    is_half,
+    to_dead_letters,
+    to_half,
+    to_priority,
+)
 from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of, tries_max
-from rmqkit.broker.send.fast_path import NO_WAIT, SendRun
-from rmqkit.broker.send.priority import settle_priority
-from rmqkit.broker.transaction.half import is_half, to_half
+from rmqkit.broker.send.fast_path import SendRun
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
@@ -31,7 +39,7 @@ from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, header_fields, reply
 from rmqkit.protocol.handles import RecallHandle, encode_recall_handle
 from rmqkit.protocol.ids import UniqueKeys, offset_id, offset_ids
-from rmqkit.protocol.properties import decode_properties, encode_properties, find_property, in_stored_order
+from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageResponse
 from rmqkit.protocol.schemas.topics import TopicConfig
@@ -42,17 +50,23 @@ from rmqkit.store.delay_levels import delay_level
 from rmqkit.store.long_batch import LongBatch, is_long
 from rmqkit.store.message_store import PutMessage, PutResult, PutStatus
 
-__all__ = ["SendHandlers"]
+__all__ = ["RefusalHandlers", "SendHandlers"]
 
-_TRANSACTION = b"TRAN_MSG\x01"
-_KEYS = property_names.KEYS.encode()
-_UNIQ_KEY = property_names.UNIQ_KEY.encode()
-_PUT_ASIDE = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)
-_TIMED = b"TIMER_OUT_MS\x01"
-_PRIORITY = b"_SYS_MSG_PRIORITY_\x01"
+_SCHEDULED = (names.SCHEDULE_TOPIC, names.TIMER_TOPIC)
+_UNUSUAL = frozenset(
+    (
+        property_names.DELAY,
+        property_names.TRANSACTION_PREPARED,
+        property_names.POP_CHECK_POINT,
+        property_names.TIMER_DELETE_KEY,
+        *TIMER_NAMES,
+    )
+)
+"""Properties that ask for more than storing, or that are the broker's own."""
 _LONG_BATCHES_MAX = 32
 """Long batches that may be under way, the one that is stored and those behind it; further ones are refused as busy."""
 _NO_KEYS = "Required message key is missing"
+_UNAVAILABLE = PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="this broker is a slave")
 
 
 class SendHandlers(Handlers[SendContext]):
@@ -64,10 +78,10 @@ class SendHandlers(Handlers[SendContext]):
         self._unique_keys = UniqueKeys(self._context.identity.store_host[:-4], os.getpid(), random.getrandbits(32))
         self._store_settings = context.store_settings
         self._checks = SendChecks(context)
-        self._stamp_bytes, self._answer_fields = stamps_of(self._context.settings)
+        self._stamps, self._answer_fields = stamps_of(self._context.settings)
         self._long_batch = asyncio.Lock()
         self._long_batches = 0
-        self._run = SendRun(context, self._checks, self._stamp_bytes, self._answer_fields)
+        self._run = SendRun(context, self._checks, encode_properties(self._stamps), self._answer_fields)
 
     @answers(RequestCode.SEND_MESSAGE)
     @by_global_number
@@ -117,15 +131,12 @@ class SendHandlers(Handlers[SendContext]):
         topic = self._checks.topic_of(connection, header)
         if isinstance(topic, tuple):
             return self._refuse(command, *topic)
-        properties = (header.properties or "").encode("utf-8", "replace")
-        if properties and not properties.endswith(b"\x02"):
-            properties += b"\x02"
         queue_id = header.queue_id
-        message = PutMessage(
+        message = InnerMessage(
             topic=header.topic,
             queue_id=queue_id if queue_id >= 0 else random.randrange(topic.write_queue_nums or 1),
             body=command.payload,
-            properties=properties,
+            properties=decode_properties((header.properties or "").encode("utf-8", "replace")),
             flag=header.flag,
             sys_flag=header.sys_flag | (MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0),
             born_timestamp=header.born_timestamp,
@@ -137,113 +148,99 @@ class SendHandlers(Handlers[SendContext]):
             return self._store_batch(connection, command, message)
         return self._store_one(connection, command, message, header, topic)
 
-    def _settle_unusual(self, message: PutMessage) -> Refusal | None:
-        """Put delayed and timed messages aside, drop what the broker reserves; why one is refused, if it is."""
-        properties = decode_properties(message.properties)
-        if properties.pop(property_names.POP_CHECK_POINT, None) is not None:
-            message.properties = encode_properties(properties)
-        if is_half(message):  # its delay begins when it is committed
-            if self._context.settings.reject_transactions:
-                remark = f"the broker[{self._context.identity.ip}] sending transaction message is forbidden"
-                return ResponseCode.NO_PERMISSION, remark
-            return None
-        if message.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
-            return None
-        level = delay_level(properties.get(property_names.DELAY))
-        if level <= 0:
-            return schedule_timed(self._context.timer, message, properties)
-        self._context.schedule.schedule(message, level)
-        return None
-
-    def _divert_exhausted(self, command: Command, header: SendMessageRequest, message: PutMessage) -> Refusal | None:
-        """A retried message that was tried often enough goes to its group's dead-letter topic instead.
-        So does any one of a group that consumes in order: that group retries in place."""
-        group_name = names.group_of_retry_topic(header.topic)
-        group = self._context.groups.get(group_name)
-        if group is None:
-            return ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group_name} {FAQ}"
-        is_exhausted = message.reconsume_times > tries_max(command, header.max_reconsume_times, group)
-        if is_exhausted or self._is_orderly(group_name):
-            message.topic = names.dlq_topic(group_name)
-            message.queue_id = 0
-            message.properties = with_changes(message.properties, {property_names.DELAY: "-1"})
-            self._context.topics.ensure(message.topic, 1)
-        return None
-
     def _store_one(
         self,
         connection: Connection,
         command: Command,
-        message: PutMessage,
+        sent: InnerMessage,
         header: SendMessageRequest,
         topic: TopicConfig,
     ) -> Command | None:
-        queue_id, refusal = self._context.topics.static.everywhere(message.topic, message.queue_id), None
+        """Store a message as what it asks to be, and answer with the queue that its sender sees."""
+        queue_id, message = sent.queue_id, sent
         if header.topic.startswith(names.RETRY_PREFIX):
-            refusal = self._divert_exhausted(command, header, message)
-        if _PRIORITY in message.properties and settle_priority(message, topic):
-            queue_id = self._context.topics.static.everywhere(header.topic, message.queue_id)
-        if refusal is not None:
-            return self._refuse(command, *refusal)
-        prepared = self._prepare(message, topic)
-        if isinstance(prepared, tuple):
-            return self._refuse(command, *prepared)
-        waits = self._context.durability is not None and NO_WAIT not in message.properties
+            group = names.group_of_retry_topic(header.topic)
+            if (config := self._context.groups.get(group)) is None:
+                remark = f"subscription group not exist, {group} {FAQ}"
+                return self._refuse(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+            # A group that consumes in order retries in place: whatever it sends here is a dead letter.
+            if sent.reconsume_times > tries_max(command, header.max_reconsume_times, config) or self._is_orderly(group):
+                message = to_dead_letters(sent, group)
+                self._context.topics.ensure(message.topic, 1)
+        if property_names.PRIORITY in message.properties:
+            is_dead, message = message is not sent, to_priority(message, topic.write_queue_nums)
+            queue_id = queue_id if is_dead else message.queue_id
+        if not _has_needed_key(topic, message):
+            return self._refuse(command, ResponseCode.MESSAGE_ILLEGAL, _NO_KEYS)
+        kept = message if _UNUSUAL.isdisjoint(message.properties) else self._scheduled(message)
+        if isinstance(kept, tuple):
+            return self._refuse(command, *kept)
+        unique_key = kept.properties.get(property_names.UNIQ_KEY) or self._unique_keys.next(
+            self._context.clock.now_ms()
+        )
+        kept = changed(kept, {property_names.UNIQ_KEY: unique_key, **self._stamps})
+        if is_half(kept):
+            kept = to_half(kept)
+        waits = self._waits(kept)
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
-        put = self._context.store.put(message)
-        self._context.statistics.sent_one(message, put, self._context.clock.monotonic_ms() - connection.active_ms)
+        stored = kept.encoded()
+        put = self._context.store.put(stored)
+        self._context.statistics.sent_one(stored, put, self._context.clock.monotonic_ms() - connection.active_ms)
         if self._context.counts is not None:
-            self._context.counts.put(message, put)
+            self._context.counts.put(stored, put)
         answer = {  # SendMessageResponse, spelled out: one call in place of a dozen
-            "msgId": offset_id(message.store_host, put.physical_offset),
-            "queueId": str(queue_id),
+            "msgId": offset_id(stored.store_host, put.physical_offset),
+            "queueId": str(self._context.topics.static.everywhere(header.topic, queue_id)),
             "queueOffset": str(put.queue_offset),
-            "transactionId": prepared,
+            "transactionId": unique_key,
             **self._answer_fields,
         }
-        if _TIMED in message.properties:
-            self._add_recall_handle(answer, message)
+        if property_names.TIMER_OUT_MS in kept.properties:
+            self._add_recall_handle(answer, kept)
         return self._answer(connection, command, put, answer, waits=waits)
 
-    def _add_recall_handle(self, answer: dict[str, str], message: PutMessage) -> None:
+    def _scheduled(self, message: InnerMessage) -> InnerMessage | Refusal:
+        """A message without the brokers' own properties, delayed or timed if it asks for that; or why it is refused."""
+        properties = message.properties
+        if property_names.POP_CHECK_POINT in properties:
+            message = changed(message, {property_names.POP_CHECK_POINT: None})
+        if is_half(message):  # its delay begins when it is committed
+            if self._context.settings.reject_transactions:
+                remark = f"the broker[{self._context.identity.ip}] sending transaction message is forbidden"
+                return ResponseCode.NO_PERMISSION, remark
+            return message
+        if message.sys_flag & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT):
+            return message
+        level = delay_level(properties.get(property_names.DELAY))
+        if level <= 0:
+            return schedule_timed(self._context.timer, message)
+        return self._context.schedule.schedule(message, level)
+
+    def _waits(self, message: InnerMessage) -> bool:
+        """Whether the answer waits for disk and slaves."""
+        return self._context.durability is not None and message.properties.get(property_names.WAIT) != "false"
+
+    def _add_recall_handle(self, answer: dict[str, str], message: InnerMessage) -> None:
         """Give what RECALL_MESSAGE calls a timed message back with, if its names hold no blank."""
-        topic = (find_property(message.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
-        time = find_property(message.properties, b"TIMER_OUT_MS") or b""
+        topic = message.properties.get(property_names.REAL_TOPIC, "")
         if topic and not topic.startswith(names.RETRY_PREFIX):
             with suppress(ValueError):
-                handle = RecallHandle(topic, self._context.settings.broker_name, int(time), answer["transactionId"])
+                out_ms = int(message.properties[property_names.TIMER_OUT_MS])
+                handle = RecallHandle(topic, self._context.settings.broker_name, out_ms, answer["transactionId"])
                 answer["recallHandle"] = encode_recall_handle(handle)
 
-    def _prepare(self, message: PutMessage, topic: TopicConfig) -> str | Refusal:
-        """Make any message what is to be stored: its unique key, or why it is refused."""
-        refusal: Refusal | None = None
-        if topic.attributes and not _has_needed_key(topic, message.properties):
-            refusal = ResponseCode.MESSAGE_ILLEGAL, _NO_KEYS
-        if refusal is None and _is_unusual(message.properties):
-            refusal = self._settle_unusual(message)
-        if refusal is not None:
-            return refusal
-        unique_key = _unique_key_of(message.properties)
-        if unique_key is None:
-            unique_key = self._unique_keys.next(self._context.clock.now_ms())
-            message.properties += encode_properties({property_names.UNIQ_KEY: unique_key})
-        message.properties = in_stored_order(message.properties + self._stamp_bytes)
-        if _TRANSACTION in message.properties and is_half(message):
-            to_half(message)
-        return unique_key
-
     def _store_batch(
-        self, connection: Connection, command: Command, message: PutMessage
+        self, connection: Connection, command: Command, sent: InnerMessage
     ) -> Command | Awaitable[Command | None] | None:
-        refusal = self._batch_refusal(message)
+        refusal = self._batch_refusal(sent)
         if refusal is not None:
             return self._refuse(command, *refusal)
-        waits = self._context.durability is not None and NO_WAIT not in message.properties
+        waits = self._waits(sent)
         if waits and self._lacks_replicas:
             return self._refuse(command, *NOT_ENOUGH_REPLICAS)
-        unique_key = _unique_key_of(message.properties)
-        message.properties += self._stamp_bytes  # stored with an inner batch only
+        unique_key = sent.properties.get(property_names.UNIQ_KEY)
+        message = changed(sent, self._stamps).encoded()  # its properties are stored with an inner batch only
         if is_long(message.body) and len(message.body) <= self._store_settings.message_bytes_max:
             if self._long_batches >= _LONG_BATCHES_MAX:
                 return self._refuse(command, ResponseCode.SYSTEM_BUSY, OVERLOADED)
@@ -312,18 +309,19 @@ class SendHandlers(Handlers[SendContext]):
         answer_fields = header_fields(answer) | self._answer_fields
         return self._answer(connection, command, put, answer_fields, waits=waits)
 
-    def _batch_refusal(self, message: PutMessage) -> Refusal | None:
+    def _batch_refusal(self, message: InnerMessage) -> Refusal | None:
         """What no batch may be: retried, delayed, timed, or part of a transaction."""
         topic_characters = len(message.topic)
         if topic_characters > names.TOPIC_CHARACTERS_MAX:
             return ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {topic_characters}"
         if message.topic.startswith(names.RETRY_PREFIX):
             return ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {message.topic}"
-        properties = message.properties
-        refusal = self._settle_unusual(message) if _is_unusual(properties) else None
-        if refusal is None and (message.sys_flag & TRANSACTION_MASK or message.topic in _PUT_ASIDE):
+        kept = message if _UNUSUAL.isdisjoint(message.properties) else self._scheduled(message)
+        if isinstance(kept, tuple):
+            return kept
+        if kept.sys_flag & TRANSACTION_MASK or kept.topic in _SCHEDULED:
             return put_refusal(PutResult(PutStatus.MESSAGE_ILLEGAL), self._store_settings.message_bytes_max)
-        return refusal
+        return None
 
     def _answer(
         self, connection: Connection, command: Command, put: PutResult, fields: dict[str, str], *, waits: bool
@@ -370,25 +368,43 @@ class _Late:
         self.handlers.answer_late(self.connection, self.command, self.fields, outcome, reason)
 
 
-def _unique_key_of(properties: bytes) -> str | None:
-    found = find_property(properties, _UNIQ_KEY)
-    return None if found is None else found.decode("utf-8", "replace")
-
-
-def _has_needed_key(topic: TopicConfig, properties: bytes) -> bool:
+def _has_needed_key(topic: TopicConfig, message: InnerMessage) -> bool:
     """Whether a message can be told apart by its key where older ones of the same key are compacted away."""
     if (topic.attributes or {}).get("cleanup.policy") != "COMPACTION":
         return True
-    return bool((find_property(properties, _KEYS) or b"").strip())
+    return bool(message.properties.get(property_names.KEYS, "").strip())
 
 
-def _is_unusual(properties: bytes) -> bool:
-    """Whether a property string needs decoding before it is stored.
-    That is so for kinds of messages that are refused and names the broker reserves for itself. Spelled out, because it
-    runs for every message: a loop over the names costs five times as much."""
-    return (
-        b"DELAY\x01" in properties
-        or _TRANSACTION in properties
-        or b"TIMER_DE" in properties
-        or b"POP_CK\x01" in properties
-    )
+class RefusalContext(Protocol):
+    """What refusals may touch."""
+
+    identity: OwnAddress
+    settings: BrokerSettings
+
+
+class RefusalHandlers(Handlers[RefusalContext]):
+    """What a slave answers to messages, in place of `SendHandlers` and `SendBackHandlers`: it takes none, and makes no
+    topics for them. Source: behaviour.md §2.4, §10.2, §10.5; store.md §21.5.
+
+    =========================  =====================================  ================================================
+    request                    any slave                              one with ``enableSlaveActingMaster``
+    =========================  =====================================  ================================================
+    a message, a batch         SYSTEM_BUSY ``[REJECTREQUEST]…``       SERVICE_NOT_AVAILABLE, as from a store that is
+                                                                      full: producers try another broker
+    a message to be retried    SYSTEM_BUSY ``[REJECTREQUEST]…``       SYSTEM_ERROR: consumers send it to a retry topic
+    =========================  =====================================  ================================================
+    """
+
+    @answers(RequestCode.SEND_MESSAGE)
+    @answers(RequestCode.SEND_MESSAGE_V2)
+    @answers(RequestCode.SEND_BATCH_MESSAGE)
+    def send(self, connection: Connection, command: Command) -> Command:
+        if not self._context.settings.acts_as_master:
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
+        return reply(command, *put_refusal(_UNAVAILABLE, 0), fields=stamps_of(self._context.settings)[1])
+
+    @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
+    def send_back(self, connection: Connection, command: Command) -> Command:
+        if not self._context.settings.acts_as_master:
+            return reply(command, ResponseCode.SYSTEM_BUSY, REJECTED)
+        return reply(command, ResponseCode.SYSTEM_ERROR, f"no master available along with {self._context.identity.ip}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 
-from rmqkit.broker.messages import with_changes
 from rmqkit.broker.durability import REJECTED, Outcome
 from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.messages import InnerMessage
 from rmqkit.broker.send.checks import NO_BODY, SendChecks, SendContext, decode_v1, decode_v2, stamps_of
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.errors import PeerRefused, RemotingError
@@ -19,12 +19,11 @@ from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, reply, request
 from rmqkit.protocol.ids import offset_id
-from rmqkit.protocol.properties import decode_properties, encode_properties, in_stored_order
+from rmqkit.protocol.properties import decode_properties, encode_in_stored_order
 from rmqkit.protocol.record import host_text
 from rmqkit.protocol.schemas.send import PushReplyRequest, SendMessageRequest, SendMessageResponse
-from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.connection import Connection
-from rmqkit.store.message_store import PutMessage, PutStatus
+from rmqkit.store.message_store import PutStatus
 
 __all__ = ["ReplyHandlers"]
 
@@ -57,25 +56,37 @@ class ReplyHandlers(Handlers[SendContext]):
         topic = self._checks.topic_of(connection, header)
         if isinstance(topic, tuple):
             return reply(command, *topic, fields=self._answer_fields)
-        failure = await self._push(connection, command, header)
         queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queue_nums or 1)
+        sent = decode_properties((header.properties or "").encode("utf-8", "replace"))
+        message = InnerMessage(
+            topic=topic.topic_name,
+            queue_id=queue_id,
+            body=command.payload,
+            properties=sent | self._answer_fields,
+            flag=header.flag,
+            sys_flag=header.sys_flag,
+            born_timestamp=header.born_timestamp,
+            born_host=connection.peer_host,
+            store_host=self._context.identity.store_host,
+            reconsume_times=header.reconsume_times or 0,
+        )
+        failure = await self._push(connection, header, message)
         answer = SendMessageResponse("0", queue_id, 0) if failure is None else None
         if self._context.settings.store_replies:
-            answer = await self._store_reply(connection, command, header, topic, queue_id) or answer
+            answer = await self._store_reply(message) or answer
         code = ResponseCode.SUCCESS if failure is None else ResponseCode.SYSTEM_ERROR
         return reply(command, code, failure, header=answer, fields=self._answer_fields)
 
-    async def _push(self, connection: Connection, command: Command, header: SendMessageRequest) -> str | None:
+    async def _push(self, connection: Connection, header: SendMessageRequest, message: InnerMessage) -> str | None:
         """Hand a reply to its requester; the remark of a failure."""
-        properties = {**decode_properties((header.properties or "").encode("utf-8", "replace")), **self._answer_fields}
-        client_id = properties.get(property_names.REPLY_TO_CLIENT)
+        client_id = message.properties.get(property_names.REPLY_TO_CLIENT)
         if client_id is None:
             return "reply message properties[REPLY_TO_CLIENT] is null"
         requester = self._context.clients.producer_connection(client_id)
         if requester is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = self._context.clock.now_ms()
-        properties[property_names.PUSH_REPLY_TIME] = str(now_ms)
+        properties = message.properties | {property_names.PUSH_REPLY_TIME: str(now_ms)}
         pushed = PushReplyRequest(
             producer_group=header.producer_group,
             topic=header.topic,
@@ -85,44 +96,33 @@ class ReplyHandlers(Handlers[SendContext]):
             sys_flag=header.sys_flag,
             born_timestamp=header.born_timestamp,
             flag=header.flag,
-            properties=in_stored_order(encode_properties(properties)).decode(),
+            properties=encode_in_stored_order(properties).decode(),
             reconsume_times=header.reconsume_times,
             unit_mode=header.unit_mode,
             born_host=connection.peer,
             store_host=host_text(self._context.identity.store_host),
             store_timestamp=now_ms,
         )
-        push = request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, command.payload)
+        push = request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, message.body)
         try:
             taken = (await requester.call(push, _PUSH_TIMEOUT_MS)).code == ResponseCode.SUCCESS
         except RemotingError:
             taken = False
         return None if taken else f"push reply message to {client_id}fail."
 
-    async def _store_reply(
-        self, connection: Connection, command: Command, header: SendMessageRequest, topic: TopicConfig, queue_id: int
-    ) -> SendMessageResponse | None:
+    async def _store_reply(self, message: InnerMessage) -> SendMessageResponse | None:
         """Keep a reply in its topic; None when the store does not take it, which the replier is not told."""
-        message = PutMessage(
-            topic=topic.topic_name,
-            queue_id=queue_id,
-            body=command.payload,
-            properties=with_changes((header.properties or "").encode("utf-8", "replace"), self._answer_fields),
-            flag=header.flag,
-            sys_flag=header.sys_flag,
-            born_timestamp=header.born_timestamp,
-            born_host=connection.peer_host,
-            store_host=self._context.identity.store_host,
-            reconsume_times=header.reconsume_times or 0,
-        )
-        put = self._context.store.put(message)
+        stored = message.encoded()
+        put = self._context.store.put(stored)
         if put.status is not PutStatus.OK:
             return None
-        self._context.statistics.sent_one(message, put, 0.0)
+        self._context.statistics.sent_one(stored, put, 0.0)
         if self._context.counts is not None:
-            self._context.counts.put(message, put)
+            self._context.counts.put(stored, put)
         if self._context.durability is not None and not self._context.durability.has(put.end_offset):
             outcome, _ = await self._context.durability.wait(put.end_offset)
             if outcome is Outcome.FAILED:
                 return None
-        return SendMessageResponse(offset_id(message.store_host, put.physical_offset), queue_id, put.queue_offset)
+        return SendMessageResponse(
+            offset_id(message.store_host, put.physical_offset), message.queue_id, put.queue_offset
+        )

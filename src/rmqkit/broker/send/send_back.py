@@ -13,9 +13,9 @@ import asyncio
 import random
 from collections.abc import Awaitable
 
-from rmqkit.broker.messages import message_from
 from rmqkit.broker.durability import CODES, Outcome
 from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.messages import changed, message_from, parsed
 from rmqkit.broker.send.checks import SendContext, tries_max
 from rmqkit.broker.transaction.half import record_at
 from rmqkit.protocol import properties as property_names
@@ -23,7 +23,6 @@ from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, reply
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.names import dlq_topic, retry_topic
-from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
@@ -79,24 +78,28 @@ class SendBackHandlers(Handlers[SendContext]):
         else:
             level = level or _FIRST_LEVEL + record.reconsume_times
             topic, queue_id = retry_topic(header.group), random.randrange(group.retry_queue_nums)
-        known = decode_properties(record.properties)
-        first_id = offset_id(record.store_host, record.physical_offset)
-        message = message_from(
+        kept = message_from(
             record,
             topic=topic,
             queue_id=queue_id,
-            changes={
-                property_names.RETRY_TOPIC: known.get(property_names.RETRY_TOPIC, record.topic),
-                property_names.ORIGIN_MESSAGE_ID: known.get(property_names.ORIGIN_MESSAGE_ID, "").strip() or first_id,
-                property_names.DELAY: str(level),
-                property_names.WAIT: "false",
-            },
             reconsume_times=record.reconsume_times + 1,
             store_host=self._context.identity.store_host,
         )
+        known = parsed(kept)
+        first_id = offset_id(record.store_host, record.physical_offset)
+        message = changed(
+            known,
+            {
+                property_names.RETRY_TOPIC: known.properties.get(property_names.RETRY_TOPIC, record.topic),
+                property_names.ORIGIN_MESSAGE_ID: known.properties.get(property_names.ORIGIN_MESSAGE_ID, "").strip()
+                or first_id,
+                property_names.DELAY: str(level),
+                property_names.WAIT: "false",
+            },
+        )
         if level > 0 and message.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT):
-            self._context.schedule.schedule(message, level)
-        return message
+            message = self._context.schedule.schedule(message, level)
+        return message.encoded()
 
     def _put(self, command: Command, message: PutMessage, topic: str, group: str) -> Command | Awaitable[Command]:
         put = self._context.store.put(message)

@@ -34,15 +34,13 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from rmqkit.broker.messages import message_from, with_changes
 from rmqkit.broker.delay.levels import RemotePut
+from rmqkit.broker.messages import message_from, number, real_place, with_changes
 from rmqkit.broker.transaction.half import (
     TRANSACTION_GROUP,
     TransactionContext,
     immunity_ms,
-    number,
     op_offsets,
-    real_place,
 )
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import names
@@ -259,7 +257,7 @@ class CheckBack:
             reconsume_times=half.reconsume_times,
             prepared_transaction_offset=0,
             body=half.body,
-            properties=in_stored_order(with_changes(again.properties, {property_names.WAIT: "false"})),
+            properties=with_changes(again.properties, {property_names.WAIT: "false"}),
         )
         producer.send(request(RequestCode.CHECK_TRANSACTION_STATE, header, body, one_way=True))
 

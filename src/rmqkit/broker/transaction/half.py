@@ -14,13 +14,13 @@ Not handled here: asking producers (`check_back`). Source: store.md §19.1–19.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from rmqkit.broker.messages import message_from, with_changes
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
+from rmqkit.broker.messages import number
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.clients import ClientTable
@@ -30,8 +30,8 @@ from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.properties import decode_properties, find_property, in_stored_order
-from rmqkit.protocol.record import TRANSACTION_COMMIT, TRANSACTION_MASK, Record, decode_record
+from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.message_store import MessageStore, PutMessage, PutStatus
 from rmqkit.store.settings import StoreSettings
 
@@ -42,15 +42,10 @@ __all__ = [
     "COLLECTED_MAX",
     "TRANSACTION_GROUP",
     "OpMessages",
-    "committed",
     "half_at",
     "immunity_ms",
-    "is_half",
-    "number",
     "op_offsets",
-    "real_place",
     "record_at",
-    "to_half",
 ]
 
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
@@ -60,9 +55,6 @@ COLLECTED_MAX = 20_000
 """Offsets that may wait while the store takes no op message; beyond it no transaction is ended."""
 
 _OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d\x02"
-_PREPARED = property_names.TRANSACTION_PREPARED.encode()
-_DELAY = property_names.DELAY.encode()
-_UNIQ_KEY = property_names.UNIQ_KEY.encode()
 _OP_TAG = b"d"
 _OP_TAGS = property_names.TAGS.encode()
 
@@ -85,28 +77,6 @@ class TransactionContext(Protocol):
     store_settings: StoreSettings
     timer: Timer | None
     topics: TopicTable
-
-
-def is_half(message: PutMessage) -> bool:
-    """Whether a producer means a message as a half message; one that is retried with a delay is none any more."""
-    prepared = find_property(message.properties, _PREPARED)
-    if prepared is None or prepared.lower() != b"true":
-        return False
-    delay = find_property(message.properties, _DELAY) if message.reconsume_times > 0 else None
-    return delay is None or number(delay.decode("ascii", "replace")) <= 0
-
-
-def to_half(message: PutMessage) -> None:
-    """Make a half message of a message that is ready to be put. Source: store.md §19.2."""
-    unique_key = find_property(message.properties, _UNIQ_KEY)
-    changes = {
-        property_names.TRANSACTION_ID: None if unique_key is None else unique_key.decode("utf-8", "replace"),
-        property_names.REAL_TOPIC: message.topic,
-        property_names.REAL_QUEUE_ID: str(message.queue_id),
-    }
-    message.properties = in_stored_order(with_changes(message.properties, changes))
-    message.sys_flag &= ~TRANSACTION_MASK
-    message.topic, message.queue_id = names.HALF_TOPIC, 0
 
 
 def record_at(store: MessageStore, physical_offset: int) -> Record | None:
@@ -133,37 +103,11 @@ def half_at(store: MessageStore, physical_offset: int) -> Record | None:
     return record if record is not None and record.topic == names.HALF_TOPIC else None
 
 
-def real_place(properties: Mapping[str, str]) -> tuple[str, int] | None:
-    """Topic and queue id a half message is meant for; None when it does not say."""
-    topic, queue_id = properties.get(property_names.REAL_TOPIC), number(properties.get(property_names.REAL_QUEUE_ID))
-    return None if topic is None or not 0 <= queue_id < 1 << 31 else (topic, queue_id)
-
-
 def immunity_ms(seconds: str, timeout_ms: int) -> int:
     """How long nobody is asked about a message with ``CHECK_IMMUNITY_TIME_IN_SECONDS``; not a number means the usual
     ``transactionTimeOut``."""
     own = number(seconds)
     return timeout_ms if own < 0 else own * 1000
-
-
-def number(text: str | None) -> int:
-    """A property as a number, -1 when it is none."""
-    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else -1
-
-
-def committed(half: Record) -> PutMessage | None:
-    """The message that the commit of a half message puts, None when its destination is missing. Source: §19.3."""
-    place = real_place(decode_properties(half.properties))
-    if place is None:
-        return None
-    return message_from(
-        half,
-        topic=place[0],
-        queue_id=place[1],
-        changes={property_names.REAL_TOPIC: None, property_names.REAL_QUEUE_ID: None},
-        sys_flag=half.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
-        prepared_transaction_offset=half.physical_offset,
-    )
 
 
 def op_offsets(op: Record) -> list[int]:

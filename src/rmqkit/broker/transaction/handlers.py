@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from rmqkit.broker.messages import message_from
 from rmqkit.broker.delay.timer import schedule_timed
 from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Durability, put_refusal
 from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.messages import committed, message_from, number
 from rmqkit.broker.settings import BrokerRole
-from rmqkit.broker.transaction.half import TransactionContext, committed, half_at, immunity_ms, number, record_at
+from rmqkit.broker.transaction.half import TransactionContext, half_at, immunity_ms, record_at
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -113,18 +113,21 @@ class TransactionHandlers(Handlers[TransactionContext]):
         if message is None:
             remark = f"half message at {half.physical_offset} does not say for which topic and queue it is"
             return reply(command, ResponseCode.SYSTEM_ERROR, remark)
-        properties = decode_properties(message.properties)
-        level = number(properties.get(property_names.DELAY))
-        if level > 0:
+        level = number(message.properties.get(property_names.DELAY))
+        kept = (
             self._context.schedule.schedule(message, level)
-        elif (refusal := schedule_timed(self._context.timer, message, properties)) is not None:
-            return reply(command, *refusal)
+            if level > 0
+            else schedule_timed(self._context.timer, message)
+        )
+        if isinstance(kept, tuple):
+            return reply(command, *kept)
         if self._context.durability is not None and self._context.durability.lacks_replicas:
             return reply(command, *NOT_ENOUGH_REPLICAS)
-        put = self._context.store.put(message)
+        stored = kept.encoded()
+        put = self._context.store.put(stored)
         if put.status is not PutStatus.OK:
             return reply(command, *put_refusal(put, self._store_settings.message_bytes_max))
-        self._context.statistics.moved(message, put)
+        self._context.statistics.moved(stored, put)
         self._decided(half, is_commit=True)
         if self._context.durability is None:
             return reply(command)
