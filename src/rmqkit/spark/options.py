@@ -125,7 +125,7 @@ class ByTimestamp(enum.Enum):
 
 
 class _Connected(msgspec.Struct, frozen=True):
-    """To which brokers, and as whom."""
+    """Options of all formats that need brokers: which brokers, and as whom they are asked."""
 
     name_servers: Annotated[str, Setting("nameServer", help="host:port;host:port. Default: NAMESRV_ADDR")] = ""
     access_key: Annotated[str, Setting("accessKey", help="user who signs every request")] = ""
@@ -138,6 +138,12 @@ class _Connected(msgspec.Struct, frozen=True):
     patience_ms: Annotated[
         int, Setting("brokerPatienceMs", low=0, help="ms that a task waits for a broker that does not answer")
     ] = 60_000
+
+    def live_options(self, pull_count: int) -> LiveOptions:
+        """The options to read from the same brokers, as the same user."""
+        return LiveOptions(
+            **{name: getattr(self, name) for name in _Connected.__struct_fields__}, pull_count=pull_count
+        )
 
 
 class LiveOptions(_Connected, frozen=True):

@@ -8,8 +8,9 @@ damage in rows: it says what is wrong with a row, and is null in good ones. Sour
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from msgspec import Struct
@@ -18,6 +19,10 @@ from rmqkit.errors import SettingsError
 from rmqkit.protocol import properties as names
 from rmqkit.spark.kernels import columns as kernels
 from rmqkit.spark.kernels.columns import Kernel
+from rmqkit.spark.options import IncludeProperties
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _ARROW_TYPES: dict[str, Any] = {
     "string": pa.string(),
@@ -89,6 +94,23 @@ def choose(available: Sequence[Column], wanted: Iterable[str], source: str) -> l
             raise SettingsError(f"{source}: column {name!r} is wanted twice: name it once")
         chosen[name] = by_name[name]
     return list(chosen.values())
+
+
+def message_columns(properties: IncludeProperties) -> list[Column]:
+    """List the columns of messages, ``properties`` as the option of that name says."""
+    shown = {IncludeProperties.STRING: [PROPERTY_STRING], IncludeProperties.NONE: []}
+    kept = ([column] if column.name != "properties" else shown.get(properties, [column]) for column in MESSAGE_COLUMNS)
+    return list(itertools.chain.from_iterable(kept))
+
+
+def check_types(columns: Iterable[Column], schema: StructType, source: str) -> None:
+    """Raises SettingsError: a field of the caller's schema has another type than our column of its name."""
+    for column, field in zip(columns, schema.fields, strict=True):
+        found = field.dataType.simpleString()
+        if found != column.spark:
+            raise SettingsError(
+                f"{source}: column {column.name} is {column.spark}, the schema says {found}: leave the cast to a select"
+            )
 
 
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:

@@ -46,7 +46,7 @@ from rmqkit.spark.fs import RemotePath, Segment, find_segments, local_path, map_
 from rmqkit.spark.jobs.archive_files import PARTITION_COLUMNS, ArchivedFile, PartitionFiles, difference
 from rmqkit.spark.jobs.archive_target import ArchivedSegment, ArchiveSettings, Run, Target
 from rmqkit.spark.jobs.lake import committer
-from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
+from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, run_tasks
 from rmqkit.spark.options import StoreOptions, VerifyCrc, words
 from rmqkit.spark.schema import arrow_schema
 from rmqkit.spark.source.reader import ReadPlan, matches, read_parts
@@ -244,9 +244,7 @@ def _written(
     """The manifest of a run whose files are written and verified.
     Raises StoreError: as `archive`; what was written is removed."""
     try:
-        with one_line():
-            todo = spark.sparkContext.parallelize(splits, len(splits))
-            made: list[SplitFiles] = todo.map(partial(archive_split, plan)).collect()
+        made = run_tasks(spark, partial(archive_split, plan), splits)
         run.files = [file for one in made for file in one.files]
         _verify_files(spark, plan.target, run.files, folder=plan.folder, reads_all=plan.has_bodies_crc)
         for path in dict.fromkeys(split.path for split in splits):

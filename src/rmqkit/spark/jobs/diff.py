@@ -34,7 +34,7 @@ from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol import fastjson
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import join, list_files, map_range, read_file, resolve
-from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
+from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, run_tasks
 from rmqkit.spark.kernels.batch import topics_of
 from rmqkit.spark.source.queue_files import QueueFile, find_queue_files, queue_entries
 from rmqkit.spark.source.splits import Split
@@ -122,8 +122,7 @@ def diff(
     left_splits, right_splits = store_splits(ours), store_splits(theirs)
     context = spark.sparkContext
     with one_line():
-        tasks = context.parallelize(left_splits, max(1, len(left_splits)))
-        ends = tasks.map(lambda split: equal_end(split, _around(split, right_splits))).collect() if left_splits else []
+        ends = run_tasks(spark, lambda split: equal_end(split, _around(split, right_splits)), left_splits)
         equal = [_bounds(split) for split, end in zip(left_splits, ends, strict=True) if end == _bounds(split)[1]]
         sides = (_without(left_splits, equal), _without(right_splits, equal))
         found = _compared(context, *sides, content_only=content_only) if any(sides) else []

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from msgspec import Struct
 
 from rmqkit.errors import StoreError
+from rmqkit.spark.failures import one_line
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log import scan
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 class LogRange(Struct):
@@ -185,6 +187,17 @@ def add_up(counts: Iterable[SegmentCounts]) -> list[SegmentCounts]:
     for one in counts:
         sums.setdefault(one.segment, SegmentCounts(one.segment, one.base_offset)).add(one)
     return sorted(sums.values(), key=lambda one: one.base_offset)
+
+
+def run_tasks(spark: SparkSession, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Run ``work`` on every item, one task per item; the results are in the order of the items.
+    Raises RmqError: what a task ended with, as one line."""
+    if not items:
+        return []
+    with one_line():
+        results: list[Result] = spark.sparkContext.parallelize(items, len(items)).map(work).collect()
+    assert len(results) == len(items), "each task has its result"
+    return results
 
 
 def map_splits(

@@ -25,6 +25,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -34,9 +35,8 @@ from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from rmqkit.protocol.record import INNER_BATCH
-from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
-from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
+from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, run_tasks, walked
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import QUEUE_ENTRY, DispatchColumns, append_entries, queue_entries
 from rmqkit.store.delay_levels import parse_delay_levels
@@ -147,15 +147,15 @@ def rebuild(
     log, sizes = open_log(root, settings, Report()), store_rebuild.sizes_of(root, settings)
     if index:
         index_bytes(root, sizes, is_set=settings is not None)
-    tasks, folder = spark.sparkContext, root / store_rebuild.FOLDER
-    plan = Spilling(folder, sizes, queues, index, _SHARES_PER_CORE * tasks.defaultParallelism)
+    folder = root / store_rebuild.FOLDER
+    plan = Spilling(folder, sizes, queues, index, _SHARES_PER_CORE * spark.sparkContext.defaultParallelism)
     rebuilt = Rebuilt(0, 0, 0)
-    with store_rebuild.held(root, folder), one_line():
+    with store_rebuild.held(root, folder):
         (folder / "spills").mkdir(parents=True)
         splits = list(enumerate(log_splits(log, split_bytes)))
-        found = tasks.parallelize(splits, max(1, len(splits))).flatMap(partial(spill_split, plan)).collect()
+        found = chain.from_iterable(run_tasks(spark, partial(spill_split, plan), splits))
         todo = _assigned(log, plan, found, store_rebuild.batch_topics_of(root), rebuilt)
-        made = tasks.parallelize(todo, max(1, len(todo))).map(partial(build, plan)).collect()
+        made = run_tasks(spark, partial(build, plan), todo)
         rebuilt.queues, rebuilt.index_files = sum(made), sum(isinstance(task, IndexTask) for task in todo)
         if queues:
             store_rebuild.swap(root, folder, store_rebuild.QUEUE_TREES)

@@ -19,17 +19,17 @@ findings and ranges of numbers. Workers read the store by the driver's path. Sou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from rmqkit.protocol.names import SCHEDULE_TOPIC
-from rmqkit.spark.failures import one_line
 from rmqkit.spark.fs import local_path
-from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, walked
+from rmqkit.spark.jobs.log_ranges import LogRange, SegmentCounts, disk_errors, in_log, log_splits, run_tasks, walked
 from rmqkit.spark.source.splits import Split
 from rmqkit.store.bulk import DispatchColumns
 from rmqkit.store.log.view import LogView, Segment
@@ -109,16 +109,12 @@ def verify(
     log = open_log(root, settings, report)
     sizes = None if log_only else FileSizes.of(root, used, are_set=settings is not None)
     plan, splits = Checked(root, used, sizes), log_splits(log, split_bytes)
-    tasks = spark.sparkContext
-    with one_line():
-        found = tasks.parallelize(splits, max(1, len(splits))).flatMap(partial(check_split, plan)).collect()
+    found = chain.from_iterable(run_tasks(spark, partial(check_split, plan), splits))
     derived = DerivedFiles(root, log, used, report, sizes) if sizes is not None else None
     seen = joined(log, report, found, derived)
     if derived is not None:
-        queues, index = _shared(log, report, derived, seen.equal, tasks.defaultParallelism)
-        with one_line():
-            todo = tasks.parallelize([*queues, *index], max(1, len(queues) + len(index)))
-            checked = todo.map(partial(check_files, plan)).collect()
+        queues, index = _shared(log, report, derived, seen.equal, spark.sparkContext.defaultParallelism)
+        checked = run_tasks(spark, partial(check_files, plan), [*queues, *index])
         for part, ends in checked[: len(queues)]:
             report.join(part)
             derived.ends |= ends
@@ -157,11 +153,11 @@ class _Checks:
         return self._seen
 
 
-def check_split(plan: Checked, split: Split) -> Iterator[tuple[LogRange, Seen]]:
+def check_split(plan: Checked, split: Split) -> list[tuple[LogRange, Seen]]:
     """Stage 1: the log ranges of a split, and what was seen of their records.
     Raises StoreError: a file cannot be read."""
     with disk_errors(plan.root):
-        yield from walked(split, partial(_Checks, plan))
+        return list(walked(split, partial(_Checks, plan)))
 
 
 def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, str, int], QueueEnd]]:

@@ -31,7 +31,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.send import EndTransactionRequest
 from rmqkit.spark.broker_pool import BrokerPool
-from rmqkit.spark.options import LiveOptions, SinkOptions
+from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.ledger import Batch, Half
 
 T = TypeVar("T")
@@ -61,18 +61,7 @@ class SinkProducer:
 
     def __init__(self, options: SinkOptions, check: Check) -> None:
         self.options = options
-        self.pool = BrokerPool(
-            LiveOptions(
-                name_servers=options.name_servers,
-                pull_count=_PULL_COUNT,
-                patience_ms=options.patience_ms,
-                access_key=options.access_key,
-                secret_key=options.secret_key,
-                namespace=options.namespace,
-                use_tls=options.use_tls,
-                trusted=options.trusted,
-            )
-        )
+        self.pool = BrokerPool(options.live_options(_PULL_COUNT))
         self._portal = portal()
         self._check = check
         self._producer: TransactionProducer

@@ -45,8 +45,8 @@ from rmqkit.filter.tags import TAG, subscription
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Offsets, Range, broker_pool, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
-from rmqkit.spark.options import ByTimestamp, IncludeProperties, LiveOptions, parse_options, words
-from rmqkit.spark.schema import MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose
+from rmqkit.spark.options import ByTimestamp, LiveOptions, parse_options, words
+from rmqkit.spark.schema import Column, check_types, choose, message_columns
 from rmqkit.spark.source.reader import ReadPlan, decode_pulled
 
 FORMAT = "rocketmq"
@@ -287,20 +287,12 @@ def live_options(given: Mapping[str, str]) -> LiveOptions:
 
 def checked_names(given: Mapping[str, str], schema: StructType) -> list[str]:
     """The names of the columns of a schema, which have to be ours with our types."""
-    for column, field in zip(read_columns(live_options(given), schema.names), schema.fields, strict=True):
-        if field.dataType.simpleString() != column.spark:
-            raise SettingsError(
-                f"{FORMAT}: column {column.name} is {column.spark}, the schema says {field.dataType.simpleString()}:"
-                " leave the cast to a select"
-            )
+    check_types(read_columns(live_options(given), schema.names), schema, FORMAT)
     return list(schema.names)
 
 
 def read_columns(options: LiveOptions, names: Sequence[str]) -> list[Column]:
-    columns = list(MESSAGE_COLUMNS)
-    if options.include_properties is not IncludeProperties.MAP:
-        at = next(i for i, column in enumerate(columns) if column.name == "properties")
-        columns[at : at + 1] = [PROPERTY_STRING] if options.include_properties is IncludeProperties.STRING else []
+    columns = message_columns(options.include_properties)
     wanted = list(names) or words(options.columns)
     return choose(columns, wanted, FORMAT) if wanted else columns
 

@@ -45,14 +45,13 @@ from rmqkit.spark.fs import find_segments, resolve
 from rmqkit.spark.options import (
     CorruptRecords,
     Entity,
-    IncludeProperties,
     OffsetsFrom,
     StoreOptions,
     VerifyCrc,
     parse_options,
     words,
 )
-from rmqkit.spark.schema import CORRUPT, CORRUPT_COLUMN, MESSAGE_COLUMNS, PROPERTY_STRING, Column, choose, to_ddl
+from rmqkit.spark.schema import CORRUPT, CORRUPT_COLUMN, Column, check_types, choose, message_columns, to_ddl
 from rmqkit.spark.source.queue_files import IndexReads, QueueSplit, key_reads, queue_splits, read_queue, read_records_at
 from rmqkit.spark.source.reader import Condition, ReadPlan, read_split, topic_in, wanted, within_times
 from rmqkit.spark.source.splits import Split, plan_splits
@@ -81,12 +80,7 @@ class StoreSource(DataSource):
         """A reader of the columns in ``schema``, which is the caller's or ours."""
         options = store_options(self.options)
         columns = chosen_columns(options, schema.names)
-        for column, field in zip(columns, schema.fields, strict=True):
-            if field.dataType.simpleString() != column.spark:
-                raise SettingsError(
-                    f"{FORMAT}: column {column.name} is {column.spark}, the schema says"
-                    f" {field.dataType.simpleString()}: leave the cast to a select"
-                )
+        check_types(columns, schema, FORMAT)
         if options.entity is not Entity.MESSAGES:
             return TableReader(options, schema.names)
         return StoreReader(options, read_plan(options, schema.names))
@@ -199,10 +193,8 @@ def chosen_columns(options: StoreOptions, names: Iterable[str]) -> list[Column]:
 
 def available_columns(options: StoreOptions) -> list[Column]:
     """The columns that exist with some options."""
-    columns = [column for column in MESSAGE_COLUMNS if column.name != "body" or options.include_body]
-    if options.include_properties is not IncludeProperties.MAP:
-        at = next(i for i, column in enumerate(columns) if column.name == "properties")
-        columns[at : at + 1] = [PROPERTY_STRING] if options.include_properties is IncludeProperties.STRING else []
+    columns = message_columns(options.include_properties)
+    columns = [column for column in columns if column.name != "body" or options.include_body]
     return [*columns, CORRUPT_COLUMN] if _reports(options) else columns
 
 
