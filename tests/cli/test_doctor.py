@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rmqkit.admin import doctor
+from rmqkit.admin.doctor import Host, State, Target
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.cli import doctor
-from rmqkit.cli.doctor import Host, State, Target
+from rmqkit.cli.doctor import app
 from rmqkit.errors import ConnectFailed
 from rmqkit.remoting.tls import ServerTlsSettings
 from rmqkit.store.settings import StoreSettings
@@ -259,14 +260,14 @@ def test_the_exit_code_says_whether_something_fails(tmp_path, conf, code):
     config.write_text(f"bindAddress=127.0.0.1\nlistenPort=0\nbrokerNmae=x\n{conf}")
     command = ["-c", str(config), "--store", str(tmp_path / "store")]
     env = {"NAMESRV_ADDR": None}
-    told = CliRunner().invoke(doctor.app, [*command, "--json"], env=env, catch_exceptions=False)
+    told = CliRunner().invoke(app, [*command, "--json"], env=env, catch_exceptions=False)
     rows = json.loads(told.stdout)
     assert told.exit_code == code
     assert {row["state"] for row in rows} <= {"ok", "warn", "fail", "unknown"}
     assert [row["found"] for row in rows if row["check"] == "configuration"] == [
         f"{config}:3: unknown key brokerNmae is ignored, did you mean brokerName?"
     ]
-    lines = CliRunner().invoke(doctor.app, command, env=env).stdout.splitlines()
+    lines = CliRunner().invoke(app, command, env=env).stdout.splitlines()
     assert len(lines) == len(rows)
     assert not (tmp_path / "store").exists()
 
@@ -274,7 +275,7 @@ def test_the_exit_code_says_whether_something_fails(tmp_path, conf, code):
 def test_each_shard_has_ports_and_a_store_of_its_own(tmp_path):
     def look(*options):
         command = ["--store", str(tmp_path), "--set", "bindAddress=127.0.0.1", "--set", "brokerIP1=127.0.0.1", *options]
-        rows = json.loads(CliRunner().invoke(doctor.app, [*command, "--json"], env={"NAMESRV_ADDR": None}).stdout)
+        rows = json.loads(CliRunner().invoke(app, [*command, "--json"], env={"NAMESRV_ADDR": None}).stdout)
         return {row["check"]: row for row in rows}
 
     (tmp_path / "shard-1").mkdir()

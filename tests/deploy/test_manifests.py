@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from rmqkit import PushConsumerSettings
-from rmqkit.cli import doctor
+from rmqkit.admin import doctor
 from rmqkit.settings import parse_properties
 from tests.interop.server_process import ServerProcess, wait_until
 
