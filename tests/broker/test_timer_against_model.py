@@ -1,0 +1,202 @@
+"""The timer against a model of dictionaries, under random times, recalls, clocks that are set, kills and restarts.
+
+The model knows when each message is due and whether it came. A message comes once, not before its time, and in the
+order of times; a recalled one does not come. A clock that is set back lets what waits wait longer and repeats nothing;
+by less than five seconds it changes nothing, and what is put for a time that was reached comes at once.
+A kill leaves the files as they are (the page cache survives the process): what was delivered since the state was
+written last may come again, and nothing is lost.
+
+Only waits within the roll window are recalled here. A longer one is put into the timer topic once more on its way, and
+so is its marker: when the clock jumps over that and over the time itself, the message comes at once, as at Apache's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rmqkit.testing.clock import StandingClock
+from tests.broker.timed import STEP_MS, Timed
+from tests.examples import examples
+from tests.store.stores import read_all
+from tests.virtual_time import VirtualLoop
+
+WINDOW_SLOTS = 40
+SET_BACK_MS = 5000
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fdatasync", lambda fd: None)
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
+class TimerMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.clock = StandingClock()
+        self.runner = asyncio.Runner(loop_factory=VirtualLoop)
+        self.generation = self.count = 0
+        self.waiting: dict[str, int] = {}
+        self.repeats: set[str] = set()
+        self.parked_once: set[str] = set()
+        self.since_written: set[str] = set()
+        self.recalled: dict[str, int] = {}
+        self.reached_ms = self.clock.ms
+        self.read = 0
+        self.start()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        self.runner.run(work)
+
+    def start(self) -> None:
+        async def start() -> None:
+            self.timed = Timed(
+                self.folder / str(self.generation),
+                clock=self.clock,
+                timer_roll_window_slots=WINDOW_SLOTS,
+                flush_interval_ms=3_600_000,
+                queue_flush_interval_ms=3_600_000,
+            )
+            self.timed.timer.load()
+            self.timed.store.open()
+            self.timed.timer.recover()
+            self.timed.timer.start()
+            await self.timed.until(self.is_quiet)
+
+        self.run(start())
+
+    def teardown(self) -> None:
+        self.timed.timer.stop()
+        self.timed.store.close()
+        self.timed.timer.state.files.close()
+        self.runner.close()
+        shutil.rmtree(self.folder)
+
+    def is_quiet(self) -> bool:
+        timer = self.timed.timer
+        return timer.read_behind_ms == 0 and timer.offset_behind == 0 and not timer.state.needs_survey
+
+    def due(self, at_ms: float) -> int:
+        """When a message for a time comes: at the end of its slot."""
+        return -int(-at_ms // STEP_MS) * STEP_MS
+
+    # ---- rules
+
+    @rule(ahead_ms=st.sampled_from([1, 15, 100, 395, 405, 1500]))
+    def schedule(self, ahead_ms: int) -> None:
+        self.count += 1
+        key = f"k{self.count}"
+        at_ms = int(self.clock.ms) + ahead_ms
+
+        async def put() -> None:
+            self.timed.put(key.encode(), TIMER_DELIVER_MS=at_ms, UNIQ_KEY=key)
+            await self.timed.until(self.is_quiet)
+
+        self.run(put())
+        self.waiting[key] = at_ms
+        if self.is_in_window(at_ms):
+            self.parked_once.add(key)
+
+    def is_in_window(self, at_ms: int) -> bool:
+        return at_ms - self.reached_ms < (WINDOW_SLOTS - 1) * STEP_MS
+
+    @property
+    def recallable(self) -> list[str]:
+        return sorted(
+            key
+            for key, at_ms in self.waiting.items()
+            if key in self.parked_once and self.due(at_ms) > self.reached_ms and self.is_in_window(at_ms)
+        )
+
+    @precondition(lambda self: self.recallable)
+    @rule(data=st.data())
+    def recall(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.recallable))
+        at_ms = self.waiting.pop(key)
+
+        async def put() -> None:
+            self.timed.put(b"marker", TIMER_DELIVER_MS=at_ms, UNIQ_KEY="m" + key, TIMER_DEL_UNIQKEY="T+" + key)
+            await self.timed.until(self.is_quiet)
+
+        self.run(put())
+        self.recalled[key] = at_ms
+
+    @rule(ms=st.sampled_from([1, 10, 95, 400, 3000]))
+    def pass_time(self, ms: int) -> None:
+        self.set_clock(ms)
+
+    @rule(ms=st.sampled_from([40, 800, 6000, 20_000]))
+    def set_clock_back(self, ms: int) -> None:
+        self.set_clock(-ms)
+
+    def set_clock(self, ms: int) -> None:
+        async def go_on() -> None:
+            self.clock.ms += ms
+            is_far_back = self.clock.ms < self.reached_ms - SET_BACK_MS - STEP_MS
+            self.reached_ms = self.clock.ms if is_far_back else max(self.reached_ms, self.clock.ms)
+            await asyncio.sleep(1.1)  # of the loop, as long as the timer sleeps at most
+            await self.timed.until(self.is_quiet)
+
+        self.run(go_on())
+
+    @rule()
+    def write_state(self) -> None:
+        self.run(self.timed.flushed())
+        self.since_written.clear()
+
+    @rule()
+    def restart(self) -> None:
+        self.timed.timer.stop()
+        self.timed.long_polling.close()
+        self.timed.store.close()
+        self.timed.timer.persist()
+        self.since_written.clear()
+        self.start()
+
+    @rule()
+    def kill(self) -> None:
+        before = self.timed.root
+        self.timed.timer.stop()
+        self.generation += 1
+        shutil.copytree(before, self.folder / str(self.generation))
+        self.timed.store.close()
+        self.timed.timer.state.files.close()
+        shutil.rmtree(before)
+        self.repeats |= self.since_written
+        self.start()
+
+    # ---- what holds after each
+
+    @invariant()
+    def what_is_due_has_come(self) -> None:
+        records = read_all(self.timed.store, "T", 1)
+        new, self.read = records[self.read :], len(records)
+        times: list[int] = []
+        for record in new:
+            key = record.body.decode()
+            assert key not in self.recalled, f"{key} was recalled"
+            if key in self.waiting:
+                due_ms = self.due(self.waiting.pop(key))
+                assert due_ms <= self.reached_ms, f"{key} comes {due_ms - self.clock.ms} ms before its time"
+                times.append(due_ms)
+            else:
+                assert key in self.repeats, f"{key} comes twice"
+                self.repeats.discard(key)
+            self.since_written.add(key)
+        late = [key for key, at_ms in self.waiting.items() if self.due(at_ms) <= self.clock.ms]
+        assert not late, f"{late} are due and did not come"
+        assert times == sorted(times)
+
+
+TestTimer = TimerMachine.TestCase
+TestTimer.settings = examples(25, stateful_step_count=15)
