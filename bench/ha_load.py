@@ -15,9 +15,8 @@ from itertools import cycle, islice
 from typing import Any
 
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import Command, decode_command, encode_command, request
+from rmqkit.protocol.command import Command, FrameSplitter, decode_command, encode_command, request
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.frame import FrameSplitter
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 

@@ -44,10 +44,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import Command, decode_command, encode_command, request
-from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.protocol.command import Command, FrameSplitter, decode_command, encode_command, request
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from tests.interop.server_process import ServerProcess

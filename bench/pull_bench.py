@@ -34,8 +34,7 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.filter.sql92 import compile_expression
 from rmqkit.filter.tags import subscription
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import Command, decode_command, encode_command, request
-from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.protocol.command import Command, FrameSplitter, decode_command, encode_command, request
 from rmqkit.protocol.schemas.clients import ConsumerData, MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.send import SendMessageV2Request

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rmqkit.protocol.command import Command, decode_command, encode_command
-from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.protocol.command import Command, FrameSplitter, decode_command, encode_command
 from rmqkit.remoting.address import AdminAddresses
 
 BELIEVES_US = {"proxy_addresses": AdminAddresses("loopback")}

@@ -19,10 +19,10 @@ from typing import Any
 from bench.commands.loaded import TIMEOUT_MS, cpu_seconds, create_topic, expect, find_broker
 from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_header, request
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient

@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.record import MAGIC_V1, host_text
 from rmqkit.spark.fs import map_file
 from rmqkit.spark.schema import MESSAGE_COLUMNS, arrow_schema

@@ -12,8 +12,7 @@ import time
 import zlib
 from pathlib import Path
 
-from rmqkit.protocol.hashing import java_hash
-from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.properties import decode_properties, java_hash
 from rmqkit.protocol.record import HEAD_FIELDS, MAGIC_V1
 from rmqkit.store.put_message import PutMessage
 

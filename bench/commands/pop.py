@@ -24,10 +24,9 @@ from msgspec import Struct
 from bench.commands.loaded import TIMEOUT_MS, ask, cpu_seconds, create_topic, expect, find_broker
 from bench.commands.served import serve_standalone
 from rmqkit.errors import RmqError
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, request
-from rmqkit.protocol.handles import (
+from rmqkit.protocol.ids import (
     PopHandle,
     PopQueue,
     decode_message_offsets,
@@ -35,6 +34,7 @@ from rmqkit.protocol.handles import (
     encode_acked,
     encode_pop_handle,
 )
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.pop import AckMessageRequest, BatchAck, BatchAckBody, PopMessageRequest, PopMessageResponse
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.commands.naive_store import NaiveStore, naive_walk
-from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.record import BatchEntry, encode_batch, pack_host
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.log.scan import Records, crc_matches, walk

@@ -17,8 +17,17 @@ from collections.abc import Callable
 from typing import Any
 
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import Command, decode_command, decode_header, encode_command, reply, request
-from rmqkit.protocol.frame import JSON, ROCKETMQ, FrameSplitter
+from rmqkit.protocol.command import (
+    JSON,
+    ROCKETMQ,
+    Command,
+    FrameSplitter,
+    decode_command,
+    decode_header,
+    encode_command,
+    reply,
+    request,
+)
 from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_header, request
-from rmqkit.protocol.handles import NORMAL_TOPIC, PopQueue, decode_pop_handle, decode_start_offsets
+from rmqkit.protocol.ids import NORMAL_TOPIC, PopQueue, decode_pop_handle, decode_start_offsets
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.schemas.pop import (
     AckMessageRequest,

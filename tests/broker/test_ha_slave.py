@@ -24,10 +24,10 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import LogDiverged
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_header, reply
 from rmqkit.protocol.ha import frame_head
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.pull import ViewMessageRequest
 from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable
 from rmqkit.remoting.client import RemotingClient

@@ -21,8 +21,8 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.metrics.counters import TABLE, Server
 from rmqkit.metrics.exposition import ExporterType
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo
 from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request

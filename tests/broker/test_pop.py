@@ -10,7 +10,7 @@ import pytest
 from rmqkit.errors import RemotingError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header
-from rmqkit.protocol.handles import decode_pop_handle, encode_acked
+from rmqkit.protocol.ids import decode_pop_handle, encode_acked
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.schemas.pop import (
     Assignments,

@@ -34,9 +34,8 @@ from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_command, decode_header, encode_command, request
-from rmqkit.protocol.frame import FrameSplitter
-from rmqkit.protocol.handles import decode_pop_handle
+from rmqkit.protocol.command import Command, FrameSplitter, decode_command, decode_header, encode_command, request
+from rmqkit.protocol.ids import decode_pop_handle
 from rmqkit.protocol.names import pop_retry_topic
 from rmqkit.protocol.schemas.pop import (
     AckMessageRequest,

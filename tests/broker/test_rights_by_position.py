@@ -9,12 +9,11 @@ import pytest
 
 from rmqkit.broker.access.policies import message_at
 from rmqkit.broker.access.rights import NotReadable, needed
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.ids import decode_offset_id, offset_id
-from rmqkit.protocol.record import pack_host
+from rmqkit.protocol.record import BatchEntry, encode_batch, pack_host
 from rmqkit.remoting.authentication import AuthenticationSettings, Credentials
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.standalone import Standalone

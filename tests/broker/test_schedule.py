@@ -14,9 +14,8 @@ from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.messages import parsed
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.errors import HeaderError
-from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC
-from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.properties import decode_properties, java_hash
 from rmqkit.store.delay_levels import delay_level, parse_delay_levels
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType

@@ -7,7 +7,7 @@ import msgspec
 from rmqkit.client.runtime.settings import PushConsumerSettings
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
-from rmqkit.protocol.handles import decode_acked, decode_pop_handle
+from rmqkit.protocol.ids import decode_acked, decode_pop_handle
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pop import BatchAckBody
 from tests.client.messages import record

@@ -10,9 +10,9 @@ from rmqkit.client.producer.producer import Producer
 from rmqkit.client.producer.selectors import by_sharding_key
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, MessageIllegal, PeerRefused
-from rmqkit.protocol.batch import decode_batch
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.record import decode_batch
 from tests.client.peers import Cluster, on_loop, refused, until
 
 BATCH, SINGLE = RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rmqkit.client.producer.encode import check_topic, encode_message, encode_messages, encode_retry
 from rmqkit.client.runtime.settings import CompressionType, ProducerSettings
 from rmqkit.errors import MessageIllegal
-from rmqkit.protocol.batch import decode_batch
 from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import decode_batch
 from tests.client.messages import received
 
 SETTINGS = ProducerSettings()

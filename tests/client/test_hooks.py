@@ -18,7 +18,7 @@ from rmqkit.client.runtime.settings import ProducerSettings, PullConsumerSetting
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, PeerRefused, SendFailed
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, reply
-from rmqkit.protocol.handles import RecallHandle, encode_recall_handle
+from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.trace import ConsumeReturn
 from tests.client.messages import record

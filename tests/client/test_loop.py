@@ -16,10 +16,10 @@ from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.filter.tags import subscription
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.clients import ConsumerData, MessageQueue
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, on_loop, pulled, refused, until

@@ -6,7 +6,7 @@ import pytest
 
 from rmqkit.client.pop.session import Receipt, batch_acks, give_handles, receipt_of
 from rmqkit.errors import ClientError, HeaderError
-from rmqkit.protocol.handles import decode_pop_handle
+from rmqkit.protocol.ids import decode_pop_handle
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pop import PopMessageResponse
 from tests.client.messages import received

@@ -15,7 +15,7 @@ from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, MessageIllegal, NoRoute, SettingsError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import reply
-from rmqkit.protocol.handles import RecallHandle, encode_recall_handle
+from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.standalone import Standalone

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import FlushDiskType, StoreSettings

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rmqkit.errors import StoreUnavailable
-from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch
 from rmqkit.store.files import JsonFile
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.log.file_queue import FileQueue

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.store.files import JsonFile
 from rmqkit.store.log import commit_log, recovery
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus

@@ -8,18 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rmqkit.errors import BodyError, FrameError, HeaderError, RecordCorrupt
-from rmqkit.protocol import handles
-from rmqkit.protocol.batch import decode_batch, encode_batch
+from rmqkit.protocol import ids
 from rmqkit.protocol.codes import CURRENT_VERSION
-from rmqkit.protocol.command import Command, decode_command, decode_fields, decode_header, encode_command
+from rmqkit.protocol.command import (
+    JSON,
+    ROCKETMQ,
+    Command,
+    Frame,
+    FrameSplitter,
+    decode_command,
+    decode_fields,
+    decode_header,
+    encode_command,
+)
 from rmqkit.protocol.compression import Compression, decompress
 from rmqkit.protocol.fastjson import decode_as, dumps, loads
-from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
 from rmqkit.protocol.ha import Reports, frame_head, split_frames
-from rmqkit.protocol.handles import decode_recall_handle
+from rmqkit.protocol.ids import decode_recall_handle
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.properties import decode_properties, encode_properties, find_property
-from rmqkit.protocol.record import Record, decode_record, encode_record
+from rmqkit.protocol.record import Record, decode_batch, decode_record, encode_batch, encode_record
 from rmqkit.protocol.schemas.brokers import decode_registration
 from rmqkit.protocol.schemas.clients import HeartbeatData, MessageQueue
 from rmqkit.protocol.schemas.offsets import ConsumeStatsList
@@ -168,10 +176,10 @@ def text(data: bytes) -> None:
     words = data.decode("utf-8", "replace")
     for decode in (
         *(
-            handles.decode_start_offsets,
-            handles.decode_message_offsets,
-            handles.decode_order_counts,
-            handles.decode_pop_handle,
+            ids.decode_start_offsets,
+            ids.decode_message_offsets,
+            ids.decode_order_counts,
+            ids.decode_pop_handle,
         ),
         decode_recall_handle,
     ):

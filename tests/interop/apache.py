@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_command, encode_command
-from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.protocol.command import Command, FrameSplitter, decode_command, encode_command
 from rmqkit.protocol.schemas.topics import KVTable
 from rmqkit.remoting.authentication import Credentials
 from tests.interop.kit import LOGGING_OFF, ApacheKit

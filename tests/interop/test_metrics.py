@@ -22,10 +22,10 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.filter.tags import subscription
 from rmqkit.metrics.counters import COMMON, TABLE
 from rmqkit.metrics.exposition import ExporterType, MetricLabels
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command, decode_fields, decode_header
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.clients import ConsumerData, HeartbeatData, ProducerData
 from rmqkit.protocol.schemas.pop import PopMessageResponse
 from rmqkit.remoting.client import RemotingClient

@@ -27,11 +27,18 @@ import pytest
 
 from rmqkit import Message, Producer, PullConsumer
 from rmqkit.client.observe.hooks import SendStatus
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK, INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
+from rmqkit.protocol.record import (
+    COMPRESSED,
+    COMPRESSION_MASK,
+    INNER_BATCH,
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    BatchEntry,
+    encode_batch,
+)
 from rmqkit.protocol.schemas.brokers import HaRuntimeInfo
 from tests.interop.apache import ask, is_member
 from tests.interop.asking import Asked, answers, differences

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields, reply, request
 from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router

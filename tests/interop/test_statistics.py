@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import decode_as
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.offsets import ConsumeStats, ConsumeStatsList
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router

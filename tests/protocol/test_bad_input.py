@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from rmqkit.errors import BodyError, FrameError, HeaderError, RecordCorrupt
-from rmqkit.protocol.batch import decode_batch
-from rmqkit.protocol.command import decode_command, decode_fields, decode_header
+from rmqkit.protocol.command import JSON, ROCKETMQ, Frame, FrameSplitter, decode_command, decode_fields, decode_header
 from rmqkit.protocol.compression import Compression, compress, decompress
 from rmqkit.protocol.fastjson import decode_as, loads
-from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.record import decode_batch, decode_record
 from rmqkit.protocol.schemas.pull import PullMessageRequest
 from tests.fuzz.targets import TARGETS
 

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from rmqkit.errors import FrameError, HeaderError
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import (
+    JSON,
+    ROCKETMQ,
     Command,
+    Frame,
+    FrameSplitter,
     decode_command,
     decode_fields,
     decode_header,
@@ -19,7 +23,6 @@ from rmqkit.protocol.command import (
     reply,
     request,
 )
-from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
 from rmqkit.protocol.schemas.pull import PullMessageRequest
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.schemas.topics import RouteRequest

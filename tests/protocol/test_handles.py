@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import HeaderError
-from rmqkit.protocol import handles
-from rmqkit.protocol.handles import (
+from rmqkit.protocol import ids
+from rmqkit.protocol.ids import (
     OrderKey,
     PopHandle,
     PopQueue,
@@ -33,57 +33,55 @@ HANDLE = PopHandle(
 
 def test_the_strings_of_a_real_broker_are_read_and_written():
     queue = PopQueue("0", 0)
-    assert handles.decode_start_offsets("0 0 0") == {queue: 0}
-    assert handles.encode_start_offsets({queue: 0}) == "0 0 0"
-    assert handles.decode_message_offsets("0 0 0,1,2,3,4") == {queue: [0, 1, 2, 3, 4]}
-    assert handles.encode_message_offsets({queue: range(5)}) == "0 0 0,1,2,3,4"
-    assert handles.decode_pop_handle("0 1795224862948 60000 0 0 broker-a 0 0") == HANDLE
-    assert handles.encode_pop_handle(HANDLE) == "0 1795224862948 60000 0 0 broker-a 0 0"
+    assert ids.decode_start_offsets("0 0 0") == {queue: 0}
+    assert ids.encode_start_offsets({queue: 0}) == "0 0 0"
+    assert ids.decode_message_offsets("0 0 0,1,2,3,4") == {queue: [0, 1, 2, 3, 4]}
+    assert ids.encode_message_offsets({queue: range(5)}) == "0 0 0,1,2,3,4"
+    assert ids.decode_pop_handle("0 1795224862948 60000 0 0 broker-a 0 0") == HANDLE
+    assert ids.encode_pop_handle(HANDLE) == "0 1795224862948 60000 0 0 broker-a 0 0"
 
 
 def test_several_queues_are_joined():
     offsets = {PopQueue("0", 3): 7, PopQueue("1", 0): 0, PopQueue("2", 0): 9}
-    assert handles.encode_start_offsets(offsets) == "0 3 7;1 0 0;2 0 9"
-    assert handles.decode_start_offsets("0 3 7;1 0 0;2 0 9") == offsets
-    assert (
-        handles.decode_start_offsets("") == handles.decode_message_offsets("") == handles.decode_order_counts("") == {}
-    )
+    assert ids.encode_start_offsets(offsets) == "0 3 7;1 0 0;2 0 9"
+    assert ids.decode_start_offsets("0 3 7;1 0 0;2 0 9") == offsets
+    assert ids.decode_start_offsets("") == ids.decode_message_offsets("") == ids.decode_order_counts("") == {}
 
 
 def test_deliveries_are_counted_by_queue_or_by_message():
     counts = {OrderKey("0", 3): 2, OrderKey("0", 3, 17): 5}
-    assert handles.encode_order_counts(counts) == "0 3 2;0 qo3%17 5"
-    assert handles.decode_order_counts("0 3 2;0 qo3%17 5") == counts
+    assert ids.encode_order_counts(counts) == "0 3 2;0 qo3%17 5"
+    assert ids.decode_order_counts("0 3 2;0 qo3%17 5") == counts
 
 
 def test_the_bits_of_a_batch_ack():
-    assert base64.b64encode(handles.encode_acked(10, [11, 19])) == b"AgI="
-    assert handles.decode_acked(10, base64.b64decode("AgI=")) == [11, 19]
-    assert handles.encode_acked(10, []) == b""
+    assert base64.b64encode(ids.encode_acked(10, [11, 19])) == b"AgI="
+    assert ids.decode_acked(10, base64.b64decode("AgI=")) == [11, 19]
+    assert ids.encode_acked(10, []) == b""
 
 
 @pytest.mark.parametrize("offset", [9, 10 + 65536])
 def test_an_ack_far_from_its_pop_is_refused(offset):
     with pytest.raises(ValueError, match=str(offset)):
-        handles.encode_acked(10, [offset])
+        ids.encode_acked(10, [offset])
 
 
 def test_a_batch_ack_of_too_many_bits_is_a_header_error():
     with pytest.raises(HeaderError, match="8193 bytes"):
-        handles.decode_acked(0, bytes(8193))
+        ids.decode_acked(0, bytes(8193))
 
 
 @given(st.integers(0, 2**62), st.sets(st.integers(0, 2000)))
 def test_acks_survive(start, distances):
     offsets = sorted(start + distance for distance in distances)
-    assert handles.decode_acked(start, handles.encode_acked(start, offsets)) == offsets
+    assert ids.decode_acked(start, ids.encode_acked(start, offsets)) == offsets
 
 
 DECODERS = [
-    handles.decode_start_offsets,
-    handles.decode_message_offsets,
-    handles.decode_order_counts,
-    handles.decode_pop_handle,
+    ids.decode_start_offsets,
+    ids.decode_message_offsets,
+    ids.decode_order_counts,
+    ids.decode_pop_handle,
 ]
 
 
@@ -103,16 +101,16 @@ def test_a_broken_string_is_a_header_error(decode, text):
 )
 def test_a_broken_handle_is_a_header_error(text):
     with pytest.raises(HeaderError):
-        handles.decode_pop_handle(text)
+        ids.decode_pop_handle(text)
 
 
 def test_a_handle_may_end_with_the_record_s_place_in_the_log():
-    assert handles.decode_pop_handle("1 2 3 4 0 b 5 6 7") == handles.decode_pop_handle("1 2 3 4 0 b 5 6")
+    assert ids.decode_pop_handle("1 2 3 4 0 b 5 6 7") == ids.decode_pop_handle("1 2 3 4 0 b 5 6")
 
 
 @pytest.mark.parametrize("rest", ["8", "x", "", "8 9  x"])
 def test_what_follows_the_ninth_word_of_a_handle_is_not_read(rest):
-    assert handles.decode_pop_handle(f"1 2 3 4 0 b 5 6 7 {rest}") == handles.decode_pop_handle("1 2 3 4 0 b 5 6")
+    assert ids.decode_pop_handle(f"1 2 3 4 0 b 5 6 7 {rest}") == ids.decode_pop_handle("1 2 3 4 0 b 5 6")
 
 
 @given(st.text(" ;,%qo0123456789-", max_size=30))
@@ -131,19 +129,19 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters=" "), min_size=1
 
 @given(st.dictionaries(QUEUES, st.lists(INT64, min_size=1, max_size=5), max_size=4))
 def test_message_offsets_survive(offsets):
-    assert handles.decode_message_offsets(handles.encode_message_offsets(offsets)) == offsets
+    assert ids.decode_message_offsets(ids.encode_message_offsets(offsets)) == offsets
 
 
 @given(st.builds(PopHandle, **dict.fromkeys(("check_point_offset", "pop_time", "invisible_time"), INT64),
                  revive_queue_id=INT64, retry=st.sampled_from("012"), broker_name=NAMES, queue_id=INT64,
                  queue_offset=st.none() | INT64))  # fmt: skip
 def test_handles_survive(handle):
-    assert handles.decode_pop_handle(handles.encode_pop_handle(handle)) == handle
+    assert ids.decode_pop_handle(ids.encode_pop_handle(handle)) == handle
 
 
 def test_a_broker_name_with_a_blank_cannot_be_written():
     with pytest.raises(ValueError, match="blanks"):
-        handles.encode_pop_handle(
+        ids.encode_pop_handle(
             PopHandle(**{**{f: getattr(HANDLE, f) for f in HANDLE.__struct_fields__}, "broker_name": "a b"})
         )
     with pytest.raises(ValueError, match="blanks"):

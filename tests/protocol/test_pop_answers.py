@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.command import Command, encode_command, reply
-from rmqkit.protocol.handles import PopQueue, encode_message_offsets, encode_start_offsets
+from rmqkit.protocol.ids import PopQueue, encode_message_offsets, encode_start_offsets
 from rmqkit.protocol.schemas.pop import PopMessageResponse
 from rmqkit.protocol.templates import found_frame, success_frame
 

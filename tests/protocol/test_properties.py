@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.properties import (
     PROPERTIES_BYTES_MAX,
     RESERVED_NAMES,
@@ -16,6 +15,7 @@ from rmqkit.protocol.properties import (
     encode_properties,
     find_property,
     in_stored_order,
+    java_hash,
     own_properties,
 )
 

@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.command import Command, decode_command, decode_header, encode_command, header_fields
-from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
+from rmqkit.protocol.command import (
+    JSON,
+    ROCKETMQ,
+    Command,
+    Frame,
+    FrameSplitter,
+    decode_command,
+    decode_header,
+    encode_command,
+    header_fields,
+)
 from rmqkit.protocol.properties import decode_properties, encode_properties, in_stored_order
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Request
 from rmqkit.protocol.templates import SendShapes, learn_shape

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
 from rmqkit.protocol import names
-from rmqkit.protocol.batch import BatchEntry, batch_bounds, decode_batch, encode_batch
 from rmqkit.protocol.codes import version_name, version_number
 from rmqkit.protocol.compression import Compression, compress, decompress
-from rmqkit.protocol.hashing import java_hash, tags_code
-from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX
+from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, java_hash, tags_code
+from rmqkit.protocol.record import BatchEntry, batch_bounds, decode_batch, encode_batch
 from tests.golden_stores import golden_manifest
 
 

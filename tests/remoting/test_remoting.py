@@ -12,8 +12,17 @@ import pytest
 
 from rmqkit.errors import ConnectFailed, ConnectionLost, PeerRefused, RequestTimedOut, SettingsError
 from rmqkit.protocol.codes import ResponseCode
-from rmqkit.protocol.command import Command, decode_command, encode_command, reply, request
-from rmqkit.protocol.frame import JSON, ROCKETMQ, Frame, FrameSplitter
+from rmqkit.protocol.command import (
+    JSON,
+    ROCKETMQ,
+    Command,
+    Frame,
+    FrameSplitter,
+    decode_command,
+    encode_command,
+    reply,
+    request,
+)
 from rmqkit.remoting.address import AdminAddresses, advertised_ip, join_address, split_address, split_addresses
 from rmqkit.remoting.client import Permits, RemotingClient, expect_success
 from rmqkit.remoting.connection import Connection

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.compression import Compression, compress
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record
 from rmqkit.protocol.properties import decode_properties, encode_properties
@@ -16,8 +15,10 @@ from rmqkit.protocol.record import (
     COMPRESSED,
     INNER_BATCH,
     NEED_UNWRAP,
+    BatchEntry,
     Record,
     decode_record,
+    encode_batch,
     encode_record,
     is_blank,
     pack_blank,

@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.compression import Compression, compress
 from rmqkit.protocol.message import messages_of_record, read_messages
 from rmqkit.protocol.properties import decode_properties
-from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
+from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, BatchEntry, encode_batch
 from rmqkit.spark.kernels import batch as batch_module
 from rmqkit.spark.kernels.batch import MessageBatch, message_batches, topics_of
 from rmqkit.spark.kernels.gather import gather, pick, text_array

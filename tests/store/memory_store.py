@@ -17,13 +17,14 @@ from msgspec.structs import asdict
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import BodyError
-from rmqkit.protocol.batch import BatchEntry, decode_batch
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, find_property
 from rmqkit.protocol.record import (
     BLANK_BYTES,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
+    BatchEntry,
+    decode_batch,
     encode_record,
 )
 from rmqkit.store.delay_levels import parse_delay_levels

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.protocol.batch import BatchEntry, decode_batch, encode_batch
 from rmqkit.protocol.properties import decode_properties
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.record import BatchEntry, decode_batch, decode_record, encode_batch
 from rmqkit.store.message_store import GetStatus, MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY, BatchQueue
 from tests.golden_stores import unpack_golden

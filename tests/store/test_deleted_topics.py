@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmqkit.errors import StoreUnavailable
-from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings

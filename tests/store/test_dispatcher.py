@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.hashing import java_hash
-from rmqkit.protocol.properties import decode_properties, encode_properties
+from rmqkit.protocol.properties import decode_properties, encode_properties, java_hash
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.delay_levels import parse_delay_levels
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, queue_tags_code, request_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.hashing import java_hash
-from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.properties import find_property, java_hash
 from rmqkit.store.index.file import _KEYS, key_hash
 from tests.golden_stores import golden_manifest
 

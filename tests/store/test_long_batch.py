@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch, is_long_batch
+from rmqkit.protocol.record import BatchEntry, encode_batch, is_long_batch
 from rmqkit.store import long_batch
 from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.long_batch import LongBatch

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch
 from rmqkit.store.message_store import DispatchRequest, GetStatus, MessageStore, PutStatus
 from rmqkit.testing.clock import StandingClock
 from tests.store.memory_store import MemoryStore

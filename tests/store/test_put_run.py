@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.hashing import tags_code
+from rmqkit.protocol.properties import tags_code
 from rmqkit.store.dispatcher import DispatchRequest
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.offline.check import verify
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY

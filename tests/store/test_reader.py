@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.hashing import tags_code
+from rmqkit.protocol.properties import tags_code
 from rmqkit.protocol.record import decode_record, has_sound_body
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore
 from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES

@@ -21,8 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmqkit.errors import LogDiverged, StoreError, StoreUnavailable
-from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, decode_record
+from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, BatchEntry, decode_record, encode_batch
 from rmqkit.store import replica as replication
 from rmqkit.store.message_store import DispatchRequest, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings

@@ -16,10 +16,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
-from rmqkit.protocol.hashing import tags_code
-from rmqkit.protocol.properties import encode_properties
-from rmqkit.protocol.record import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from rmqkit.protocol.properties import encode_properties, tags_code
+from rmqkit.protocol.record import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, BatchEntry, encode_batch
 from rmqkit.store.message_store import GetResult, GetStatus, MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.settings import StoreSettings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.offline.check import verify

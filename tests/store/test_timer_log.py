@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.properties import java_hash
 from rmqkit.store.timer.log import DELETE, NONE, ROLL, UNIT_BYTES, TimerLog, Unit
 from tests.examples import examples
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.log.transient_pool import TransientPool
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus

@@ -9,8 +9,16 @@ from hypothesis import HealthCheck, given
 
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_command, decode_header, encode_command, header_fields
-from rmqkit.protocol.frame import JSON, ROCKETMQ, FrameSplitter
+from rmqkit.protocol.command import (
+    JSON,
+    ROCKETMQ,
+    Command,
+    FrameSplitter,
+    decode_command,
+    decode_header,
+    encode_command,
+    header_fields,
+)
 from tests.examples import examples
 from tests.struct_values import structs, values
 

@@ -37,8 +37,8 @@ from rmqkit.client.observe.status import utc
 from rmqkit.filter.tags import codes_of, is_tag_type, matches_tags
 from rmqkit.protocol import names
 from rmqkit.protocol import properties as prop
-from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.schemas.clients import (
     ConsumerConnection,
     ConsumerRunningInfo,

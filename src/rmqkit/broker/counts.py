@@ -18,11 +18,10 @@ from typing import Any
 from rmqkit.clock import Clock
 from rmqkit.metrics.counters import Histogram, histogram
 from rmqkit.protocol import names
-from rmqkit.protocol.batch import batch_bounds
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.properties import find_property
-from rmqkit.protocol.record import Record
+from rmqkit.protocol.record import Record, batch_bounds
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.protocol.templates import SendShape
 from rmqkit.remoting.exporter import Meter, MeteredConnection

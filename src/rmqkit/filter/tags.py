@@ -6,7 +6,7 @@ Source: behaviour.md §6.1, store.md §17.1.
 
 from __future__ import annotations
 
-from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.schemas.clients import SubscriptionData
 
 ALL = "*"

@@ -1,4 +1,6 @@
-"""Message ids: the *offset message id* a broker gives and the *unique key* a client gives (``MessageClientIDSetter``).
+"""Ids and handles: texts that stand for messages (``MessageClientIDSetter``, ``ExtraInfoUtil``).
+
+A broker gives *offset message ids*, a client *unique keys*.
 
 ======================  ====================================================================  =========
 id                      layout                                                                text
@@ -9,14 +11,39 @@ unique key (UNIQ_KEY)   client IP 4 or 16, process id u16, random i32, ms of mon
 ======================  ====================================================================  =========
 
 Text is upper-case hexadecimal; the length tells IPv4 from IPv6. Source: remoting.md §7.4.
+
+POP's entries are words between blanks, several are joined with ``;``; ``<r>`` says which topic: ``0`` the topic itself,
+``1`` and ``2`` the group's retry topic in its two spellings (``%RETRY%<group>_<topic>``, ``%RETRY%<group>+<topic>``).
+
+===================  =====================================================================================
+string               entry
+===================  =====================================================================================
+startOffsetInfo      ``<r> <queue> <start offset>``
+msgOffsetInfo        ``<r> <queue> <offset>,<offset>…``
+orderCountInfo       ``<r> <queue> <count>`` or ``<r> qo<queue>%<offset> <count>``
+extraInfo, POP_CK    ``<check point offset> <pop time> <invisible time> <revive queue> <r> <broker> <queue>``,
+                     then maybe `` <offset>`` and `` <place in the log>``
+recallHandle         base64url, padded, of ``v1 <topic> <broker name> <deliver time in ms + 1> <UNIQ_KEY>``
+===================  =====================================================================================
+
+The ninth word of a POP handle, the record's place in the log, is what proxies and some clients add; nobody needs it
+here, and it is not kept. What follows it is not read at all, as in the reference. An empty string has no
+entries. Every decoder raises HeaderError and nothing else.
+Source: remoting.md §4.6.1, §7.6.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
+from msgspec import Struct
+
+from rmqkit.errors import HeaderError
 from rmqkit.protocol.record import unpack_host
 
 _OFFSET = struct.Struct(">q")
@@ -73,3 +100,201 @@ class UniqueKeys:
         following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
         self._month_start_ms = int(first.timestamp() * 1000)
         self._month_end_ms = int(following.timestamp() * 1000)
+
+
+NORMAL_TOPIC = "0"
+RETRY_TOPIC_V1 = "1"
+RETRY_TOPIC_V2 = "2"
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_HANDLE = re.compile(
+    "{0} {0} {0} {0} ([012]) ([^ ]+) {0}(?: {0}(?: {0}(?: .*)?)?)?".format(f"({_INTEGER.pattern})")
+).fullmatch
+_ORDER_QUEUE = re.compile(r"qo(-?[0-9]{1,19})%(-?[0-9]{1,19})")
+_INT64_MAX = (1 << 63) - 1
+_ACK_BITS_MAX = 1 << 16
+
+
+class PopQueue(Struct, frozen=True, order=True):
+    """A queue of the topic or of its retry topic."""
+
+    retry: str
+    queue_id: int
+
+
+class OrderKey(Struct, frozen=True, order=True):
+    """A queue, or one message of it, whose deliveries are counted."""
+
+    retry: str
+    queue_id: int
+    queue_offset: int | None = None
+
+
+class PopHandle(Struct, kw_only=True, frozen=True):
+    """What acks and changes of the invisible time name a popped message by; times in ms.
+    ``check_point_offset`` is that in the revive queue (of the queue itself for ordered pops); ``queue_offset`` is the
+    message's own, missing in the handle of a whole pop."""
+
+    check_point_offset: int
+    pop_time: int
+    invisible_time: int
+    revive_queue_id: int
+    retry: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int | None = None
+
+
+def encode_start_offsets(offsets: Mapping[PopQueue, int]) -> str:
+    """``startOffsetInfo``."""
+    return ";".join([f"{queue.retry} {queue.queue_id} {offset}" for queue, offset in offsets.items()])
+
+
+def decode_start_offsets(text: str) -> dict[PopQueue, int]:
+    """Where the messages of each queue begin."""
+    return {PopQueue(retry, _integer(queue, text)): _integer(offset, text) for retry, queue, offset in _entries(text)}
+
+
+def encode_message_offsets(offsets: Mapping[PopQueue, Iterable[int]]) -> str:
+    """``msgOffsetInfo``."""
+    return ";".join([f"{q.retry} {q.queue_id} {','.join(map(str, those))}" for q, those in offsets.items()])
+
+
+def decode_message_offsets(text: str) -> dict[PopQueue, list[int]]:
+    """The offset of every message, by queue."""
+    return {
+        PopQueue(retry, _integer(queue, text)): [_integer(offset, text) for offset in offsets.split(",")]
+        for retry, queue, offsets in _entries(text)
+    }
+
+
+def encode_order_counts(counts: Mapping[OrderKey, int]) -> str:
+    """``orderCountInfo``."""
+    return ";".join([f"{key.retry} {_order_queue(key)} {count}" for key, count in counts.items()])
+
+
+def decode_order_counts(text: str) -> dict[OrderKey, int]:
+    """How often messages were delivered, by message where the broker says so, else by queue."""
+    counts: dict[OrderKey, int] = {}
+    for retry, queue, count in _entries(text):
+        match = _ORDER_QUEUE.fullmatch(queue)
+        if match is None:
+            key = OrderKey(retry, _integer(queue, text))
+        else:
+            key = OrderKey(retry, _integer(match[1], text), _integer(match[2], text))
+        counts[key] = _integer(count, text)
+    return counts
+
+
+def encode_pop_handle(handle: PopHandle) -> str:
+    """``extraInfo``, the POP_CK property.
+    Raises ValueError: the broker name holds a blank, which separates the parts."""
+    if not handle.broker_name or " " in handle.broker_name:
+        raise ValueError(f"broker name {handle.broker_name!r} must be a word without blanks")
+    text = (
+        f"{handle.check_point_offset} {handle.pop_time} {handle.invisible_time} {handle.revive_queue_id} "
+        f"{handle.retry} {handle.broker_name} {handle.queue_id}"
+    )
+    return text if handle.queue_offset is None else f"{text} {handle.queue_offset}"
+
+
+def decode_pop_handle(text: str) -> PopHandle:
+    """What a POP_CK names."""
+    match = _HANDLE(text)
+    numbers = [] if match is None else list(map(int, filter(None, match.group(1, 2, 3, 4, 7, 8, 9))))
+    if match is None or max(numbers) > _INT64_MAX or min(numbers) < -_INT64_MAX - 1:
+        rules = "must have 7 words or more: the fifth is 0, 1 or 2, the sixth a broker's name, others 64-bit integers"
+        raise HeaderError(f"POP handle {text[:80]!r} {rules}")
+    start, pop_time, invisible_time, revive_queue, queue, *own = numbers
+    return PopHandle(
+        check_point_offset=start,
+        pop_time=pop_time,
+        invisible_time=invisible_time,
+        revive_queue_id=revive_queue,
+        retry=match[5],
+        broker_name=match[6],
+        queue_id=queue,
+        queue_offset=own[0] if own else None,
+    )
+
+
+def encode_acked(start_offset: int, queue_offsets: Iterable[int]) -> bytes:
+    """The bits of a batch ack: bit i of the least significant first stands for ``start_offset`` + i.
+    Raises ValueError: an offset is below the start or 65 536 or more above it."""
+    bits = 0
+    for offset in queue_offsets:
+        if not 0 <= offset - start_offset < _ACK_BITS_MAX:
+            raise ValueError(f"offset {offset} cannot be acked together with a pop that starts at {start_offset}")
+        bits |= 1 << (offset - start_offset)
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def decode_acked(start_offset: int, acked: bytes) -> list[int]:
+    """The offsets a batch ack names, ascending. Raises HeaderError: more than 65 536 bits."""
+    if len(acked) * 8 > _ACK_BITS_MAX:
+        raise HeaderError(f"batch ack has {len(acked)} bytes of bits: at most {_ACK_BITS_MAX // 8} make sense")
+    return [start_offset + 8 * i + bit for i, byte in enumerate(acked) if byte for bit in range(8) if byte & (1 << bit)]
+
+
+def _order_queue(key: OrderKey) -> str:
+    return str(key.queue_id) if key.queue_offset is None else f"qo{key.queue_id}%{key.queue_offset}"
+
+
+def _entries(text: str) -> Iterator[tuple[str, str, str]]:
+    for entry in text.split(";") if text else ():
+        words = entry.split(" ")
+        if len(words) != 3:
+            raise HeaderError(f"POP entry {entry[:80]!r} has {len(words)} words: it must have 3")
+        yield _retry(words[0], text), words[1], words[2]
+
+
+def _retry(word: str, text: str) -> str:
+    if word not in (NORMAL_TOPIC, RETRY_TOPIC_V1, RETRY_TOPIC_V2):
+        raise HeaderError(f"POP string {text[:80]!r}: {word[:20]!r} must be 0, 1 or 2")
+    return word
+
+
+def _integer(word: str, text: str) -> int:
+    if not _INTEGER.fullmatch(word) or not -_INT64_MAX - 1 <= int(word) <= _INT64_MAX:
+        raise HeaderError(f"POP string {text[:80]!r}: {word[:20]!r} is not a 64-bit integer")
+    return int(word)
+
+
+_RECALL_VERSION = "v1"
+_DIGITS_MAX = 19
+
+
+class RecallHandle(Struct, frozen=True):
+    """The message a handle stands for; ``deliver_timestamp`` in ms since the epoch."""
+
+    topic: str
+    broker_name: str
+    deliver_timestamp: int
+    unique_key: str
+
+
+def encode_recall_handle(handle: RecallHandle) -> str:
+    """The text of a handle. Raises ValueError: a name holds a blank, which separates the parts."""
+    parts = (_RECALL_VERSION, handle.topic, handle.broker_name, str(handle.deliver_timestamp + 1), handle.unique_key)
+    text = " ".join(parts)
+    if text.count(" ") != len(parts) - 1 or not all(parts):
+        raise ValueError(f"recall handle parts {parts} must be words without blanks")
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def decode_recall_handle(text: str) -> RecallHandle:
+    """What a handle stands for; missing padding is tolerated, as Java does.
+    Raises HeaderError: the text is no handle of a known version."""
+    try:
+        plain = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise HeaderError(f"recall handle {text[:80]!r} is not base64url of UTF-8 text") from None
+    match plain.split(" "):
+        case [version, topic, broker_name, time, unique_key] if version == _RECALL_VERSION and _is_time(time):
+            return RecallHandle(topic, broker_name, int(time) - 1, unique_key)
+        case _:
+            raise HeaderError(f"recall handle {plain[:80]!r} is not 'v1 <topic> <broker> <time> <key>'")
+
+
+def _is_time(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX

@@ -14,11 +14,10 @@ from msgspec import Struct, field
 
 from rmqkit.errors import BodyError
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.batch import decode_batch
 from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.ids import offset_id
 from rmqkit.protocol.properties import RESERVED_NAMES, decode_properties
-from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, Record, host_text, iter_records
+from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, Record, decode_batch, host_text, iter_records
 
 
 class Message(Struct, kw_only=True):

@@ -4,6 +4,10 @@ Neither character can occur in a name or a value (there is no escaping). 5.x wri
 4.9 writers do not, so readers accept both. Pieces shorter than three characters, without 0x01, with an empty name or
 an empty value are dropped; of duplicates the last one wins. At most 32 767 bytes.
 Source: remoting.md §7.3 and §8.1, store.md §3.4.
+
+The names and tags in it are hashed like any text in Java: ``h = 31 * h + unit`` over UTF-16 code units in wrapping
+32-bit arithmetic. Tag codes in consume queues and key hashes in index files are frozen on disk by that.
+Source: store.md "Conventions", remoting.md §6.4.4.
 """
 
 from __future__ import annotations
@@ -11,8 +15,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
-
-from rmqkit.protocol.hashing import java_hash
 
 PROPERTIES_BYTES_MAX = 32767
 _NAME_END = "\x01"
@@ -190,3 +192,28 @@ def _spread_hash(name: bytes) -> int:
     """What Java's ``HashMap`` takes a key's bucket from."""
     hashed = java_hash(name.decode("utf-8", "replace")) & 0xFFFFFFFF
     return hashed ^ hashed >> 16
+
+
+def java_hash(text: str) -> int:
+    """Java's ``text.hashCode()``: a signed 32-bit number; any Python string is accepted, lone surrogates too."""
+    h = 0
+    if text.isascii():
+        for unit in text.encode():
+            h = (31 * h + unit) & 0xFFFFFFFF
+    else:
+        encoded = text.encode("utf-16-be", "surrogatepass")
+        for i in range(0, len(encoded), 2):
+            h = (31 * h + (encoded[i] << 8 | encoded[i + 1])) & 0xFFFFFFFF
+    return h - 0x1_0000_0000 if h & 0x8000_0000 else h
+
+
+@functools.lru_cache(maxsize=4096)
+def tags_code(tags: str) -> int:
+    """The consume-queue code of a TAGS property; 0 when there is none. Source: store.md §4.2."""
+    return java_hash(tags)
+
+
+@functools.lru_cache(maxsize=4096)
+def encoded_tags_code(tags: bytes) -> int:
+    """`tags_code` of a property value as it is stored."""
+    return java_hash(tags.decode("utf-8", "replace"))

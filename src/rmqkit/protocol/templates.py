@@ -28,15 +28,17 @@ from msgspec import Struct
 from rmqkit.errors import HeaderError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import (
+    JSON,
     RESPONSE,
     Body,
     Command,
+    Frame,
     decode_command,
     decode_header,
     encode_command,
+    frame_start,
     header_fields,
 )
-from rmqkit.protocol.frame import JSON, Frame, frame_start
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import decode_properties, in_stored_order
 from rmqkit.protocol.record import INNER_BATCH, TRANSACTION_MASK

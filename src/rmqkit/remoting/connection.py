@@ -20,8 +20,16 @@ from msgspec import Struct
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ConnectionLost, ProtocolError, RequestTimedOut
-from rmqkit.protocol.command import RESPONSE, Body, Command, decode_command, encode_command
-from rmqkit.protocol.frame import REQUEST_HEADER_BYTES_MAX, Frame, FrameSplitter
+from rmqkit.protocol.command import (
+    REQUEST_HEADER_BYTES_MAX,
+    RESPONSE,
+    Body,
+    Command,
+    Frame,
+    FrameSplitter,
+    decode_command,
+    encode_command,
+)
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.address import IpAddress, join_address
 from rmqkit.remoting.limits import Limits

@@ -23,8 +23,7 @@ from typing import Any
 from rmqkit.clock import Clock
 from rmqkit.metrics import exposition
 from rmqkit.metrics.counters import Gathered, Histogram, RpcLatency
-from rmqkit.protocol.command import RESPONSE, Command, decode_command
-from rmqkit.protocol.frame import Frame
+from rmqkit.protocol.command import RESPONSE, Command, Frame, decode_command
 from rmqkit.remoting.address import advertised_ip, join_address
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.server import RemotingServer, bind

@@ -42,9 +42,8 @@ from typing import Any, TypeVar
 
 from rmqkit.errors import BodyError, PeerRefused, ProtocolError, SettingsError
 from rmqkit.protocol.codes import ResponseCode, version_number
-from rmqkit.protocol.command import Command, reply
+from rmqkit.protocol.command import Command, Frame, reply
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.frame import Frame
 from rmqkit.remoting.address import AdminAddresses
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Tasks

@@ -20,9 +20,8 @@ from itertools import islice, takewhile
 import msgspec
 from msgspec import Struct
 
-from rmqkit.protocol.hashing import encoded_tags_code
 from rmqkit.protocol.names import SCHEDULE_TOPIC
-from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.properties import encoded_tags_code, find_property
 from rmqkit.protocol.record import (
     INNER_BATCH,
     TRANSACTION_COMMIT,

@@ -29,9 +29,17 @@ from operator import add
 
 from msgspec import Struct
 
-from rmqkit.protocol.batch import BatchBounds, BatchEntry, batch_bounds, encode_batch, is_long_batch
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX
-from rmqkit.protocol.record import RecordRow, encode_records, layout_of
+from rmqkit.protocol.record import (
+    BatchBounds,
+    BatchEntry,
+    RecordRow,
+    batch_bounds,
+    encode_batch,
+    encode_records,
+    is_long_batch,
+    layout_of,
+)
 from rmqkit.store.dispatcher import DispatchRequest, queue_tags_code
 from rmqkit.store.log.property_crc import TRAILER_BYTES, seal, with_room_for_crc
 from rmqkit.store.put_message import PutMessage, PutResult, PutStatus

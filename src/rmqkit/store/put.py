@@ -21,17 +21,21 @@ import msgspec
 
 from rmqkit.clock import Clock
 from rmqkit.errors import BodyError
-from rmqkit.protocol.batch import BATCH_ENTRY_BYTES_MIN, BatchBounds, BatchEntry, batch_bounds, encode_batch
 from rmqkit.protocol.names import RETRY_PREFIX
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, find_property, in_stored_order
 from rmqkit.protocol.record import (
+    BATCH_ENTRY_BYTES_MIN,
     BLANK_BYTES,
     INNER_BATCH,
     NEED_UNWRAP,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
+    BatchBounds,
+    BatchEntry,
     RecordRow,
+    batch_bounds,
+    encode_batch,
     encode_record,
     encode_records,
 )

@@ -31,8 +31,7 @@ from msgspec.structs import replace
 from rmqkit.broker.tables.clients import ClientTable
 from rmqkit.errors import HeaderError, SettingsError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_fields, decode_header, reply, request
-from rmqkit.protocol.frame import Frame
+from rmqkit.protocol.command import Command, Frame, decode_fields, decode_header, reply, request
 from rmqkit.protocol.schemas.clients import ConsumerGroupRequest
 from rmqkit.protocol.schemas.pull import PullMessageRequest
 from rmqkit.remoting.connection import Connection

@@ -8,9 +8,9 @@ import pytest
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.ids import decode_offset_id, offset_id
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.clients import CheckClientBody, SubscriptionData
 from rmqkit.protocol.schemas.pull import (

@@ -13,7 +13,7 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.fastjson import decode_as
-from rmqkit.protocol.handles import RecallHandle, decode_recall_handle, encode_recall_handle
+from rmqkit.protocol.ids import RecallHandle, decode_recall_handle, encode_recall_handle
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import HALF_TOPIC, TIMER_TOPIC
 from rmqkit.protocol.schemas.brokers import TimerMetrics, decode_timer_checkpoint

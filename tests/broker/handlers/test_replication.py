@@ -9,11 +9,11 @@ import pytest
 
 from rmqkit.broker.replication.members import HaAddresses
 from rmqkit.broker.settings import BrokerRole
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_fields, decode_header, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.protocol.schemas.brokers import HaConnectionInfo, HaRuntimeInfo, RegisterBrokerResponse
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest, EndTransactionRequest, SendMessageResponse
 from rmqkit.store.settings import FlushDiskType

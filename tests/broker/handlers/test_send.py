@@ -8,13 +8,12 @@ import time
 
 import pytest
 
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, request
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.properties import decode_properties
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageResponse
 from rmqkit.protocol.schemas.send import SendMessageResponse, SendMessageV2Request

@@ -15,8 +15,7 @@ import pytest
 from rmqkit.broker.durability import Durability, Outcome
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_command, decode_fields, encode_command, header_fields
-from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.protocol.command import Command, FrameSplitter, decode_command, decode_fields, encode_command, header_fields
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.send import SendMessageV2Request

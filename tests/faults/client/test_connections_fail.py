@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.protocol.command import RESPONSE, Command, decode_command, decode_fields, encode_command
-from rmqkit.protocol.frame import FrameSplitter
+from rmqkit.protocol.command import RESPONSE, Command, FrameSplitter, decode_command, decode_fields, encode_command
 from tests.client.peers import until
 from tests.faults.client.proxy import Cut, Dials, Proxy
 from tests.faults.client.servers import PROXIED_HOST, Servers

@@ -14,8 +14,8 @@ import pytest
 
 from rmqkit import CompressionType, Message, MessageQueue, SendStatus, selectors
 from rmqkit.protocol.compression import Compression
-from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.ids import decode_offset_id
+from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.schemas.topics import TopicRoute
 from tests.interop.suite.scene import POLL_SECONDS, Scene
 

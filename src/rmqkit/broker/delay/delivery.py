@@ -35,9 +35,8 @@ from rmqkit.broker.delay.wheel import Broken, Refused, TimerState
 from rmqkit.broker.messages import TIMER_NAMES, message_from
 from rmqkit.clock import Clock
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.hashing import encoded_tags_code, java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import find_property, in_stored_order
+from rmqkit.protocol.properties import encoded_tags_code, find_property, in_stored_order, java_hash
 from rmqkit.protocol.record import Record
 from rmqkit.store.message_store import MessageStore, PutMessage, PutResult, PutStatus
 from rmqkit.store.timer.log import NONE, ROLL, Unit

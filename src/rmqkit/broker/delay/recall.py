@@ -21,7 +21,7 @@ from rmqkit.errors import HeaderError
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
-from rmqkit.protocol.handles import RecallHandle, decode_recall_handle
+from rmqkit.protocol.ids import RecallHandle, decode_recall_handle
 from rmqkit.protocol.schemas.send import RecallMessageRequest
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection

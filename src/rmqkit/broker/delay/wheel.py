@@ -43,9 +43,8 @@ from rmqkit.clock import Clock
 from rmqkit.errors import RecordCorrupt, StoreMismatch
 from rmqkit.metrics.counters import Histogram, histogram
 from rmqkit.protocol import properties as property_names
-from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.properties import find_property, java_hash
 from rmqkit.protocol.record import Record, decode_record, record_properties
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint, TimerMetrics, TimingCount
 from rmqkit.store.files import JsonFile

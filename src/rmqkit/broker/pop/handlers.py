@@ -34,7 +34,7 @@ from rmqkit.broker.pop.service import PopContext, PopLongPolling, PopService, Wa
 from rmqkit.broker.tables.filters import PullFilter, inline_filter
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply
-from rmqkit.protocol.handles import NORMAL_TOPIC, RETRY_TOPIC_V2, PopHandle, decode_acked, decode_pop_handle
+from rmqkit.protocol.ids import NORMAL_TOPIC, RETRY_TOPIC_V2, PopHandle, decode_acked, decode_pop_handle
 from rmqkit.protocol.names import pop_retry_topic
 from rmqkit.protocol.schemas.pop import (
     AckMessageRequest,

@@ -28,7 +28,7 @@ from rmqkit.broker.pop.service import PopContext
 from rmqkit.broker.tables.filters import EVERYTHING, PullFilter
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.command import Body
-from rmqkit.protocol.handles import (
+from rmqkit.protocol.ids import (
     NORMAL_TOPIC,
     RETRY_TOPIC_V1,
     RETRY_TOPIC_V2,

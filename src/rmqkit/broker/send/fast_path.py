@@ -20,11 +20,10 @@ from rmqkit.broker.messages import TIMER_NAMES
 from rmqkit.broker.send.checks import SendChecks, SendContext
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, reply
-from rmqkit.protocol.frame import Frame
-from rmqkit.protocol.handles import RecallHandle, encode_recall_handle
-from rmqkit.protocol.hashing import encoded_tags_code
+from rmqkit.protocol.command import Command, Frame, reply
+from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
 from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.properties import encoded_tags_code
 from rmqkit.protocol.schemas.send import SendMessageRequest
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.protocol.templates import SendAnswers, SendShape, SendShapes, Stored

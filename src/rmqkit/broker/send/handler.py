@@ -37,8 +37,7 @@ from rmqkit.protocol import names
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, header_fields, reply
-from rmqkit.protocol.handles import RecallHandle, encode_recall_handle
-from rmqkit.protocol.ids import UniqueKeys, offset_id, offset_ids
+from rmqkit.protocol.ids import RecallHandle, UniqueKeys, encode_recall_handle, offset_id, offset_ids
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import MULTI_TAGS, TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageResponse

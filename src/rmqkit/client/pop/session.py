@@ -39,7 +39,7 @@ from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, RemotingError, RmqError
 from rmqkit.filter.tags import matches_tags
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.handles import (
+from rmqkit.protocol.ids import (
     NORMAL_TOPIC,
     RETRY_TOPIC_V1,
     RETRY_TOPIC_V2,

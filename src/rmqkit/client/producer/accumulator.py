@@ -39,9 +39,9 @@ from rmqkit.client.observe.hooks import Hooks, Sending, SendOutcome, SendResult
 from rmqkit.client.producer.encode import EncodedMessage, batch_entry, encode_entries, encode_message
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import ClientError, RmqError
-from rmqkit.protocol.batch import BATCH_ENTRY_BYTES_MIN, BatchEntry
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.record import BATCH_ENTRY_BYTES_MIN, BatchEntry
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.tasks import Tasks
 

@@ -25,12 +25,11 @@ from rmqkit.client.observe.hooks import SendOutcome
 from rmqkit.client.runtime.settings import ProducerSettings
 from rmqkit.errors import MessageIllegal, NotARequest
 from rmqkit.protocol import properties as names
-from rmqkit.protocol.batch import BatchEntry, encode_batch
 from rmqkit.protocol.compression import Compression, compress
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.names import FORBIDDEN_TO_SEND, RETRY_PREFIX, retry_topic, topic_fault, with_namespace
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, encode_properties
-from rmqkit.protocol.record import COMPRESSED
+from rmqkit.protocol.record import COMPRESSED, BatchEntry, encode_batch
 
 _ZLIB_LEVEL_MAX = 9
 # Programs send to few topics: looking at every character for each message costs more than the rest.

@@ -25,7 +25,7 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings, ProducerSettings, check
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import ClientError, HeaderError, MessageIllegal, NoRoute, PeerRefused, ReplyTimedOut
-from rmqkit.protocol.handles import decode_recall_handle
+from rmqkit.protocol.ids import decode_recall_handle
 from rmqkit.protocol.message import Message, ReceivedMessage
 from rmqkit.protocol.properties import TRANSACTION_PREPARED
 from rmqkit.protocol.schemas.clients import MessageQueue

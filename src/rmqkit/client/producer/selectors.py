@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from rmqkit.errors import MessageIllegal
-from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.schemas.clients import MessageQueue
 
 __all__ = ["PlacedMessage", "Selector", "at_random", "by_hash", "by_place", "by_sharding_key"]

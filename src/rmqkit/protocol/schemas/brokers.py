@@ -48,8 +48,8 @@ from msgspec import UNSET, Struct, UnsetType, field
 from rmqkit.errors import BodyError
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import Int32, Int64, version_number
+from rmqkit.protocol.command import FRAME_BYTES_MAX
 from rmqkit.protocol.compression import Compression, decompress
-from rmqkit.protocol.frame import FRAME_BYTES_MAX
 from rmqkit.protocol.record import COMPRESSED
 from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable, TopicQueueMappingInfo
 

@@ -49,7 +49,7 @@ class ChangeInvisibleTimeResponse(Struct, rename="camel", kw_only=True, gc=False
 
 
 class PopMessageResponse(ChangeInvisibleTimeResponse, kw_only=True, gc=False):
-    """POP_MESSAGE and PEEK_MESSAGE; the three strings are those of `rmqkit.protocol.handles`."""
+    """POP_MESSAGE and PEEK_MESSAGE; the three strings are those of `rmqkit.protocol.ids`."""
 
     rest_num: Int64 = 0
     start_offset_info: str | None = None
@@ -93,7 +93,7 @@ class NotificationResponse(Struct, rename="camel", gc=False):
 
 
 class BatchAck(Struct, kw_only=True):
-    """Acks of one queue and one pop; `rmqkit.protocol.handles` reads and writes ``acked``, base64 in JSON.
+    """Acks of one queue and one pop; `rmqkit.protocol.ids` reads and writes ``acked``, base64 in JSON.
     ``retry`` is ``0`` for the normal topic, ``1`` and ``2`` for the two forms of the retry topic."""
 
     group: str = field(name="c")

@@ -88,7 +88,7 @@ class ConsumerSendBackRequest(Struct, rename="camel", gc=False):
 
 
 class RecallMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """RECALL_MESSAGE; the handle is what `rmqkit.protocol.handles` reads."""
+    """RECALL_MESSAGE; the handle is what `rmqkit.protocol.ids` reads."""
 
     producer_group: str | None = None
     topic: str

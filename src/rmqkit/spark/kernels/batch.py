@@ -25,9 +25,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rmqkit.errors import BodyError
-from rmqkit.protocol.batch import BatchEntry, decode_batch
 from rmqkit.protocol.compression import decompress
-from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
+from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, BatchEntry, decode_batch
 from rmqkit.spark.kernels.gather import gather, text_array
 from rmqkit.spark.kernels.properties import Properties
 from rmqkit.store.log.scan import Records

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.properties import java_hash
 from rmqkit.store.files import reserve
 from rmqkit.store.log.mapped_file import MappedFile
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rmqkit.protocol.hashing import java_hash
+from rmqkit.protocol.properties import java_hash
 from rmqkit.store.index.file import key_hash
 
 __all__ = ["PropertyColumns"]

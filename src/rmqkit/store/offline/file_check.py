@@ -25,9 +25,8 @@ import struct
 from pathlib import Path
 
 from rmqkit.errors import BodyError, RecordCorrupt, StoreMismatch
-from rmqkit.protocol.hashing import java_hash
 from rmqkit.protocol.names import TIMER_TOPIC
-from rmqkit.protocol.properties import REAL_TOPIC, find_property
+from rmqkit.protocol.properties import REAL_TOPIC, find_property, java_hash
 from rmqkit.protocol.schemas.brokers import TIMER_CHECKPOINT_BYTES, DelayOffsets, TimerMetrics, decode_timer_checkpoint
 from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
